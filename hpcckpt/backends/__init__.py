@@ -1,0 +1,1 @@
+"""Storage backends: the contract, the registry, and the built-in ones."""

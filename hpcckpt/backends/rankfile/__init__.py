@@ -1,0 +1,1 @@
+"""One safetensors file per rank; see FORMAT.md beside this file."""

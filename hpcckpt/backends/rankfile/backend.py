@@ -1,0 +1,190 @@
+"""``rankfile``: each rank writes one safetensors file, straight from the tensors' memory.
+
+Writing, on each rank:
+
+    a. create ``data/rank-NNNNN.safetensors``, which must not exist
+    b. write the data behind the place of the header, computing checksums in the same pass
+    c. write the header, which holds the checksums
+    d. fsync the file, and the directory in which it was created
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from hpcckpt import layout, native, phases
+from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
+from hpcckpt.backends.rankfile import format as codec
+from hpcckpt.discovery import open_regular
+from hpcckpt.errors import CorruptError
+from hpcckpt.manifest import Manifest
+from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteReport
+
+
+def file_path(rank: int) -> str:
+    """Return the path of a rank's file in its step directory."""
+    return f"{layout.DATA}/rank-{rank:05d}.safetensors"
+
+
+class RankfileBackend(Backend):
+    """One safetensors file per rank."""
+
+    name = "rankfile"
+    features: ClassVar[frozenset[str]] = frozenset({"partial-read", "zero-copy"})
+
+    def prepare(self, job: SaveJob, path: Path) -> None:  # noqa: ARG002 - part of the contract
+        """Create the data directory. Root only."""
+        (path / layout.DATA).mkdir()
+
+    def write(self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]) -> WriteReport:
+        """Write this rank's file, durable on return. Independent."""
+        where = path / file_path(rank)
+        fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)  # step a
+        try:
+            record = self._write_file(fd, job, rank, payloads, str(where))
+            phases.reached("2-written", rank)
+            native.fsync(fd, str(where))  # step d
+        finally:
+            os.close(fd)
+        native.fsync_dir(str(where.parent))
+        phases.reached("2-synced", rank)
+        return WriteReport((record,), sum(p.item.nbytes for p in payloads), len(payloads))
+
+    def _write_file(self, fd: int, job: SaveJob, rank: int, payloads: Sequence[Payload], where: str) -> FileRecord:
+        items = [payload.item for payload in payloads]
+        header = codec.encode_header(job, rank, items, None, native.crc32c)
+        pieces, end = _lay_out(payloads, len(header))
+        native.preallocate(fd, end, where)
+        crcs = native.write_blocks(fd, pieces, block_bytes=job.block_bytes, threads=self.threads, path=where)  # step b
+        sealed = codec.encode_header(job, rank, items, crcs, native.crc32c)
+        if len(sealed) != len(header):
+            raise AssertionError("the header's length must not depend on checksums")
+        native.write_blocks(fd, [(sealed, 0)], path=where)  # step c
+        return FileRecord(file_path(rank), end, codec.sealed_crc(sealed))
+
+    def index(self, path: Path, manifest: Manifest) -> Index:
+        """Read the headers of all files. Independent."""
+        found: dict[str, list[StoredEntry]] = defaultdict(list)
+        for record in manifest.files:
+            for entry in read_header(path, record, manifest):
+                found[entry.item.spec.name].append(entry)
+        return {name: tuple(entries) for name, entries in sorted(found.items())}
+
+    def read(self, path: Path, manifest: Manifest, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
+        """Read block by block, whole blocks straight into the requests' buffers. Independent."""
+        by_file: dict[str, list[ReadRequest]] = defaultdict(list)
+        for request in requests:
+            by_file[request.entry.file].append(request)
+        damaged = []
+        for file, wanted in sorted(by_file.items()):
+            damaged += self._read_file(path, file, manifest.block_bytes, wanted)
+        return damaged
+
+    def _read_file(self, path: Path, file: str, block_bytes: int, wanted: list[ReadRequest]) -> list[DamagedBlock]:
+        pieces = [piece for request in wanted for piece in _pieces(request, block_bytes)]
+        native_pieces = [(piece.into, piece.offset, piece.crcs) for piece in pieces]
+        where = str(path / file)
+        fd = open_regular(where)
+        try:
+            bad = native.read_blocks(fd, native_pieces, block_bytes=block_bytes, threads=self.threads, path=where)
+        except EOFError as error:
+            return [DamagedBlock(pieces[0].entry.item.spec.name, file, 0, 0, f"the file is cut short ({error})")]
+        finally:
+            os.close(fd)
+        for piece in pieces:
+            piece.deliver()
+        return [_damaged(pieces[number], block, block_bytes) for number, block in bad]
+
+
+def _lay_out(payloads: Sequence[Payload], start: int) -> tuple[list[tuple[Bytes, int]], int]:
+    """Return the bytes of each payload with its file offset, and where the file ends."""
+    pieces, position = [], start
+    for payload in payloads:
+        pieces.append((payload.data, position))
+        position += payload.item.nbytes
+    return pieces, position
+
+
+def read_header(path: Path, record: FileRecord, manifest: Manifest) -> list[StoredEntry]:
+    """Read and check the header of one file, and that the entries end where the file ends. Independent."""
+    fd = open_regular(str(path / record.path))
+    try:
+        nbytes = os.fstat(fd).st_size
+        if nbytes != record.nbytes:
+            raise CorruptError(f"{record.path} has {nbytes} bytes instead of {record.nbytes}; use an older step")
+        length = codec.header_length(os.pread(fd, 8, 0), nbytes, record.path)
+        header = os.pread(fd, length, 8)
+    finally:
+        os.close(fd)
+    return codec.decode_header(header, nbytes, record, manifest, native.crc32c)
+
+
+# -- reading parts of entries --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Whole blocks of an entry to read, and, where only a part of a block is wanted, where that part goes."""
+
+    entry: StoredEntry
+    first_block: int
+    into: Bytes
+    offset: int
+    crcs: tuple[int, ...]
+    part: slice | None = None
+    destination: Bytes | None = None
+
+    def deliver(self) -> None:
+        """Copy the wanted part of a block out of the scratch buffer it was read to."""
+        if self.destination is not None and self.part is not None:
+            self.destination[:] = self.into[self.part]
+
+
+def _pieces(request: ReadRequest, block_bytes: int) -> Iterator[_Piece]:
+    """Split a request into whole blocks, read in place, and partly wanted blocks, read to scratch."""
+    position = request.start
+    while position < request.stop:
+        block, inside = divmod(position, block_bytes)
+        if inside == 0 and (end := _whole_blocks_end(request, position, block_bytes)) > position:
+            into = request.into[position - request.start : end - request.start]
+            crcs = request.entry.crcs[block : -(-end // block_bytes)]
+            yield _Piece(request.entry, block, into, request.entry.offset + position, crcs)
+        else:
+            end = min((block + 1) * block_bytes, request.stop)
+            yield _partial_piece(request, block, position, end, block_bytes)
+        position = end
+
+
+def _whole_blocks_end(request: ReadRequest, position: int, block_bytes: int) -> int:
+    """Return where the whole blocks from `position` on end; the entry's last block may be short."""
+    if request.stop == request.entry.nbytes:
+        return request.stop
+    return max(position, request.stop // block_bytes * block_bytes)
+
+
+def _partial_piece(request: ReadRequest, block: int, begin: int, end: int, block_bytes: int) -> _Piece:
+    block_start = block * block_bytes
+    scratch = np.empty(min(block_bytes, request.entry.nbytes - block_start), np.uint8)
+    return _Piece(
+        request.entry,
+        block,
+        scratch,
+        request.entry.offset + block_start,
+        request.entry.crcs[block : block + 1],
+        slice(begin - block_start, end - block_start),
+        request.into[begin - request.start : end - request.start],
+    )
+
+
+def _damaged(piece: _Piece, block: int, block_bytes: int) -> DamagedBlock:
+    start = block * block_bytes
+    nbytes = min(block_bytes, piece.into.nbytes - start)
+    name = piece.entry.item.spec.name
+    return DamagedBlock(name, piece.entry.file, piece.offset + start, nbytes, "checksum mismatch")

@@ -1,0 +1,264 @@
+"""`Checkpointer`: a run directory, a communicator and a backend, bound once."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcckpt import discovery, saving
+from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
+from hpcckpt.collective.communicator import Communicator, as_communicator
+from hpcckpt.config import Best, OnNewer, Options, parse_best
+from hpcckpt.errors import BackendConflictError, ClosedError
+from hpcckpt.loading import usable_cores
+from hpcckpt.restoring import restore
+from hpcckpt.run import Restored, Run, SavedStep
+
+__all__ = ["Checkpointer", "PendingSave", "Restored", "SavedStep"]
+
+
+class PendingSave:
+    """A save that was asked for. Saves are synchronous in this version, so it is always done.
+
+    Parameters
+    ----------
+    saved : SavedStep
+        The outcome.
+    """
+
+    def __init__(self, saved: SavedStep) -> None:
+        self._saved = saved
+
+    def done(self) -> bool:
+        """Say whether the outcome is known. Independent."""
+        return True
+
+    def result(self) -> SavedStep:
+        """Return the committed step, or raise what kept it from being committed. Collective."""
+        return self._saved
+
+
+class Checkpointer:
+    """Saves and restores the state of a job in a run directory. Collective.
+
+    Parameters
+    ----------
+    directory : path_like
+        The run directory; made at the first save.
+    comm : mpi4py communicator, optional
+        The ranks that save together; ``None`` means MPI.COMM_WORLD when launched under MPI, else one rank.
+    backend : str
+        Name of the storage backend, see ``hpcckpt backends``.
+    max_to_keep : int or None
+        Newest steps to keep; ``None`` keeps all.
+    keep_best : Best or str, optional
+        Keep the best step by a metric besides: ``"val_loss"``, ``"max:reward"``, or a `Best`.
+    keep_period : int, optional
+        Keep steps divisible by this besides.
+    async_save : bool
+        Accepted for programs that will run with later versions; saves are synchronous in this one.
+    on_newer : {"error", "aside"}
+        What saving does when steps stand in the directory that are newer than the one this run goes
+        on from: refuse, or move them aside (they are never deleted).
+    check_replicas : int
+        Compare replicated tensors over ranks at the first save and every so many saves; 0 never.
+    lock_expiry_s : float
+        Seconds of silence after which a lock held on another host counts as left by a dead job.
+    threads : int
+        Native I/O threads per rank; 0 chooses.
+
+    Raises
+    ------
+    OptionError
+        Naming every option that is wrong.
+    BackendNotFoundError, BackendConflictError, BackendError
+        If the backend is unknown, ambiguous, differs between ranks, or cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        comm: Any = None,
+        backend: str = "rankfile",
+        max_to_keep: int | None = 3,
+        keep_best: Best | str | None = None,
+        keep_period: int | None = None,
+        async_save: bool = True,  # noqa: FBT001, FBT002 - the public signature is fixed
+        *,
+        on_newer: OnNewer = "error",
+        check_replicas: int = 100,
+        lock_expiry_s: float = 600.0,
+        threads: int = 0,
+    ) -> None:
+        del async_save
+        group = as_communicator(comm)
+        options = group.agree(
+            "checkpointer: options",
+            lambda: Options(
+                max_to_keep, parse_best(keep_best), keep_period, backend, on_newer, check_replicas, lock_expiry_s, threads
+            ).check(),
+        )
+        info = _agreed_backend(group, backend)
+        made = group.agree("checkpointer: load backend", lambda: load_class(info)(threads=threads or usable_cores()))
+        where = group.bcast(Path(os.path.abspath(directory)))
+        self._run = Run(where, group, made, options)
+        self._release = weakref.finalize(self, _release_lock, self._run)
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return self._run.directory
+
+    @property
+    def comm(self) -> Communicator:
+        """Our duplicate of the communicator."""
+        return self._run.comm
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        objects: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> PendingSave:
+        """Save a step. Collective.
+
+        Parameters
+        ----------
+        step : int
+            Identity of the checkpoint, from the training loop; not negative.
+        state : mapping or object
+            What to save; see the architecture page.
+        metrics : mapping of str to float, optional
+            Stored with the step; NaN is allowed, and never best.
+        objects : mapping, optional
+            JSON values, taken from root.
+        overwrite : bool
+            Replace a good step of this number, atomically.
+
+        Returns
+        -------
+        PendingSave
+            Whose ``result()`` is the committed step.
+
+        Raises
+        ------
+        CollectiveError
+            If any rank failed: the same on every rank, and also of the failure's own class
+            (`StepExistsError`, `NoSpaceError`, `LockedError`, `TreeMismatchError`, …).
+            The previous checkpoint is untouched and training may go on.
+        """
+        self._check_open()
+        request = saving.Request(int(step), metrics or {}, objects or {}, overwrite)
+        return PendingSave(saving.save(self._run, state, request))
+
+    def restore(self, state: Any, step: int | None = None, *, strict: bool = True) -> Restored:
+        """Restore a step into `state`, in place. Collective.
+
+        Parameters
+        ----------
+        state : mapping or object
+            As given to `save`, built with the same names and global shapes; shards may be cut differently.
+        step : int, optional
+            The step; by default the newest that is whole, skipping damaged ones with a warning.
+        strict : bool
+            Refuse if names, shapes or dtypes differ; else restore what fits and warn.
+
+        Raises
+        ------
+        StepNotFoundError
+            If there is nothing to restore.
+        CorruptError
+            If the step asked for is damaged; the state may be partly overwritten then.
+        StateMismatchError
+            If state and step differ; the state is unchanged.
+        """
+        self._check_open()
+        return restore(self._run, state, step, strict=strict)
+
+    def poll(self) -> None:
+        """Advance saves in the background; never blocks. Independent."""
+        self._check_open()
+
+    def wait(self) -> None:
+        """Wait until all saves are committed; raise what kept one from it. Collective."""
+        self._check_open()
+
+    def latest_step(self) -> int | None:
+        """Return the newest restorable step, or ``None``. Collective."""
+        return self._on_root("latest step", lambda: discovery.latest_step(self.directory))
+
+    def all_steps(self) -> list[int]:
+        """Return all restorable steps in rising order. Collective."""
+        return self._on_root("all steps", lambda: [i.step for i in discovery.scan(self.directory) if i.is_restorable])
+
+    def best_step(self) -> int | None:
+        """Return the best restorable step by `keep_best`, or ``None``. Collective."""
+        best = self._run.options.keep_best
+        if best is None:
+            return None
+
+        def find() -> int | None:
+            found = discovery.best_of(discovery.scan(self.directory), best)
+            return found[0] if found else None
+
+        return self._on_root("best step", find)
+
+    def pin(self, step: int) -> None:
+        """Keep retention away from a step until `unpin`. Collective."""
+        self._on_root(f"pin step {step}", lambda: discovery.pin(self.directory, step))
+
+    def unpin(self, step: int) -> bool:
+        """Take a pin away; return whether there was one. Collective."""
+        return self._on_root(f"unpin step {step}", lambda: discovery.unpin(self.directory, step))
+
+    def close(self) -> None:
+        """Give back the run's lock and the communicator. Collective."""
+        if not self._run.closed:
+            self._run.closed = True
+            self._release()
+            self._run.comm.free()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # other ranks may not come: give back what needs no peers
+            self._release()
+
+    def _on_root(self, phase: str, fn: Any) -> Any:
+        self._check_open()
+        return self._run.comm.on_root(phase, fn)
+
+    def _check_open(self) -> None:
+        if self._run.closed:
+            raise ClosedError(f"the checkpointer of {self._run.directory} is closed; make a new one")
+
+
+def _release_lock(run: Run) -> None:
+    if run.lock is not None:
+        run.lock.release()
+        run.lock = None
+
+
+def _agreed_backend(comm: Communicator, name: str) -> BackendInfo:
+    """Let root choose the backend, and check that every rank has the same one. Collective."""
+    chosen = comm.on_root("checkpointer: choose backend", lambda: find_backend(name))
+
+    def compare() -> None:
+        own = find_backend(chosen.name)
+        if own != chosen:
+            raise BackendConflictError(
+                f"backend {chosen.name!r} is {chosen.target} of {chosen.origin} on rank 0 and {own.target} of "
+                f"{own.origin} here; install the same packages on every node"
+            )
+
+    comm.agree("checkpointer: compare backend", compare)
+    return chosen

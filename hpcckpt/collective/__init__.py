@@ -1,0 +1,1 @@
+"""Coordination over ranks: communicators, sharding, planning and the commit protocol."""

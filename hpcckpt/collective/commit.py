@@ -1,0 +1,191 @@
+"""The commit protocol: a checkpoint is whole or absent.
+
+    1  (root)  make the temporary directory ``.step-N.tmp-<nonce>``
+    2  (each)  write, sync the files and every directory in which an entry was created
+    3  (all)   reduce the reports; a rank that failed takes part, carrying its error
+    4  (root)  check that everything was written and that the lock is still ours; write and sync the
+               manifest and the directory
+    5  (root)  rename the directory into place
+    6  (root)  sync the parent directory
+    7  (all)   the outcome reaches every rank
+    8  (root)  only then retention (:mod:`hpcckpt.retention`)
+
+Durable before visible: until 5 nobody sees the step, after 6 no power loss takes it away, and
+nothing good is removed before 8.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcckpt import layout, native, phases
+from hpcckpt.backends.base import Backend, Payload
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.planner import SavePlan
+from hpcckpt.errors import NoSpaceError, StorageError
+from hpcckpt.lock import RunLock
+from hpcckpt.manifest import Manifest, encode
+from hpcckpt.plan import FileRecord, SaveJob, WriteReport
+
+RESERVE_BYTES = 1 << 20
+_HEADER_BYTES_PER_TENSOR = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A step in its temporary directory: which save it is, and where."""
+
+    job: SaveJob
+    directory: Path
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """The temporary directory."""
+        return self.directory / self.name
+
+
+def check_space(directory: Path, plan: SavePlan, n_ranks: int) -> None:
+    """Refuse to begin what cannot be finished. Root only.
+
+    Raises
+    ------
+    NoSpaceError
+        Saying how much is needed and how much is free.
+    """
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    needed = plan.nbytes + _HEADER_BYTES_PER_TENSOR * (len(plan.tensors) + n_ranks) + RESERVE_BYTES
+    if found.f_blocks and needed > free:
+        raise NoSpaceError(
+            f"{directory}: this step needs {needed} bytes, {free} are free; "
+            "nothing was written or removed: free space, keep fewer steps, or choose another directory",
+        )
+
+
+def begin(backend: Backend, job: SaveJob, directory: Path) -> Staged:
+    """Make the temporary directory of a step. Root only."""
+    staged = Staged(job, directory, layout.temporary_dirname(job.step, layout.new_nonce()))
+    phases.reached("1-begin", 0)
+    staged.path.mkdir()  # step 1
+    backend.prepare(job, staged.path)
+    return staged
+
+
+def write(comm: Communicator, backend: Backend, staged: Staged, payloads: Sequence[Payload]) -> list[WriteReport] | None:
+    """Write every rank's payloads and bring the reports to root. Collective.
+
+    Raises
+    ------
+    CollectiveError
+        If any rank failed, alike on every rank.
+    """
+
+    def write_own() -> WriteReport:
+        phases.reached("2-write", comm.rank)
+        report = backend.write(staged.job, staged.path, comm.rank, payloads)  # step 2
+        phases.reached("3-report", comm.rank)
+        return report
+
+    return comm.reduce_on_root(f"save step {staged.job.step}: write", write_own)  # step 3
+
+
+def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:
+    """Check that every rank wrote what it was to write; return all files. Root only.
+
+    Raises
+    ------
+    StorageError
+        Naming the ranks that did not.
+    """
+    short = [
+        f"rank {rank} wrote {report.nbytes} of {planned} bytes"
+        for rank, (report, planned) in enumerate(zip(reports, plan.nbytes_of, strict=True))
+        if report.nbytes != planned
+    ]
+    if short:
+        raise StorageError(f"the step is not complete: {'; '.join(short)}; nothing was published, save again")
+    files = {record.path: record for report in reports for record in report.files}
+    return tuple(files[path] for path in sorted(files))
+
+
+def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, *, replace: bool) -> Path:
+    """Make a written step durable and visible. Root only.
+
+    Parameters
+    ----------
+    staged : Staged
+        The step in its temporary directory, all data durable.
+    manifest : Manifest
+        What it holds.
+    lock : RunLock
+        Ours; checked again.
+    replace : bool
+        Whether a good step of this number stands there, to be exchanged for this one.
+    """
+    if lock is None:
+        raise AssertionError("root publishes only under the lock")
+    lock.check()  # step 4
+    phases.reached("4-check", 0)
+    _write_manifest(staged, manifest)
+    native.fsync_dir(str(staged.path))
+    phases.reached("4-durable", 0)
+    final = staged.directory / layout.step_dirname(manifest.step)
+    if replace:
+        exchange(staged.path, final)  # step 5; the old step now has a name that is swept
+    else:
+        _rename_to_free_name(staged.path, final)
+    phases.reached("5-published", 0)
+    native.fsync_dir(str(staged.directory))  # step 6
+    phases.reached("6-parent-synced", 0)
+    return final
+
+
+def _write_manifest(staged: Staged, manifest: Manifest) -> None:
+    text = encode(manifest, native.crc32c)
+    where = str(staged.path / layout.MANIFEST)
+    fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        native.write_blocks(fd, [(text, 0)], path=where)
+        phases.reached("4-manifest", 0)
+        native.fsync(fd, where)
+    finally:
+        os.close(fd)
+
+
+def _rename_to_free_name(source: Path, target: Path) -> None:
+    """Rename a directory; refuses a name that is taken, even by an empty directory."""
+    if os.path.lexists(target):
+        raise StorageError(f"{target} appeared while the step was being written; nothing was published")
+    os.rename(source, target)
+
+
+RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+def exchange(a: Path, b: Path) -> None:
+    """Exchange two names atomically, or, where the file system cannot, in two renames. Root only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        done = libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE)
+        if done == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:
+            raise OSError(code, os.strerror(code), os.fspath(b))
+    kept = a.with_name(f".aside-{b.name}-{layout.new_nonce()}")  # never swept: a kill between the two loses nothing
+    os.rename(b, kept)
+    os.rename(a, b)
+    os.rename(kept, a)
+
+
+def abandon(staged: Staged) -> None:
+    """Remove what a failed save left; what cannot be removed is swept later. Root only."""
+    shutil.rmtree(staged.path, ignore_errors=True)

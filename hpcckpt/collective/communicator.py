@@ -1,0 +1,217 @@
+"""What the engine needs of a group of ranks, whatever carries the messages.
+
+`agree` and `on_root` are the only ways in which code that may fail crosses ranks: when it fails on
+one rank, every rank raises the same error, and nobody is left waiting.  They carry text, never live
+exceptions.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from hpcckpt.errors import Failure, MpiError, as_failure, collective_error
+
+T = TypeVar("T")
+
+
+class _Outcome(NamedTuple):
+    value: Any
+    failure: Failure | None
+
+
+def _attempt(fn: Callable[[], T]) -> tuple[_Outcome, BaseException | None]:
+    try:
+        return _Outcome(fn(), None), None
+    except BaseException as error:  # noqa: BLE001 - also an interrupt must reach the other ranks first
+        return _Outcome(None, as_failure(error)), error
+
+
+def _own_interrupt(error: BaseException | None) -> None:
+    """Let KeyboardInterrupt and SystemExit of this rank go on, now that the others know."""
+    if error is not None and not isinstance(error, Exception):
+        raise error
+
+
+class Communicator(ABC):
+    """A group of ranks that call collective operations in the same order.
+
+    Attributes
+    ----------
+    rank, size : int
+        This process' index in the group, and the number of ranks.
+    """
+
+    rank: int
+    size: int
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is rank 0, the one that decides."""
+        return self.rank == 0
+
+    @abstractmethod
+    def bcast(self, value: T | None) -> T:
+        """Return root's value. Collective."""
+
+    @abstractmethod
+    def gather(self, value: T) -> list[T] | None:
+        """Return all ranks' values, in rank order, on root; ``None`` elsewhere. Collective."""
+
+    @abstractmethod
+    def allgather(self, value: T) -> list[T]:
+        """Return all ranks' values, in rank order. Collective."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+
+    @abstractmethod
+    def duplicate(self) -> Communicator:
+        """Return a communicator of the same ranks whose messages cannot meet the caller's. Collective."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give up a duplicate. Collective."""
+
+    def agree(self, phase: str, fn: Callable[[], T]) -> T:
+        """Run `fn` on every rank and return this rank's result, or raise alike everywhere. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If `fn` failed on any rank; also of the failures' own class.
+        """
+        outcome, error = _attempt(fn)
+        failures = {rank: failure for rank, failure in enumerate(self.allgather(outcome.failure)) if failure}
+        _own_interrupt(error)
+        if failures:
+            raise collective_error(phase, failures) from error
+        result: T = outcome.value
+        return result
+
+    def on_root(self, phase: str, fn: Callable[[], T]) -> T:
+        """Run `fn` on root and return its result on every rank, or raise alike everywhere. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If `fn` failed on root; also of the failure's own class.
+        """
+        outcome, error = _attempt(fn) if self.is_root else (None, None)
+        outcome = self.bcast(outcome)
+        _own_interrupt(error)
+        if outcome.failure:
+            raise collective_error(phase, {0: outcome.failure}) from error
+        result: T = outcome.value
+        return result
+
+    def reduce_on_root(self, phase: str, fn: Callable[[], T]) -> list[T] | None:
+        """Run `fn` on every rank; root gets all results in rank order. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If `fn` failed on any rank, alike on every rank.
+        """
+        value = self.agree(phase, fn)
+        return self.gather(value)
+
+
+class SerialCommunicator(Communicator):
+    """One rank, no messages."""
+
+    rank = 0
+    size = 1
+
+    def bcast(self, value: T | None) -> T:
+        """Return `value`. Collective."""
+        return value  # type: ignore[return-value]
+
+    def gather(self, value: T) -> list[T] | None:
+        """Return ``[value]``. Collective."""
+        return [value]
+
+    def allgather(self, value: T) -> list[T]:
+        """Return ``[value]``. Collective."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Return at once. Collective."""
+
+    def duplicate(self) -> SerialCommunicator:
+        """Return another one. Collective."""
+        return SerialCommunicator()
+
+    def free(self) -> None:
+        """Do nothing. Collective."""
+
+
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "SLURM_PROCID")
+
+
+def launched_size() -> int | None:
+    """Return how many ranks the launcher says there are; ``None`` if no launcher is seen. Independent."""
+    for name in _SIZE_VARIABLES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return None
+
+
+def launched_rank() -> int | None:
+    """Return the rank that the launcher gave this process; ``None`` if no launcher is seen. Independent."""
+    for name in _RANK_VARIABLES:
+        value = os.environ.get(name, "")
+        if value.isdigit() and (name != "SLURM_PROCID" or "SLURM_STEP_NUM_TASKS" in os.environ):
+            return int(value)
+    return None
+
+
+def default_communicator() -> Communicator:
+    """Return the group that ``comm=None`` means: MPI.COMM_WORLD under a launcher, else one rank. Collective.
+
+    Raises
+    ------
+    MpiError
+        If a launcher started several ranks and mpi4py is not installed.
+    """
+    n_ranks = launched_size()
+    if n_ranks is None and launched_rank() is None:
+        return SerialCommunicator()
+    try:
+        from hpcckpt.collective.mpi import world  # noqa: PLC0415 - starts MPI
+    except ImportError as error:
+        if n_ranks == 1:
+            return SerialCommunicator()
+        raise MpiError(
+            f"a launcher started {n_ranks or 'several'} ranks, but mpi4py cannot be loaded ({error}); "
+            "pip install 'hpcckpt[mpi]', or pass comm="
+        ) from error
+    return world()
+
+
+def as_communicator(comm: Any) -> Communicator:
+    """Return a communicator of ours for what a user passes as ``comm``. Collective.
+
+    Parameters
+    ----------
+    comm : None, Communicator, or mpi4py communicator
+        ``None`` means the default; an mpi4py communicator is duplicated.
+
+    Raises
+    ------
+    TypeError
+        If it is something else.
+    """
+    if comm is None:
+        return default_communicator()
+    if isinstance(comm, Communicator):
+        return comm.duplicate()
+    if type(comm).__module__.partition(".")[0] == "mpi4py":
+        from hpcckpt.collective.mpi import MpiCommunicator  # noqa: PLC0415 - starts MPI
+
+        return MpiCommunicator(comm)
+    raise TypeError(f"comm must be None or an mpi4py communicator, not {type(comm).__qualname__}")

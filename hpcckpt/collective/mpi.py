@@ -1,0 +1,104 @@
+"""Ranks that are MPI processes. The only module that imports mpi4py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+from mpi4py import MPI
+
+from hpcckpt.collective.communicator import Communicator, launched_size
+from hpcckpt.errors import MpiError
+
+T = TypeVar("T")
+_LIBMPI = re.compile(r"/lib(?:mpi|mpich|mpi_cray|mpi_intel)\.so[.\d]*$")
+
+
+class MpiCommunicator(Communicator):
+    """A duplicate of an MPI communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        An intra-communicator; it is duplicated, so our messages never meet the caller's. Collective.
+
+    Raises
+    ------
+    MpiError
+        If two MPI libraries meet in this process, or the launcher and the library do not match.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        check_one_library(comm)
+        self._comm = comm.Dup()
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+
+    def bcast(self, value: T | None) -> T:
+        """Return root's value. Collective."""
+        result: T = self._comm.bcast(value, root=0)
+        return result
+
+    def gather(self, value: T) -> list[T] | None:
+        """Return all ranks' values on root. Collective."""
+        return self._comm.gather(value, root=0)
+
+    def allgather(self, value: T) -> list[T]:
+        """Return all ranks' values. Collective."""
+        return self._comm.allgather(value)
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        self._comm.Barrier()
+
+    def duplicate(self) -> MpiCommunicator:
+        """Return another duplicate. Collective."""
+        return MpiCommunicator(self._comm)
+
+    def free(self) -> None:
+        """Free the duplicate, unless MPI is finalized already. Collective."""
+        if not MPI.Is_finalized() and self._comm != MPI.COMM_NULL:
+            self._comm.Free()
+
+    def abort(self, code: int) -> None:
+        """End the whole job. Independent."""
+        self._comm.Abort(code)
+
+
+def world() -> MpiCommunicator:
+    """Return a duplicate of MPI.COMM_WORLD. Collective."""
+    return MpiCommunicator(MPI.COMM_WORLD)
+
+
+def mapped_mpi_libraries(maps: str = "/proc/self/maps") -> list[str]:
+    """Return the MPI libraries that are mapped into this process. Independent."""
+    try:
+        lines = Path(maps).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count(" ") >= 5 and "/" in line}
+    return sorted(path for path in paths if _LIBMPI.search(path))
+
+
+def check_one_library(comm: MPI.Comm, maps: str = "/proc/self/maps") -> None:
+    """Refuse to work where two MPI libraries met. Independent.
+
+    Raises
+    ------
+    MpiError
+        Naming both libraries, or the launcher's and the library's idea of the rank count.
+    """
+    found = mapped_mpi_libraries(maps)
+    if len({Path(path).resolve() for path in found}) > 1:
+        raise MpiError(
+            f"two MPI libraries are loaded in one process: {' and '.join(found)}; "
+            "build mpi4py, Horovod and h5py with the same MPI"
+        )
+    expected, actual = launched_size(), MPI.COMM_WORLD.Get_size()
+    if expected is not None and actual == 1 and expected > 1 and comm.Get_size() == 1:
+        library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+        raise MpiError(
+            f"the launcher started {expected} ranks, but mpi4py's library ({library}) sees 1: the launcher belongs "
+            "to another MPI; use the launcher of mpi4py's MPI, or rebuild mpi4py"
+        )

@@ -1,0 +1,162 @@
+"""Who writes what. Every rank computes its own part of the same plan.
+
+1. Each rank declares its tensors; what must be alike on all ranks is compared by digest, so the
+   message has a fixed size however many tensors there are.
+2. Declarations of sharded tensors are gathered; boxes that several ranks hold are written once.
+3. Replicated tensors level out what the shards left uneven (:mod:`hpcckpt.collective.sharding`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.sharding import coverage_problems, split_over
+from hpcckpt.errors import Problem, ShardingError, TreeMismatchError, list_problems
+from hpcckpt.plan import Declaration, WriteItem
+from hpcckpt.tensors import Extent, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """What this rank writes, and what the checkpoint will hold.
+
+    Attributes
+    ----------
+    items : tuple of WriteItem
+        This rank's entries.
+    tensors : tuple of TensorSpec
+        All tensors of the checkpoint, sorted by name; shapes of per-rank ones are rank 0's.
+    nbytes : int
+        Tensor bytes that all ranks together write.
+    nbytes_of : tuple of int
+        The same, for each rank.
+    """
+
+    items: tuple[WriteItem, ...]
+    tensors: tuple[TensorSpec, ...]
+    nbytes: int
+    nbytes_of: tuple[int, ...]
+
+
+def plan_save(comm: Communicator, declarations: Sequence[Declaration], object_names: Sequence[str] = ()) -> SavePlan:
+    """Decide who writes what. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks that save.
+    declarations : sequence of Declaration
+        What this rank holds, sorted by name.
+    object_names : sequence of str
+        Names of the state's JSON objects, compared too.
+
+    Raises
+    ------
+    TreeMismatchError
+        If ranks declare different trees; names the tensors and the ranks.
+    ShardingError
+        If shards overlap or leave a hole.
+    """
+    alike = [_alike(declaration) for declaration in declarations] + [f"object {name}" for name in object_names]
+    digest = hashlib.blake2b("\n".join(alike).encode(), digest_size=16).digest()
+    own = tuple(d for d in declarations if d.spec.kind in {"sharded", "per-rank"})
+    gathered = comm.allgather((digest, own))
+    if any(other != digest for other, _ in gathered):
+        _raise_tree_mismatch(comm.allgather(alike))
+    return plan_for(comm.rank, declarations, [theirs for _, theirs in gathered])
+
+
+def plan_for(rank: int, declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]) -> SavePlan:
+    """Return the plan as `rank` sees it; every rank finds the same one. Pure.
+
+    Parameters
+    ----------
+    rank : int
+        The rank whose items are wanted.
+    declarations : sequence of Declaration
+        What that rank holds.
+    gathered : sequence of sequence of Declaration
+        The sharded and per-rank declarations of every rank.
+    """
+    loads: dict[int, int] = dict.fromkeys(range(len(gathered)), 0)
+    items: list[WriteItem] = []
+    for kind_items in (
+        _per_rank_items(gathered, loads),
+        _root_items(declarations, loads),
+        _sharded_items(gathered, loads),
+        split_over(range(len(gathered)), [d for d in declarations if d.spec.kind == "replicated"], loads),
+    ):
+        items += kind_items.get(rank, [])
+    tensors = tuple(sorted(_specs(declarations, gathered), key=lambda spec: spec.name))
+    return SavePlan(tuple(items), tensors, sum(loads.values()), tuple(loads.values()))
+
+
+def _alike(declaration: Declaration) -> str:
+    """Return the text that must be equal on all ranks for one tensor."""
+    spec = declaration.spec
+    shape = "*" if spec.kind == "per-rank" else spec.shape
+    return f"{spec.kind} {spec.dtype} {shape} {spec.name}"
+
+
+def _raise_tree_mismatch(trees: list[list[str]]) -> None:
+    problems = []
+    for rank, tree in enumerate(trees):
+        missing = sorted(set(trees[0]) - set(tree))
+        extra = sorted(set(tree) - set(trees[0]))
+        problems += [Problem(f"rank {rank}", f"lacks {text!r} that rank 0 has") for text in missing[:5]]
+        problems += [Problem(f"rank {rank}", f"has {text!r} that rank 0 lacks") for text in extra[:5]]
+    raise TreeMismatchError(f"ranks hand in different states: {list_problems(problems)}; make them build the same state")
+
+
+def _per_rank_items(gathered: Sequence[Sequence[Declaration]], loads: dict[int, int]) -> dict[int, list[WriteItem]]:
+    items: dict[int, list[WriteItem]] = defaultdict(list)
+    for rank, declarations in enumerate(gathered):
+        for declaration in declarations:
+            if declaration.spec.kind == "per-rank":
+                item = WriteItem(declaration.spec, declaration.extent, 0, declaration.extent.n_elements)
+                items[rank].append(item)
+                loads[rank] += item.nbytes
+    return items
+
+
+def _root_items(declarations: Sequence[Declaration], loads: dict[int, int]) -> dict[int, list[WriteItem]]:
+    items = [WriteItem(d.spec, d.extent, 0, d.extent.n_elements) for d in declarations if d.spec.kind == "root"]
+    loads[0] += sum(item.nbytes for item in items)
+    return {0: items}
+
+
+def _sharded_items(gathered: Sequence[Sequence[Declaration]], loads: dict[int, int]) -> dict[int, list[WriteItem]]:
+    """Give each box to the ranks that hold it; boxes with fewer holders first, so that the others can level."""
+    owners: dict[Declaration, list[int]] = defaultdict(list)
+    for rank, declarations in enumerate(gathered):
+        for declaration in declarations:
+            if declaration.spec.kind == "sharded" and declaration.extent.n_elements:
+                owners[declaration].append(rank)
+    _check_coverage(gathered, owners)
+    groups: dict[tuple[int, ...], list[Declaration]] = defaultdict(list)
+    for declaration, ranks in owners.items():
+        groups[tuple(ranks)].append(declaration)
+    items: dict[int, list[WriteItem]] = defaultdict(list)
+    for ranks, boxes in sorted(groups.items(), key=lambda group: (len(group[0]), group[0])):
+        for rank, more in split_over(ranks, boxes, loads).items():
+            items[rank] += more
+    return items
+
+
+def _check_coverage(gathered: Sequence[Sequence[Declaration]], owners: dict[Declaration, list[int]]) -> None:
+    specs = {d.spec for declarations in gathered for d in declarations if d.spec.kind == "sharded"}
+    boxes: dict[str, list[Extent]] = defaultdict(list)
+    for declaration in owners:
+        boxes[declaration.spec.name].append(declaration.extent)
+    problems = [p for spec in sorted(specs, key=lambda s: s.name) for p in coverage_problems(spec, boxes[spec.name])]
+    if problems:
+        raise ShardingError(f"shards do not tile their tensors: {list_problems(problems)}; correct the offsets")
+
+
+def _specs(declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]) -> list[TensorSpec]:
+    shared = [d.spec for d in declarations if d.spec.kind in {"replicated", "root"}]
+    return shared + [d.spec for d in gathered[0]]

@@ -1,0 +1,205 @@
+"""Boxes, spans and how bytes are split over ranks. Pure functions.
+
+A *span* is a range of flat elements, in C order, of a box.  Replicated tensors are laid end to end
+on one line and the line is cut into spans of equal bytes, so every byte is written once and every
+rank writes as much as any other, however few or uneven the tensors are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hpcckpt.errors import Problem
+from hpcckpt.plan import Declaration, WriteItem
+from hpcckpt.tensors import Extent, TensorSpec, itemsize
+
+ALIGNMENT_BYTES = 64
+
+
+# -- boxes ---------------------------------------------------------------------------------------
+
+
+def intersect(a: Extent, b: Extent) -> Extent | None:
+    """Return the box that two boxes share, or ``None`` if it is empty."""
+    offset = tuple(map(max, a.offset, b.offset))
+    stop = tuple(min(x + m, y + n) for x, m, y, n in zip(a.offset, a.shape, b.offset, b.shape, strict=True))
+    shape = tuple(end - begin for begin, end in zip(offset, stop, strict=True))
+    return Extent(offset, shape) if all(length > 0 for length in shape) else None
+
+
+def strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the C-order strides of a shape, in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def boxes_of_span(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Extent]:
+    """Yield boxes that together are the flat elements `start` to `stop` of `shape`, in order.
+
+    Each box is contiguous in C order: at most ``2 * ndim - 1`` of them.
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield Extent((), ())
+        return
+    row = math.prod(shape[1:])
+    first, head = divmod(start, row)
+    last, tail = divmod(stop, row)
+    if head and first == last:
+        yield from _in_row(first, shape, head, tail)
+        return
+    if head:
+        yield from _in_row(first, shape, head, row)
+        first += 1
+    if last > first:
+        yield Extent((first, *[0] * (len(shape) - 1)), (last - first, *shape[1:]))
+    if tail:
+        yield from _in_row(last, shape, 0, tail)
+
+
+def _in_row(index: int, shape: tuple[int, ...], start: int, stop: int) -> Iterator[Extent]:
+    for box in boxes_of_span(shape[1:], start, stop):
+        yield Extent((index, *box.offset), (1, *box.shape))
+
+
+def flat_index(shape: tuple[int, ...], index: Sequence[int]) -> int:
+    """Return the flat position, in C order, of an element."""
+    return sum(i * stride for i, stride in zip(index, strides(shape), strict=True))
+
+
+# -- coverage ------------------------------------------------------------------------------------
+
+
+def coverage_problems(spec: TensorSpec, extents: Iterable[Extent]) -> list[Problem]:
+    """Return what is wrong with a set of distinct boxes that should tile a tensor exactly."""
+    boxes = sorted((box for box in set(extents) if box.n_elements), key=lambda box: box.offset)
+    problems = [
+        Problem(spec.name, f"shards overlap: {_show(a)} and {_show(b)}", "overlap") for a, b in _overlaps(boxes)
+    ]
+    covered = sum(box.n_elements for box in boxes)
+    total = math.prod(spec.shape)
+    if not problems and covered != total:
+        problems.append(Problem(spec.name, f"shards cover {covered} of {total} elements", "hole"))
+    return problems
+
+
+def _overlaps(boxes: list[Extent]) -> Iterator[tuple[Extent, Extent]]:
+    """Yield overlapping pairs; a sweep along axis 0 keeps it near-linear for the usual splits."""
+    open_boxes: list[Extent] = []
+    for box in boxes:
+        if box.offset:
+            open_boxes = [other for other in open_boxes if other.offset[0] + other.shape[0] > box.offset[0]]
+        yield from ((other, box) for other in open_boxes if intersect(other, box))
+        open_boxes.append(box)
+
+
+def _show(box: Extent) -> str:
+    ranges = (f"{begin}:{begin + length}" for begin, length in zip(box.offset, box.shape, strict=True))
+    return f"[{', '.join(ranges)}]"
+
+
+# -- splitting -----------------------------------------------------------------------------------
+
+
+def cut_points(total: int, loads: Sequence[int]) -> list[int]:
+    """Cut a line of `total` bytes into one part per rank so that loads end as level as can be.
+
+    Parameters
+    ----------
+    total : int
+        Bytes to give away.
+    loads : sequence of int
+        Bytes that each rank has to write anyway.
+
+    Returns
+    -------
+    list of int
+        ``len(loads) + 1`` rising positions; rank r gets the bytes from position r to r + 1.
+    """
+    level = _water_level(total, loads)
+    shares = [max(0.0, level - load) for load in loads]
+    scale = total / sum(shares) if sum(shares) else 0.0
+    points, filled = [0], 0.0
+    for share in shares:
+        filled += share * scale
+        points.append(min(total, round(filled)))
+    points[-1] = total
+    return points
+
+
+def _water_level(total: int, loads: Sequence[int]) -> float:
+    """Return the level to which `total` fills up the ranks with the smallest loads."""
+    ordered = sorted(loads)
+    filled = 0
+    for count, load in enumerate(ordered, 1):
+        filled += load
+        level = (total + filled) / count
+        if count == len(ordered) or level <= ordered[count]:
+            return level
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A box on the line of bytes."""
+
+    declaration: Declaration
+    begin: int
+    nbytes: int
+
+
+def split_over(owners: Sequence[int], boxes: Sequence[Declaration], loads: dict[int, int]) -> dict[int, list[WriteItem]]:
+    """Split boxes that all `owners` hold into spans, one run of spans per owner; adds to `loads`.
+
+    Parameters
+    ----------
+    owners : sequence of int
+        Ranks that hold all of the boxes.
+    boxes : sequence of Declaration
+        What they hold, in the same order on all of them.
+    loads : dict of int to int
+        Bytes per rank so far; updated.
+    """
+    items: dict[int, list[WriteItem]] = defaultdict(list)
+    placed, total = _place(boxes)
+    points = cut_points(total, [loads.get(rank, 0) for rank in owners])
+    for rank, begin, end in zip(owners, points[:-1], points[1:], strict=True):
+        for item in _items_between(placed, begin, end, is_last=rank == owners[-1]):
+            items[rank].append(item)
+            loads[rank] = loads.get(rank, 0) + item.nbytes
+    return items
+
+
+def _place(boxes: Sequence[Declaration]) -> tuple[list[_Placed], int]:
+    placed, position = [], 0
+    for box in boxes:
+        nbytes = box.extent.n_elements * itemsize(box.spec.dtype)
+        placed.append(_Placed(box, position, nbytes))
+        position += nbytes
+    return placed, position
+
+
+def _items_between(placed: list[_Placed], begin: int, end: int, *, is_last: bool) -> Iterator[WriteItem]:
+    """Yield what lies between two cuts; an empty box goes to the rank whose part it lies in."""
+    for box in placed:
+        if box.nbytes == 0:
+            if begin <= box.begin < end or (is_last and box.begin == end):
+                yield WriteItem(box.declaration.spec, box.declaration.extent, 0, box.declaration.extent.n_elements)
+            continue
+        start, stop = _element_at(box, begin), _element_at(box, end)
+        if start < stop:
+            yield WriteItem(box.declaration.spec, box.declaration.extent, start, stop)
+
+
+def _element_at(box: _Placed, position: int) -> int:
+    """Return the element at which a cut at `position` falls in a box, moved to a 64-byte boundary inside it."""
+    if position <= box.begin:
+        return 0
+    if position >= box.begin + box.nbytes:
+        return box.declaration.extent.n_elements
+    width = itemsize(box.declaration.spec.dtype)
+    aligned = (position - box.begin) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    return aligned // width

@@ -1,0 +1,108 @@
+"""Options of a checkpointer: plain frozen data, checked all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcckpt import errors
+from hpcckpt.errors import OptionError, Problem
+
+OnNewer = Literal["error", "aside"]
+Mode = Literal["min", "max", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Which steps are best: the `count` steps with the smallest or largest value of a metric.
+
+    Parameters
+    ----------
+    metric : str
+        Name of a metric given to ``save(metrics=…)``.
+    mode : {"auto", "min", "max"}
+        ``auto`` is ``max`` for names with "acc", "auc", "f1", "score", "precision", "recall", else ``min``.
+    count : int
+        How many of them.
+    """
+
+    metric: str
+    mode: Mode = "auto"
+    count: int = 1
+
+    @property
+    def largest(self) -> bool:
+        """Whether a larger value is better."""
+        hints = ("acc", "auc", "f1", "score", "precision", "recall", "fmeasure")
+        return self.mode == "max" or (self.mode == "auto" and any(hint in self.metric.lower() for hint in hints))
+
+
+def parse_best(value: Best | str | None) -> Best | None:
+    """Read `keep_best`: a `Best`, ``"val_loss"``, ``"max:reward"``, or ``"min:val_loss:3"``."""
+    if value is None or isinstance(value, Best):
+        return value
+    parts = value.split(":")
+    mode = parts.pop(0) if parts[0] in {"min", "max", "auto"} and len(parts) > 1 else "auto"
+    count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdigit() else 1
+    return Best(":".join(parts), mode, count)  # type: ignore[arg-type]  # checked in problems()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything that is decided once, when a checkpointer is made.
+
+    Parameters
+    ----------
+    max_to_keep : int or None
+        Newest steps that retention keeps; ``None`` keeps all.
+    keep_best : Best or None
+        Steps that are kept besides, because a metric is best there.
+    keep_period : int or None
+        Steps divisible by this are kept besides, for ever.
+    backend : str
+        Name of the storage backend.
+    on_newer : {"error", "aside"}
+        What saving below a newer step does: refuse, or move the newer steps aside.
+    check_replicas : int
+        Compare replicated tensors by digest on the first save and then every so many saves; 0 never.
+    lock_expiry_s : float
+        Seconds without a heartbeat after which another host's lock counts as left by a dead job.
+    threads : int
+        Native I/O threads per rank; 0 chooses from the cores this rank may use.
+    """
+
+    max_to_keep: int | None = 3
+    keep_best: Best | None = None
+    keep_period: int | None = None
+    backend: str = "rankfile"
+    on_newer: OnNewer = "error"
+    check_replicas: int = 100
+    lock_expiry_s: float = 600.0
+    threads: int = 0
+
+    def problems(self) -> list[Problem]:
+        """Return everything that is wrong with these options."""
+        rules = [
+            ("max_to_keep", self.max_to_keep is None or self.max_to_keep >= 1, "must be at least 1, or None"),
+            ("keep_period", self.keep_period is None or self.keep_period >= 1, "must be at least 1, or None"),
+            ("keep_best.mode", self.keep_best is None or self.keep_best.mode in {"min", "max", "auto"}, "must be one of auto, max, min"),
+            ("keep_best.count", self.keep_best is None or self.keep_best.count >= 1, "must be at least 1"),
+            ("on_newer", self.on_newer in {"error", "aside"}, "must be one of aside, error"),
+            ("check_replicas", self.check_replicas >= 0, "must not be negative"),
+            ("lock_expiry_s", self.lock_expiry_s > 0, "must be positive"),
+            ("threads", self.threads >= 0, "must not be negative"),
+        ]  # fmt: skip
+        return [Problem(f"options.{name}", message) for name, is_met, message in rules if not is_met]
+
+    def check(self) -> Options:
+        """Return these options, or raise.
+
+        Raises
+        ------
+        OptionError
+            Naming every problem.
+        """
+        problems = self.problems()
+        if problems:
+            raise OptionError(errors.list_problems(problems))
+        return self

@@ -1,0 +1,322 @@
+"""Which steps a run directory holds, and which of them can be restored. Needs no MPI and no NumPy.
+
+*Restorable* means: the manifest is valid and every data file is there, an ordinary file of the
+recorded size.  Bytes are verified when they are read.  No symbolic link is ever followed below the
+run directory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcckpt import layout, native
+from hpcckpt.config import Best
+from hpcckpt.errors import (
+    CorruptError,
+    HpcckptError,
+    ManifestError,
+    RetiredError,
+    StepNotFoundError,
+    from_os_error,
+)
+from hpcckpt.manifest import MAX_MANIFEST_BYTES, Manifest, decode
+
+PathLike = str | os.PathLike[str]
+READER_PIN_EXPIRY_S = 6 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """One step directory: its manifest if that is readable, and what keeps it from being restored ("" if nothing)."""
+
+    step: int
+    path: Path
+    manifest: Manifest | None
+    problem: str = ""
+
+    @property
+    def is_restorable(self) -> bool:
+        """Whether a restore can begin."""
+        return self.manifest is not None and not self.problem
+
+
+def step_numbers(directory: PathLike) -> list[int]:
+    """Return the numbers of all step directories, whole or not, in rising order. Independent."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise from_os_error(error, "list run directory") from error
+    return sorted(step for name in names if (step := layout.parse_step(name)) is not None)
+
+
+def scan(directory: PathLike) -> tuple[StepInfo, ...]:
+    """Return every step directory of a run in rising order, whole or not. Independent."""
+    return tuple(inspect_step(directory, step) for step in step_numbers(directory))
+
+
+def inspect_step(directory: PathLike, step: int) -> StepInfo:
+    """Say of one step whether it can be restored, and if not, why. Independent."""
+    path = Path(directory, layout.step_dirname(step))
+    try:
+        manifest = read_manifest(path)
+        check_files(path, manifest)
+        if manifest.step != step:
+            raise ManifestError(f"{path}: the manifest is that of step {manifest.step}; use an older step")
+    except HpcckptError as error:
+        return StepInfo(step, path, None, str(error))
+    return StepInfo(step, path, manifest)
+
+
+def read_manifest(path: PathLike) -> Manifest:
+    """Read and check the manifest of a step directory. Independent.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no such directory.
+    RetiredError
+        If the directory vanished while it was being looked at.
+    ManifestError, FormatVersionError
+        If the manifest is absent, damaged, or of a newer format.
+    """
+    where = os.path.join(path, layout.MANIFEST)
+    try:
+        text = read_bounded(where, MAX_MANIFEST_BYTES)
+    except FileNotFoundError:
+        if not os.path.isdir(path):
+            raise StepNotFoundError(f"no checkpoint at {os.fspath(path)}; see 'hpcckpt list'") from None
+        raise ManifestError(f"{os.fspath(path)}: no manifest, the step is incomplete; use an older step") from None
+    except OSError as error:
+        raise from_os_error(error, "read manifest") from error
+    return decode(text, native.crc32c, where)
+
+
+def read_bounded(path: str, limit: int) -> bytes:
+    """Read an ordinary file of at most `limit` bytes, following no symbolic link."""
+    fd = open_regular(path)
+    try:
+        nbytes = os.fstat(fd).st_size
+        if nbytes > limit:
+            raise ManifestError(f"{path}: {nbytes} bytes, at most {limit} are accepted; use an older step")
+        with os.fdopen(os.dup(fd), "rb") as file:
+            return file.read(limit + 1)
+    finally:
+        os.close(fd)
+
+
+def open_regular(path: str) -> int:
+    """Open an ordinary file for reading, refusing symbolic links, devices and pipes; return its descriptor."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if os.path.islink(path):
+            raise CorruptError(f"{path}: is a symbolic link, which checkpoints never hold; not followed") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CorruptError(f"{path}: is not an ordinary file; not opened")
+    return fd
+
+
+def check_files(path: PathLike, manifest: Manifest) -> None:
+    """Check that every data file is there, ordinary, and of its recorded size. Independent.
+
+    Raises
+    ------
+    CorruptError
+        Naming every file that is not.
+    """
+    data = os.path.join(path, layout.DATA)
+    if os.path.islink(data):
+        raise CorruptError(f"{data}: is a symbolic link, which checkpoints never hold; not followed")
+    problems = list(_file_problems(path, manifest))
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise CorruptError(f"step {manifest.step}: {shown}; use an older step")
+
+
+def _file_problems(path: PathLike, manifest: Manifest) -> Iterator[str]:
+    for file in manifest.files:
+        try:
+            found = os.lstat(os.path.join(path, file.path))
+        except OSError:
+            yield f"{file.path} is missing"
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            yield f"{file.path} is not an ordinary file"
+        elif found.st_size != file.nbytes:
+            yield f"{file.path} has {found.st_size} bytes instead of {file.nbytes}"
+
+
+# -- choosing a step -----------------------------------------------------------------------------
+
+
+def newest_restorable(directory: PathLike) -> StepInfo | None:
+    """Return the newest step that can be restored, looking no further than needed. Independent."""
+    for step in reversed(step_numbers(directory)):
+        info = inspect_step(directory, step)
+        if info.is_restorable:
+            return info
+    return None
+
+
+def latest_step(directory: PathLike) -> int | None:
+    """Return the number of the newest restorable step, or ``None``. Independent."""
+    info = newest_restorable(directory)
+    return info.step if info else None
+
+
+def latest_checkpoint(directory: PathLike) -> Path | None:
+    """Return the path of the newest restorable step, or ``None``. Independent.
+
+    Parameters
+    ----------
+    directory : path_like
+        A run directory; it need not exist.
+    """
+    info = newest_restorable(directory)
+    return info.path if info else None
+
+
+def best_of(steps: tuple[StepInfo, ...], best: Best) -> list[int]:
+    """Return the restorable steps with the best finite values of a metric, best first. Pure."""
+    valued = [
+        (info.manifest.metrics[best.metric], info.step)
+        for info in steps
+        if info.manifest and info.is_restorable and best.metric in info.manifest.metrics
+    ]
+    finite = [(value, step) for value, step in valued if abs(value) < float("inf")]
+    sign = -1.0 if best.largest else 1.0
+    return [step for _, step in sorted(finite, key=lambda pair: (sign * pair[0], -pair[1]))][: best.count]
+
+
+def find_step(directory: PathLike, which: int | str | None = None, best: Best | None = None) -> StepInfo:
+    """Return the step that `which` names. Independent.
+
+    Parameters
+    ----------
+    directory : path_like
+        A run directory, or a step directory (then `which` must be ``None``).
+    which : int or str, optional
+        A step number, ``"latest"`` (the default) or ``"best"``.
+    best : Best, optional
+        The metric for ``"best"``; by default ``val_loss`` if steps have it, else ``loss``.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no such step, or none that can be restored.
+    """
+    name = os.path.basename(os.path.normpath(directory))
+    own = layout.parse_step(name)
+    if own is not None and which is None and not step_numbers(directory):
+        return _existing(os.path.dirname(os.path.normpath(directory)) or ".", own)
+    if which is None or which == "latest":
+        return _or_absent(newest_restorable(directory), directory)
+    if which == "best":
+        return _find_best(directory, best)
+    if not str(which).isdigit():
+        raise StepNotFoundError(f"{which!r} names no step: give a number, 'latest' or 'best'")
+    return _existing(directory, int(which))
+
+
+def _existing(directory: PathLike, step: int) -> StepInfo:
+    if step not in step_numbers(directory):
+        there = ", ".join(map(str, step_numbers(directory)[-8:])) or "none"
+        raise StepNotFoundError(f"no step {step} in {os.fspath(directory)}; newest steps there: {there}")
+    return inspect_step(directory, step)
+
+
+def _or_absent(info: StepInfo | None, directory: PathLike) -> StepInfo:
+    if info is None:
+        raise StepNotFoundError(f"no restorable step in {os.fspath(directory)}; see 'hpcckpt list'")
+    return info
+
+
+def _find_best(directory: PathLike, best: Best | None) -> StepInfo:
+    steps = scan(directory)
+    named = {name for info in steps if info.manifest for name in info.manifest.metrics}
+    chosen = best or Best("val_loss" if "val_loss" in named else "loss")
+    found = best_of(steps, chosen)
+    if not found:
+        raise StepNotFoundError(
+            f"no restorable step in {os.fspath(directory)} has the metric {chosen.metric!r}; "
+            f"metrics there: {', '.join(sorted(named)) or 'none'}"
+        )
+    return next(info for info in steps if info.step == found[0])
+
+
+# -- pins ----------------------------------------------------------------------------------------
+
+
+def pins(directory: PathLike) -> set[int]:
+    """Return the steps that users pinned or that readers hold now. Independent."""
+    try:
+        names = os.listdir(os.path.join(directory, layout.PINS))
+    except OSError:
+        return set()
+    found = (_pinned_step(os.path.join(directory, layout.PINS, name), name) for name in names)
+    return {step for step in found if step is not None}
+
+
+def _pinned_step(path: str, name: str) -> int | None:
+    head, _, reader = name.partition(".")
+    if reader and _age_s(path) > READER_PIN_EXPIRY_S:
+        return None
+    return layout.parse_step(head)
+
+
+def _age_s(path: str) -> float:
+    try:
+        return time.time() - os.stat(path).st_mtime
+    except OSError:
+        return float("inf")
+
+
+def pin(directory: PathLike, step: int, reader: str = "") -> None:
+    """Keep retention away from a step: for ever, or while `reader` reads it. Independent.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no such step.
+    """
+    if step not in step_numbers(directory):
+        raise StepNotFoundError(f"cannot pin step {step}: it is not in {os.fspath(directory)}")
+    try:
+        os.makedirs(os.path.join(directory, layout.PINS), exist_ok=True)
+        with open(_pin_path(directory, step, reader), "w", encoding="ascii"):
+            pass
+    except OSError as error:
+        raise from_os_error(error, f"pin step {step}") from error
+
+
+def unpin(directory: PathLike, step: int, reader: str = "") -> bool:
+    """Take a pin away; return whether there was one. Independent."""
+    try:
+        os.unlink(_pin_path(directory, step, reader))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise from_os_error(error, f"unpin step {step}") from error
+    return True
+
+
+def _pin_path(directory: PathLike, step: int, reader: str) -> str:
+    name = layout.step_dirname(step) + (f".{reader}" if reader else "")
+    return os.path.join(directory, layout.PINS, name)
+
+
+def raise_if_retired(path: PathLike, error: BaseException) -> None:
+    """Raise RetiredError if the manifest of a step that was being read has vanished. Independent."""
+    if not os.path.exists(os.path.join(path, layout.MANIFEST)):
+        raise RetiredError(
+            f"{os.fspath(path)} was retired while being read; read a newer step, or pin the step first"
+        ) from error

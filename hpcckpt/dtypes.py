@@ -1,0 +1,54 @@
+"""Dtype tokens to NumPy dtypes and back; the only floor-0 module that needs NumPy."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from hpcckpt import errors
+from hpcckpt.tensors import ITEMSIZE, itemsize
+
+_NUMPY_NAMES = {"bool", *(name for name in ITEMSIZE if name != "bool" and hasattr(np, name))}
+
+
+@functools.cache
+def numpy_dtype(token: str) -> np.dtype[Any]:
+    """Return the little-endian NumPy dtype of a token.
+
+    Raises
+    ------
+    ConfigError
+        If ml_dtypes is needed and does not have this type.
+    ValueError
+        If `token` is not a dtype token.
+    """
+    itemsize(token)  # refuses whatever is not a token before NumPy sees it
+    if token in _NUMPY_NAMES or token not in ITEMSIZE:
+        return np.dtype(token)
+    import ml_dtypes  # noqa: PLC0415 - only the narrow types need it
+
+    if not hasattr(ml_dtypes, token):
+        raise errors.ConfigError(f"dtype {token!r} needs a newer ml_dtypes: pip install -U ml_dtypes")
+    return np.dtype(getattr(ml_dtypes, token))
+
+
+def dtype_token(dtype: np.dtype[Any]) -> str:
+    """Return the token of a NumPy dtype.
+
+    Raises
+    ------
+    StateError
+        If the dtype has no fixed-size plain form (objects, structured types).
+    """
+    if dtype.name in ITEMSIZE:
+        return dtype.name
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+        raise errors.StateError(f"dtype {dtype} cannot be saved: split it into plain arrays, or store it as an object")
+    token = dtype.newbyteorder("<").str
+    try:
+        itemsize(token)
+    except ValueError:
+        raise errors.StateError(f"dtype {dtype} cannot be saved: convert it to a plain numeric dtype") from None
+    return token

@@ -1,0 +1,339 @@
+"""Every error the library raises, sorted by what the caller will do about it.
+
+======================  =====================================================
+:class:`RetryError`     try again: later, or after freeing something
+:class:`OlderStepError` use an older step: this one is damaged or absent
+:class:`ConfigError`    fix the configuration or the command
+:class:`CodeError`      fix the program that calls us
+======================  =====================================================
+
+Each error also derives from the built-in exception a Python user would expect, and has a stable
+``kind`` that programs may match on (kinds are append-only).  Across ranks only ``kind`` and text
+travel; :func:`collective_error` makes the same typed error of them on every rank.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+
+class HpcckptError(Exception):
+    """Root of all errors of this library."""
+
+    kind: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+
+class Failure(NamedTuple):
+    """What one rank says of its failure: the only form in which an error crosses ranks."""
+
+    kind: str
+    text: str
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with some input; validation returns all of them."""
+
+    loc: str
+    message: str
+    kind: str = "invalid"
+
+    def __str__(self) -> str:
+        return f"{self.loc}: {self.message}"
+
+
+def list_problems(problems: list[Problem], limit: int = 20) -> str:
+    """Join problems into one text, the first `limit` in full."""
+    lines = [str(problem) for problem in problems[:limit]]
+    if len(problems) > limit:
+        lines.append(f"… and {len(problems) - limit} more")
+    return "; ".join(lines)
+
+
+# -- retry ---------------------------------------------------------------------------------------
+
+
+class RetryError(HpcckptError):
+    """Nothing is wrong with program or data: try again, later or elsewhere."""
+
+    kind = "retry"
+
+
+class LockedError(RetryError, BlockingIOError):
+    """Another job writes in this run directory."""
+
+    kind = "locked"
+    exit_code = 8
+
+
+class LockLostError(RetryError):
+    """The run's lock was taken over while this job held it; the save was not published."""
+
+    kind = "lock-lost"
+    exit_code = 8
+
+
+class NoSpaceError(RetryError, OSError):
+    """The file system or the quota is full; no committed step was touched."""
+
+    kind = "no-space"
+    exit_code = 7
+
+
+class StorageError(RetryError, OSError):
+    """The operating system refused an operation on a file."""
+
+    kind = "storage"
+
+
+class ReadOnlyError(StorageError, PermissionError):
+    """The run directory cannot be written."""
+
+    kind = "read-only"
+
+
+class RetiredError(RetryError):
+    """The step was retired by retention while it was being read; pin steps you read for long."""
+
+    kind = "retired"
+
+
+# -- use an older step ---------------------------------------------------------------------------
+
+
+class OlderStepError(HpcckptError):
+    """This step cannot be used; another one may."""
+
+    kind = "older-step"
+
+
+class StepNotFoundError(OlderStepError, FileNotFoundError):
+    """There is no such step, or no restorable step at all."""
+
+    kind = "step-not-found"
+    exit_code = 4
+
+
+class CorruptError(OlderStepError, ValueError):
+    """Bytes on disk are not the bytes that were saved."""
+
+    kind = "corrupt"
+    exit_code = 3
+
+
+class ManifestError(CorruptError):
+    """The manifest is absent, unreadable, or says what cannot be."""
+
+    kind = "manifest"
+
+
+# -- fix the configuration -----------------------------------------------------------------------
+
+
+class ConfigError(HpcckptError):
+    """An option, a path or the installation is wrong."""
+
+    kind = "config"
+    exit_code = 2
+
+
+class OptionError(ConfigError, ValueError):
+    """An option has a value that is not accepted."""
+
+    kind = "option"
+
+
+class StepExistsError(ConfigError, FileExistsError):
+    """The step is there already and is good."""
+
+    kind = "step-exists"
+    exit_code = 1
+
+
+class NewerStepError(ConfigError, FileExistsError):
+    """A newer step of this run stands in the way of an older one."""
+
+    kind = "newer-step"
+    exit_code = 1
+
+
+class FormatVersionError(ConfigError):
+    """The checkpoint was written in a format this version does not read."""
+
+    kind = "format-version"
+    exit_code = 1
+
+
+class BackendNotFoundError(ConfigError, LookupError):
+    """No backend has this name."""
+
+    kind = "backend-not-found"
+
+
+class BackendConflictError(ConfigError):
+    """Two installed backends have the same name, or ranks see different backends."""
+
+    kind = "backend-conflict"
+
+
+class BackendError(ConfigError):
+    """A backend cannot be loaded, or failed in a way of its own."""
+
+    kind = "backend"
+    exit_code = 1
+
+
+class MpiError(ConfigError):
+    """MPI is absent where it is needed, or two MPI libraries meet in one process."""
+
+    kind = "mpi"
+    exit_code = 1
+
+
+class StateMismatchError(ConfigError, ValueError):
+    """State and checkpoint differ in names, shapes or dtypes."""
+
+    kind = "state-mismatch"
+    exit_code = 5
+
+
+# -- fix the code --------------------------------------------------------------------------------
+
+
+class CodeError(HpcckptError):
+    """The calling program breaks a rule of the interface."""
+
+    kind = "code"
+
+
+class StateError(CodeError, TypeError):
+    """The state holds something that cannot be saved."""
+
+    kind = "state"
+
+
+class TreeMismatchError(CodeError, ValueError):
+    """Ranks hand in states of different structure."""
+
+    kind = "tree-mismatch"
+
+
+class ReplicaMismatchError(CodeError, ValueError):
+    """A tensor that should be equal on all ranks is not."""
+
+    kind = "replica-mismatch"
+    exit_code = 5
+
+
+class ShardingError(CodeError, ValueError):
+    """The shards of a tensor overlap, leave a hole, or leave its shape."""
+
+    kind = "sharding"
+
+
+class ClosedError(CodeError, RuntimeError):
+    """The checkpointer is closed."""
+
+    kind = "closed"
+
+
+# -- across ranks --------------------------------------------------------------------------------
+
+
+class CollectiveError(HpcckptError):
+    """One or more ranks failed in a collective phase; raised alike on every rank.
+
+    Attributes
+    ----------
+    phase : str
+        What was being done.
+    failures : dict of int to str
+        The text of each rank that failed.
+    """
+
+    kind = "collective"
+    phase: str = ""
+    failures: Mapping[int, str] = {}
+
+
+def _subclasses(cls: type[HpcckptError]) -> list[type[HpcckptError]]:
+    found = [cls]
+    for child in cls.__subclasses__():
+        found += _subclasses(child)
+    return found
+
+
+@functools.cache
+def error_class(kind: str) -> type[HpcckptError]:
+    """Return the class whose ``kind`` this is, or the root class."""
+    for cls in _subclasses(HpcckptError):
+        if cls.__dict__.get("kind") == kind and "_is_joint" not in cls.__dict__:
+            return cls
+    return HpcckptError
+
+
+@functools.cache
+def _joint_class(kind: str) -> type[CollectiveError]:
+    """Return a class that is both a CollectiveError and the class of `kind`."""
+    cls = error_class(kind)
+    if issubclass(CollectiveError, cls):
+        return CollectiveError
+    body = {"_is_joint": True, "__module__": cls.__module__, "__doc__": cls.__doc__, "kind": cls.kind}
+    joint: type[CollectiveError] = type(cls.__name__, (CollectiveError, cls), {**body, "exit_code": cls.exit_code})
+    return joint
+
+
+def collective_error(phase: str, failures: Mapping[int, Failure]) -> CollectiveError:
+    """Make the one error that every rank raises, from what the failed ranks said.
+
+    It is an instance of :class:`CollectiveError`, and of the failures' own class too when they
+    agree on the kind, so that callers may catch either.
+    """
+    kinds = {failure.kind for failure in failures.values()}
+    cls = _joint_class(kinds.pop()) if len(kinds) == 1 else CollectiveError
+    error = cls(_collective_text(phase, failures))
+    error.phase = phase
+    error.failures = {rank: failure.text for rank, failure in failures.items()}
+    return error
+
+
+def _collective_text(phase: str, failures: Mapping[int, Failure]) -> str:
+    by_text: dict[str, list[int]] = {}
+    for rank, failure in sorted(failures.items()):
+        by_text.setdefault(failure.text, []).append(rank)
+    parts = [f"[{_rank_list(ranks)}] {text}" for text, ranks in by_text.items()]
+    return f"{phase}: " + "; ".join(parts)
+
+
+def _rank_list(ranks: list[int], limit: int = 8) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:limit])
+    more = f" and {len(ranks) - limit} more" if len(ranks) > limit else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def as_failure(error: BaseException) -> Failure:
+    """Say of any exception what other ranks need to know."""
+    if isinstance(error, HpcckptError):
+        return Failure(error.kind, str(error))
+    if isinstance(error, OSError):
+        translated = from_os_error(error)
+        return Failure(translated.kind, str(translated))
+    return Failure("collective", f"{type(error).__name__}: {error}")
+
+
+_SPACE_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
+_READ_ONLY_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def from_os_error(error: OSError, doing: str = "") -> HpcckptError:
+    """Translate an ``OSError`` into the error whose class says what to do."""
+    place = f" {error.filename}" if error.filename else ""
+    text = f"{doing or 'file operation'}{place}: {error.strerror or error}"
+    if error.errno in _SPACE_ERRNOS:
+        return NoSpaceError(f"{text}; free space or quota, committed steps are untouched")
+    if error.errno in _READ_ONLY_ERRNOS:
+        return ReadOnlyError(f"{text}; make the directory writable or choose another one")
+    return StorageError(text)

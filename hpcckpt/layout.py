@@ -1,0 +1,61 @@
+"""Names in a run directory: how a step, a temporary and a retired directory are called."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+MANIFEST = "manifest.json"
+DATA = "data"
+LOCK = ".lock"
+PINS = ".pins"
+MAX_STEP = 10**18
+_STEP = re.compile(r"step-([0-9]{10,19})")
+
+
+def step_dirname(step: int) -> str:
+    """Return the directory name of a committed step."""
+    return f"step-{step:010d}"
+
+
+def parse_step(dirname: str) -> int | None:
+    """Return the step that a directory name stands for, or ``None``; the inverse of `step_dirname`."""
+    match = _STEP.fullmatch(dirname)
+    if match is None or step_dirname(int(match[1])) != dirname:
+        return None
+    return int(match[1])
+
+
+def new_nonce() -> str:
+    """Return a name part that no other job will choose."""
+    return secrets.token_hex(6)
+
+
+def temporary_dirname(step: int, nonce: str) -> str:
+    """Return the name under which a step is written before it is published."""
+    return f".{step_dirname(step)}.tmp-{nonce}"
+
+
+def retired_dirname(nonce: str) -> str:
+    """Return the name of a step that retention took out of sight."""
+    return f".retired-{nonce}"
+
+
+def bad_dirname(nonce: str) -> str:
+    """Return the name of a damaged step that is kept aside as evidence."""
+    return f".bad-{nonce}"
+
+
+def aside_dirname(step: int, nonce: str) -> str:
+    """Return the name of a good step that was moved aside when its run went back to an older one."""
+    return f".aside-{step_dirname(step)}-{nonce}"
+
+
+def is_temporary(dirname: str) -> bool:
+    """Say whether this is the directory of a save in progress, or of one that was killed."""
+    return dirname.startswith(".step-") and ".tmp-" in dirname
+
+
+def is_retired(dirname: str) -> bool:
+    """Say whether this directory waits to be removed."""
+    return dirname.startswith(".retired-")

@@ -1,0 +1,372 @@
+"""Reading a checkpoint: which bytes of which entries make up a box of a tensor. Needs no MPI.
+
+A stored entry is a span of a box.  A span is a few boxes that are contiguous in the file
+(:func:`~hpcckpt.collective.sharding.boxes_of_span`); each is cut with the wanted box.  Where the cut
+is contiguous both in the file and in the target, it is read straight into the target; else the
+stretch of the file that holds it is read to a scratch buffer and picked out with strides.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcckpt import discovery, layout
+from hpcckpt.backends.base import Backend, Bytes, ReadRequest
+from hpcckpt.backends.registry import make_backend
+from hpcckpt.collective.sharding import boxes_of_span, flat_index, intersect, strides
+from hpcckpt.dtypes import numpy_dtype
+from hpcckpt.errors import (
+    CorruptError,
+    HpcckptError,
+    OptionError,
+    Problem,
+    StepNotFoundError,
+    from_os_error,
+    list_problems,
+)
+from hpcckpt.manifest import Manifest
+from hpcckpt.plan import DamagedBlock, Index, StoredEntry, block_count
+from hpcckpt.snapshot import as_bytes
+from hpcckpt.tensors import Extent, TensorSpec, itemsize
+
+Array = npt.NDArray[Any]
+VERIFY_CHUNK_BYTES = 64 << 20
+
+
+# -- from a wanted box to read requests ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """One read, and what to copy out of it afterwards (nothing, when it went straight to its place)."""
+
+    request: ReadRequest
+    n_elements: int
+    source: Array | None = None
+    destination: Array | None = None
+
+    def finish(self) -> None:
+        """Copy what was read to a scratch buffer to its place."""
+        if self.destination is not None:
+            self.destination[...] = self.source
+
+
+def plan_transfers(entries: Iterable[StoredEntry], wanted: Extent, target: Array) -> Iterator[Transfer]:
+    """Yield the reads that fill `target`, a C-contiguous array of the shape of the box `wanted`. Pure."""
+    for entry in entries:
+        item, position = entry.item, 0
+        for box in boxes_of_span(item.extent.shape, item.start, item.stop):
+            placed = Extent(_plus(box.offset, item.extent.offset), box.shape)
+            shared = intersect(placed, wanted)
+            if shared is not None:
+                yield _transfer(entry, position, placed, shared, wanted, target)
+            position += box.n_elements
+
+
+def _plus(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def _minus(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+def _stretch(shape: tuple[int, ...], box: Extent) -> tuple[int, int]:
+    """Return the flat range of an array of `shape` from the first to behind the last element of `box`."""
+    first = flat_index(shape, box.offset)
+    last = flat_index(shape, [o + n - 1 for o, n in zip(box.offset, box.shape, strict=True)])
+    return first, last + 1
+
+
+def _transfer(
+    entry: StoredEntry, position: int, placed: Extent, shared: Extent, wanted: Extent, target: Array
+) -> Transfer:
+    """Plan the read of the box `shared`, a part of the box `placed` that begins at `position` in an entry."""
+    width = itemsize(entry.item.spec.dtype)
+    in_source = Extent(_minus(shared.offset, placed.offset), shared.shape)
+    in_target = Extent(_minus(shared.offset, wanted.offset), shared.shape)
+    begin, end = _stretch(placed.shape, in_source)
+    to_begin, to_end = _stretch(wanted.shape, in_target)
+    start, stop = (position + begin) * width, (position + end) * width
+    if end - begin == to_end - to_begin == shared.n_elements:
+        into = as_bytes(target)[to_begin * width : to_end * width]
+        return Transfer(ReadRequest(entry, start, stop, into), shared.n_elements)
+    scratch = np.empty(end - begin, target.dtype)
+    steps = tuple(stride * width for stride in strides(placed.shape))
+    source = np.lib.stride_tricks.as_strided(scratch, shared.shape, steps, writeable=False)
+    slices = tuple(slice(o, o + n) for o, n in zip(in_target.offset, in_target.shape, strict=True))
+    return Transfer(ReadRequest(entry, start, stop, as_bytes(scratch)), shared.n_elements, source, target[slices])
+
+
+# -- one checkpoint, opened ----------------------------------------------------------------------
+
+
+class StepReader:
+    """A checkpoint, open for reading.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The step directory.
+    manifest : Manifest
+        What it holds.
+    backend : Backend
+        Reads its files.
+    index : Index, optional
+        Where the entries lie; read from the files if not given.
+
+    Raises
+    ------
+    CorruptError
+        If the entries are not exactly what the manifest says; names every problem.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, backend: Backend, index: Index | None = None) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.backend = backend
+        self.specs = {spec.name: spec for spec in manifest.tensors}
+        self.index: Index = self._checked(backend.index(path, manifest)) if index is None else index
+
+    def _checked(self, index: Index) -> Index:
+        problems = list(_index_problems(self.specs, index, self.manifest))
+        if problems:
+            raise CorruptError(f"{self.path}: {list_problems(problems)}; use an older step")
+        return {name: index.get(name, ()) for name in self.specs}
+
+    def load(self, name: str, extent: Extent | None = None) -> Array:
+        """Return a tensor, or a box of it, verified. Independent.
+
+        Raises
+        ------
+        KeyError
+            If there is no such tensor.
+        CorruptError
+            If its bytes are damaged; names file and bytes.
+        """
+        spec = self.specs[name]
+        wanted = extent or Extent.whole(spec.shape)
+        target: Array = np.empty(wanted.shape, numpy_dtype(spec.dtype))
+        self.fill([(name, wanted, target)])
+        return target
+
+    def load_rank(self, name: str, rank: int) -> Array:
+        """Return what one rank had saved under a per-rank name, verified. Independent.
+
+        Raises
+        ------
+        KeyError
+            If this rank saved nothing of this name.
+        """
+        for entry in self.index[name]:
+            if entry.rank == rank:
+                target: Array = np.empty(entry.item.extent.shape, numpy_dtype(entry.item.spec.dtype))
+                self._read([_whole(entry, target)])
+                return target
+        raise KeyError(f"{name} of rank {rank}")
+
+    def fill(self, wanted: Iterable[tuple[str, Extent, Array]]) -> int:
+        """Fill arrays with boxes of tensors, verified; return the number of bytes filled. Independent.
+
+        Raises
+        ------
+        CorruptError
+            If bytes are damaged, or the entries do not cover a box.
+        """
+        transfers: list[Transfer] = []
+        nbytes = 0
+        for name, extent, target in wanted:
+            planned = list(plan_transfers(self.index[name], extent, target))
+            if sum(transfer.n_elements for transfer in planned) != extent.n_elements:
+                raise CorruptError(f"{self.path}: the entries of tensor {name!r} do not cover it; use an older step")
+            transfers += planned
+            nbytes += target.nbytes
+        self._read(transfers)
+        return nbytes
+
+    def _read(self, transfers: Sequence[Transfer]) -> None:
+        damaged = self._read_guarded([transfer.request for transfer in transfers])
+        if damaged:
+            raise CorruptError(
+                f"step {self.manifest.step} in {self.path.parent}: "
+                f"{'; '.join(map(str, damaged[:5]))}{' and more' if len(damaged) > 5 else ''}; use an older step"
+            )
+        for transfer in transfers:
+            transfer.finish()
+
+    def _read_guarded(self, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
+        try:
+            damaged = self.backend.read(self.path, self.manifest, requests)
+        except FileNotFoundError as error:
+            discovery.raise_if_retired(self.path, error)
+            raise CorruptError(f"{error.filename} is missing; use an older step") from error
+        except OSError as error:
+            raise error if isinstance(error, HpcckptError) else from_os_error(error, "read") from error
+        if damaged:
+            discovery.raise_if_retired(self.path, CorruptError(str(damaged[0])))
+        return damaged
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> list[DamagedBlock]:
+        """Read every byte and return the damaged blocks. Independent.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with the number of bytes of each part that was checked.
+        """
+        damaged: list[DamagedBlock] = []
+        scratch = np.empty(min(VERIFY_CHUNK_BYTES, max((e.nbytes for e in self._entries()), default=0)), np.uint8)
+        chunk = VERIFY_CHUNK_BYTES // self.manifest.block_bytes * self.manifest.block_bytes or VERIFY_CHUNK_BYTES
+        for entry in self._entries():
+            for start in range(0, entry.nbytes, chunk):
+                stop = min(start + chunk, entry.nbytes)
+                damaged += self._read_guarded([ReadRequest(entry, start, stop, scratch[: stop - start])])
+                if progress:
+                    progress(stop - start)
+        return damaged
+
+    def _entries(self) -> Iterator[StoredEntry]:
+        for entries in self.index.values():
+            yield from entries
+
+
+def _whole(entry: StoredEntry, target: Array) -> Transfer:
+    return Transfer(ReadRequest(entry, 0, entry.nbytes, as_bytes(target)), entry.item.extent.n_elements)
+
+
+def _index_problems(specs: dict[str, TensorSpec], index: Index, manifest: Manifest) -> Iterator[Problem]:
+    """Yield what differs between the manifest and the entries found; bounds what anyone may allocate."""
+    for name in sorted(set(index) - set(specs)):
+        yield Problem(repr(name), "is in the data files but not in the manifest")
+    covered: dict[str, int] = defaultdict(int)
+    for name, entries in index.items():
+        for entry in entries:
+            covered[name] += entry.item.stop - entry.item.start
+            if name in specs and not _is_of(entry, specs[name]):
+                yield Problem(repr(name), f"{entry.file} has it with another dtype, shape or kind")
+            if len(entry.crcs) != block_count(entry.nbytes, manifest.block_bytes):
+                yield Problem(repr(name), f"{entry.file} has the wrong number of checksums")
+    for name, spec in specs.items():
+        if spec.kind != "per-rank" and covered[name] != math.prod(spec.shape):
+            yield Problem(repr(name), f"entries cover {covered[name]} of {math.prod(spec.shape)} elements")
+
+
+def _is_of(entry: StoredEntry, spec: TensorSpec) -> bool:
+    found = entry.item.spec
+    same_shape = spec.kind == "per-rank" or found.shape == spec.shape
+    return same_shape and (found.name, found.dtype, found.kind) == (spec.name, spec.dtype, spec.kind)
+
+
+def open_step(path: discovery.PathLike, threads: int = 1) -> StepReader:
+    """Open a step directory, or the newest restorable step of a run directory. Independent.
+
+    Parameters
+    ----------
+    path : path_like
+        A step or a run directory.
+    threads : int
+        Native threads for reading.
+
+    Raises
+    ------
+    StepNotFoundError
+        If nothing restorable is there.
+    CorruptError
+        If the step is damaged.
+    """
+    where = Path(path)
+    if (where / layout.MANIFEST).exists() or layout.parse_step(where.name) is not None:
+        manifest = discovery.read_manifest(where)
+    else:
+        newest = discovery.newest_restorable(where)
+        if newest is None or newest.manifest is None:
+            raise StepNotFoundError(f"no restorable step in {where}; see 'hpcckpt list {where}'")
+        where, manifest = newest.path, newest.manifest
+    discovery.check_files(where, manifest)
+    return StepReader(where, manifest, make_backend(manifest.backend, threads))
+
+
+def rank_name(name: str, rank: int) -> str:
+    """Return the name under which `load` returns what one rank saved of a per-rank tensor."""
+    return f"{name}#{rank}"
+
+
+def load(path: discovery.PathLike, names: str | Iterable[str] | None = None) -> dict[str, Array]:
+    """Load tensors of a checkpoint as NumPy arrays, verified; needs no MPI. Independent.
+
+    Parameters
+    ----------
+    path : path_like
+        A step directory, or a run directory, of which the newest restorable step is taken.
+    names : str or iterable of str, optional
+        Names or patterns (``model/*``) to load; all by default.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        Per-rank tensors appear once for each rank, as ``NAME#RANK``.
+
+    Raises
+    ------
+    StepNotFoundError
+        If nothing restorable is there.
+    CorruptError
+        If bytes are damaged.
+    OptionError
+        If a name or pattern matches nothing.
+    """
+    reader = open_step(path)
+    chosen = select(reader.specs, [names] if isinstance(names, str) else names)
+    loaded: dict[str, Array] = {}
+    for name in chosen:
+        if reader.specs[name].kind == "per-rank":
+            ranks = sorted(entry.rank for entry in reader.index[name])
+            loaded |= {rank_name(name, rank): reader.load_rank(name, rank) for rank in ranks}
+        else:
+            loaded[name] = reader.load(name)
+    return loaded
+
+
+def select(known: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
+    """Return the names that match any pattern, in order; all without patterns. Pure.
+
+    Raises
+    ------
+    OptionError
+        If a pattern matches nothing.
+    """
+    every = list(known)
+    if patterns is None:
+        return every
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in every if name == pattern or fnmatch.fnmatchcase(name, pattern)}
+        if not matched:
+            raise OptionError(f"{pattern!r} matches no tensor; see 'hpcckpt tensors'")
+        chosen |= matched
+    return [name for name in every if name in chosen]
+
+
+def usable_cores() -> int:
+    """Return how many cores this rank may use: its affinity, shared with the ranks of its node. Independent."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local = next((os.environ[n] for n in _LOCAL_SIZE_VARIABLES if os.environ.get(n, "").isdigit()), "1")
+    return max(1, min(8, cores // max(1, int(local))))
+
+
+_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
+def load_backend(manifest: Manifest, own: Backend) -> Backend:
+    """Return the backend that reads a checkpoint: `own` if it wrote it, else a new one. Independent."""
+    return own if own.name == manifest.backend else make_backend(manifest.backend, own.threads)

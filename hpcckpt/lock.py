@@ -1,0 +1,243 @@
+"""The lock of a run directory: one writing job at a time.
+
+The lock is a small JSON file.  It is taken by linking a finished file to its name, so it is never
+seen half written, and held with a heartbeat (its modification time).  It is taken over only from a
+holder that is provably dead (same host: another boot, or no such process) or silent for longer than
+`expiry_s` (another host).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcckpt import layout
+from hpcckpt.errors import LockedError, LockLostError, from_os_error
+
+HEARTBEAT_S = 30.0
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "COBALT_JOBID", "LSB_JOBID")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock."""
+
+    host: str
+    pid: int
+    boot_id: str
+    started: str
+    job_id: str
+    nonce: str
+
+    def __str__(self) -> str:
+        job = f", job {self.job_id}" if self.job_id else ""
+        return f"process {self.pid} on {self.host}{job}"
+
+
+def boot_id() -> str:
+    """Return the identity of this boot of this host; "" where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks; "" if there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in {"Z", "X"} else fields[19]
+
+
+def this_holder() -> Holder:
+    """Return what this process writes into a lock."""
+    job_id = next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
+    pid = os.getpid()
+    return Holder(socket.gethostname(), pid, boot_id(), process_start(pid), job_id, layout.new_nonce())
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Return who holds the lock at `path`; ``None`` if nobody does or the file says nothing sensible."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            document: dict[str, Any] = json.loads(file.read(65536))
+        return Holder(**{name: document[name] for name in Holder.__dataclass_fields__})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_dead(holder: Holder, age_s: float, expiry_s: float) -> bool:
+    """Say whether a holder is provably dead, or on another host and silent for longer than `expiry_s`."""
+    if holder.host != socket.gethostname():
+        return age_s > expiry_s
+    if holder.boot_id and boot_id() and holder.boot_id != boot_id():
+        return True
+    if os.path.isdir("/proc/self"):
+        return process_start(holder.pid) != holder.started
+    return age_s > expiry_s
+
+
+class RunLock:
+    """The lock of one run directory; root takes it before its first change.
+
+    Parameters
+    ----------
+    directory : path_like
+        The run directory, which exists.
+    expiry_s : float
+        Seconds of silence after which another host's holder counts as dead.
+
+    Notes
+    -----
+    Within one process the lock is shared by all checkpointers of the directory.
+    """
+
+    _held: dict[str, RunLock] = {}  # noqa: RUF012 - one table per process
+    _guard = threading.Lock()
+
+    def __init__(self, directory: str | os.PathLike[str], expiry_s: float = 600.0) -> None:
+        self.path = Path(directory) / layout.LOCK
+        self.expiry_s = expiry_s
+        self.holder = this_holder()
+        self._users = 0
+        self._stop = threading.Event()
+
+    @classmethod
+    def take(cls, directory: str | os.PathLike[str], expiry_s: float = 600.0) -> RunLock:
+        """Take the lock, or share it with another user in this process. Root only.
+
+        Raises
+        ------
+        LockedError
+            If another job holds it; says which.
+        StorageError
+            If the directory cannot be written.
+        """
+        key = os.path.realpath(directory)
+        with cls._guard:
+            lock = cls._held.get(key)
+            if lock is None or lock.holder.pid != os.getpid():
+                lock = cls(key, expiry_s)
+                lock._acquire()
+                cls._held[key] = lock
+            lock._users += 1
+            return lock
+
+    def release(self) -> None:
+        """Give the lock back; the last user of the process removes the file. Root only."""
+        with self._guard:
+            self._users -= 1
+            if self._users > 0:
+                return
+            self._held.pop(str(self.path.parent), None)
+            self._stop.set()
+            if self.holder.pid == os.getpid() and self.is_mine():
+                self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def is_mine(self) -> bool:
+        """Say whether the file is still this lock. Root only."""
+        return read_holder(self.path) == self.holder
+
+    def check(self) -> None:
+        """Raise if the lock was taken over. Root only.
+
+        Raises
+        ------
+        LockLostError
+            Naming the new holder.
+        """
+        if not self.is_mine():
+            raise LockLostError(
+                f"{self.path} is now held by {read_holder(self.path) or 'nobody'}: this job was taken for dead; "
+                "nothing was published, stop one of the two jobs"
+            )
+
+    def _acquire(self) -> None:
+        try:
+            self._link_or_take_over()
+        except LockedError:
+            raise
+        except OSError as error:
+            raise from_os_error(error, "take the run's lock") from error
+        threading.Thread(target=self._beat, name="hpcckpt-heartbeat", daemon=True).start()
+
+    def _link_or_take_over(self) -> None:
+        for _ in range(5):
+            if self._link():
+                return
+            holder, age_s = read_holder(self.path), self._age_s()
+            if holder is None and age_s < 10.0:  # another job is just letting go or taking over
+                time.sleep(0.05)
+            elif holder is None or is_dead(holder, age_s, self.expiry_s):
+                self._remove_stale(holder)
+            else:
+                raise LockedError(
+                    f"{self.path.parent} is in use by {holder} (heartbeat {age_s:.0f} s ago); "
+                    "wait for it, stop it, or choose another directory"
+                )
+        raise LockedError(f"{self.path.parent}: other jobs keep taking the lock; try again later")
+
+    def _link(self) -> bool:
+        """Put a finished lock file under its name; say whether the name was free."""
+        draft = self.path.with_name(f".lock.{self.holder.nonce}")
+        draft.write_text(json.dumps({name: getattr(self.holder, name) for name in Holder.__dataclass_fields__}))
+        try:
+            os.link(draft, self.path)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        return True
+
+    def _remove_stale(self, holder: Holder | None) -> None:
+        """Move a dead holder's lock away; put it back if somebody else's got in between."""
+        grave = self.path.with_name(f".lock.dead-{layout.new_nonce()}")
+        try:
+            os.rename(self.path, grave)
+        except FileNotFoundError:
+            return
+        if read_holder(grave) != holder:
+            os.link(grave, self.path)
+        grave.unlink()
+
+    def _age_s(self) -> float:
+        try:
+            return time.time() - self.path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            if not self.is_mine():
+                return
+            try:
+                os.utime(self.path)
+            except OSError:
+                return
+
+
+def describe(directory: str | os.PathLike[str]) -> tuple[Holder, bool] | None:
+    """Return who holds a run's lock and whether that holder looks dead; ``None`` if it is free. Independent."""
+    path = Path(directory) / layout.LOCK
+    holder = read_holder(path)
+    if holder is None:
+        return None
+    try:
+        age_s = time.time() - path.stat().st_mtime
+    except OSError:
+        return None
+    return holder, is_dead(holder, age_s, 600.0)

@@ -1,0 +1,141 @@
+#include "blockio.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "crc32c.h"
+#include "file.h"
+#include "workers.h"
+
+namespace hpcckpt {
+namespace {
+
+// What is checksummed and then copied by the kernel, or the other way round, before going on: small enough to be
+// still in the second-level cache the second time.
+constexpr std::size_t kCacheBytes = std::size_t{256} << 10;
+
+struct Block {
+    std::size_t piece;
+    std::size_t index;  // within the piece
+    Piece bytes;
+};
+
+std::vector<Block> list_blocks(const std::vector<Piece>& pieces, std::size_t block_bytes) {
+    std::vector<Block> blocks;
+    for (std::size_t p = 0; p < pieces.size(); ++p) {
+        const Piece& piece = pieces[p];
+        for (std::size_t start = 0; start < piece.nbytes; start += block_bytes) {
+            const std::size_t nbytes = std::min(block_bytes, piece.nbytes - start);
+            const Piece bytes{piece.data + start, nbytes, piece.offset + static_cast<off_t>(start)};
+            blocks.push_back({p, start / block_bytes, bytes});
+        }
+    }
+    return blocks;
+}
+
+PieceCrcs room_for_crcs(const std::vector<Piece>& pieces, std::size_t block_bytes) {
+    PieceCrcs crcs;
+    crcs.reserve(pieces.size());
+    for (const Piece& piece : pieces) crcs.emplace_back(count_blocks(piece.nbytes, block_bytes));
+    return crcs;
+}
+
+// Moves a block in parts that stay in cache.  `move(bytes)` returns the transfer of one part.
+template <typename Move>
+Transfer move_in_parts(const Piece& block, Move move) {
+    Transfer total;
+    for (std::size_t start = 0; start < block.nbytes; start += kCacheBytes) {
+        const std::size_t nbytes = std::min(kCacheBytes, block.nbytes - start);
+        const Transfer part = move(Piece{block.data + start, nbytes, block.offset + static_cast<off_t>(start)});
+        total.nbytes += part.nbytes;
+        total.error = part.error;
+        if (part.nbytes < nbytes) break;
+    }
+    return total;
+}
+
+Transfer write_block(int fd, const Piece& block, std::uint32_t& crc) {
+    return move_in_parts(block, [&](const Piece& part) {
+        crc = crc32c(crc, part.data, part.nbytes);
+        return pwrite_all(fd, part.data, part.nbytes, part.offset);
+    });
+}
+
+Transfer read_block(int fd, const Piece& block, bool is_checked, std::uint32_t& crc) {
+    return move_in_parts(block, [&](const Piece& part) {
+        const Transfer transfer = pread_all(fd, part.data, part.nbytes, part.offset);
+        if (is_checked) crc = crc32c(crc, part.data, transfer.nbytes);
+        return transfer;
+    });
+}
+
+// Keeps the lowest failed block.  Blocks are handed out in ascending order and finished once handed out, so this is
+// the same block however many threads there are.
+class FirstFailure {
+   public:
+    // Returns whether the block was moved whole.
+    bool record(std::size_t position, const Block& block, std::size_t block_bytes, const Transfer& transfer) {
+        if (transfer.nbytes == block.bytes.nbytes) return true;
+        const std::lock_guard<std::mutex> guard(mutex_);
+        if (!failure_.is_failed || position < position_) {
+            position_ = position;
+            failure_ = {transfer.error, true, block.piece, block.index * block_bytes + transfer.nbytes};
+        }
+        return false;
+    }
+
+    BlockFailure get() const { return failure_; }
+
+   private:
+    std::mutex mutex_;
+    std::size_t position_ = 0;
+    BlockFailure failure_;
+};
+
+}  // namespace
+
+std::size_t count_blocks(std::size_t nbytes, std::size_t block_bytes) {
+    return nbytes / block_bytes + (nbytes % block_bytes != 0 ? 1 : 0);
+}
+
+PieceCrcs checksum_blocks(const std::vector<Piece>& pieces, const BlockOptions& options) {
+    PieceCrcs crcs = room_for_crcs(pieces, options.block_bytes);
+    const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
+    for_each_item(blocks.size(), options.n_threads, [&](std::size_t i) {
+        crcs[blocks[i].piece][blocks[i].index] = crc32c(0, blocks[i].bytes.data, blocks[i].bytes.nbytes);
+        return true;
+    });
+    return crcs;
+}
+
+WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOptions& options) {
+    PieceCrcs crcs = room_for_crcs(pieces, options.block_bytes);
+    const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
+    FirstFailure failure;
+    for_each_item(blocks.size(), options.n_threads, [&](std::size_t i) {
+        const Transfer transfer = write_block(fd, blocks[i].bytes, crcs[blocks[i].piece][blocks[i].index]);
+        return failure.record(i, blocks[i], options.block_bytes, transfer);
+    });
+    return {failure.get(), std::move(crcs)};
+}
+
+ReadResult read_blocks(int fd, const std::vector<Piece>& pieces,
+                       const std::vector<const std::vector<std::uint32_t>*>& expected, const BlockOptions& options) {
+    const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
+    std::vector<char> is_bad(blocks.size());  // not vector<bool>: threads set neighbours
+    FirstFailure failure;
+    for_each_item(blocks.size(), options.n_threads, [&](std::size_t i) {
+        const auto* crcs = expected[blocks[i].piece];
+        std::uint32_t crc = 0;
+        const Transfer transfer = read_block(fd, blocks[i].bytes, crcs != nullptr, crc);
+        is_bad[i] = crcs != nullptr && crc != (*crcs)[blocks[i].index];
+        return failure.record(i, blocks[i], options.block_bytes, transfer);
+    });
+    ReadResult result{failure.get(), {}};
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        if (is_bad[i] != 0) result.bad.emplace_back(blocks[i].piece, blocks[i].index);
+    }
+    return result;
+}
+
+}  // namespace hpcckpt

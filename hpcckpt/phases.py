@@ -1,0 +1,43 @@
+"""Named phases of saving and restoring, and the hook that fault injection hangs on.
+
+The numbers are those of the commit protocol in ``docs/format.md`` and in
+:mod:`hpcckpt.collective.commit`.  In production no hook is installed and :func:`reached` costs one
+comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+PHASES = (
+    "0-plan",
+    "1-begin",
+    "2-write",
+    "2-written",
+    "2-synced",
+    "3-report",
+    "4-check",
+    "4-manifest",
+    "4-durable",
+    "5-published",
+    "6-parent-synced",
+    "7-outcome",
+    "8-retention",
+    "8-retired",
+    "9-restore",
+)
+
+Hook = Callable[[str, int], None]
+_hook: Hook | None = None
+
+
+def reached(phase: str, rank: int) -> None:
+    """Tell the hook, if there is one, that `rank` is at `phase`."""
+    if _hook is not None:
+        _hook(phase, rank)
+
+
+def install_hook(hook: Hook | None) -> None:
+    """Install a fault-injection hook for this process; ``None`` removes it."""
+    global _hook  # noqa: PLW0603 - one hook per process is the point
+    _hook = hook

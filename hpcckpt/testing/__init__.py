@@ -1,0 +1,1 @@
+"""For tests and plugin authors: ranks as threads, fault injection."""
