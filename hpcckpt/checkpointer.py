@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcckpt import discovery, saving
 from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
@@ -18,6 +18,8 @@ from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
 
 __all__ = ["Checkpointer", "PendingSave", "Restored", "SavedStep"]
+
+T = TypeVar("T")
 
 
 class PendingSave:
@@ -86,7 +88,7 @@ class Checkpointer:
         max_to_keep: int | None = 3,
         keep_best: Best | str | None = None,
         keep_period: int | None = None,
-        async_save: bool = True,  # noqa: FBT001, FBT002 - the public signature is fixed
+        async_save: bool = True,
         *,
         on_newer: OnNewer = "error",
         check_replicas: int = 100,
@@ -98,7 +100,14 @@ class Checkpointer:
         options = group.agree(
             "checkpointer: options",
             lambda: Options(
-                max_to_keep, parse_best(keep_best), keep_period, backend, on_newer, check_replicas, lock_expiry_s, threads
+                max_to_keep,
+                parse_best(keep_best),
+                keep_period,
+                backend,
+                on_newer,
+                check_replicas,
+                lock_expiry_s,
+                threads,
             ).check(),
         )
         info = _agreed_backend(group, backend)
@@ -233,7 +242,7 @@ class Checkpointer:
         else:  # other ranks may not come: give back what needs no peers
             self._release()
 
-    def _on_root(self, phase: str, fn: Any) -> Any:
+    def _on_root(self, phase: str, fn: Callable[[], T]) -> T:
         self._check_open()
         return self._run.comm.on_root(phase, fn)
 

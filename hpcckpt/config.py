@@ -82,16 +82,17 @@ class Options:
 
     def problems(self) -> list[Problem]:
         """Return everything that is wrong with these options."""
+        best = self.keep_best
         rules = [
             ("max_to_keep", self.max_to_keep is None or self.max_to_keep >= 1, "must be at least 1, or None"),
             ("keep_period", self.keep_period is None or self.keep_period >= 1, "must be at least 1, or None"),
-            ("keep_best.mode", self.keep_best is None or self.keep_best.mode in {"min", "max", "auto"}, "must be one of auto, max, min"),
-            ("keep_best.count", self.keep_best is None or self.keep_best.count >= 1, "must be at least 1"),
+            ("keep_best.mode", best is None or best.mode in {"min", "max", "auto"}, "must be one of auto, max, min"),
+            ("keep_best.count", best is None or best.count >= 1, "must be at least 1"),
             ("on_newer", self.on_newer in {"error", "aside"}, "must be one of aside, error"),
             ("check_replicas", self.check_replicas >= 0, "must not be negative"),
             ("lock_expiry_s", self.lock_expiry_s > 0, "must be positive"),
             ("threads", self.threads >= 0, "must not be negative"),
-        ]  # fmt: skip
+        ]
         return [Problem(f"options.{name}", message) for name, is_met, message in rules if not is_met]
 
     def check(self) -> Options:

@@ -27,7 +27,7 @@ def numpy_dtype(token: str) -> np.dtype[Any]:
     itemsize(token)  # refuses whatever is not a token before NumPy sees it
     if token in _NUMPY_NAMES or token not in ITEMSIZE:
         return np.dtype(token)
-    import ml_dtypes  # noqa: PLC0415 - only the narrow types need it
+    import ml_dtypes  # only the narrow types need it
 
     if not hasattr(ml_dtypes, token):
         raise errors.ConfigError(f"dtype {token!r} needs a newer ml_dtypes: pip install -U ml_dtypes")

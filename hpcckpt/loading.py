@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcckpt import discovery, layout
-from hpcckpt.backends.base import Backend, Bytes, ReadRequest
+from hpcckpt.backends.base import Backend, ReadRequest
 from hpcckpt.backends.registry import make_backend
 from hpcckpt.collective.sharding import boxes_of_span, flat_index, intersect, strides
 from hpcckpt.dtypes import numpy_dtype

@@ -178,7 +178,9 @@ def _parse(text: bytes, where: str) -> dict[str, Any]:
 def _from_document(document: dict[str, Any], where: str) -> Manifest:
     version = document.get("format")
     if isinstance(version, int) and version > FORMAT_VERSION:
-        raise FormatVersionError(f"{where}: format {version} is newer than {FORMAT_VERSION}; upgrade hpcckpt to read it")
+        raise FormatVersionError(
+            f"{where}: format {version} is newer than {FORMAT_VERSION}; upgrade hpcckpt to read it"
+        )
     problems = validate(document)
     if problems:
         raise ManifestError(f"{where}: {list_problems(problems)}; use an older step")

@@ -39,5 +39,5 @@ def reached(phase: str, rank: int) -> None:
 
 def install_hook(hook: Hook | None) -> None:
     """Install a fault-injection hook for this process; ``None`` removes it."""
-    global _hook  # noqa: PLW0603 - one hook per process is the point
+    global _hook  # one hook per process is the point
     _hook = hook

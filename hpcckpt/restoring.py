@@ -77,7 +77,7 @@ def _restore_one(run: Run, tree: StateTree, step: int, wish: _Wish) -> Restored:
     reader = _open(run, step)
     where = f"restore step {step}"
     try:
-        match = run.comm.agree(f"{where}: match", lambda: match_state(tree, reader, run.comm.rank, run.comm.size, wish.strict))
+        match = run.comm.agree(f"{where}: match", lambda: match_state(tree, reader, run.comm.size, strict=wish.strict))
         phases.reached("9-restore", run.comm.rank)
         arrays = run.comm.agree(f"{where}: read", lambda: _read(reader, tree, match, run.comm.rank))
     finally:
@@ -162,7 +162,7 @@ class Match(NamedTuple):
     unexpected: tuple[str, ...]
 
 
-def match_state(tree: StateTree, reader: StepReader, rank: int, n_ranks: int, strict: bool) -> Match:
+def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bool) -> Match:
     """Compare a state with a step, and say what to read. Pure.
 
     Raises
@@ -178,7 +178,9 @@ def match_state(tree: StateTree, reader: StepReader, rank: int, n_ranks: int, st
     gone = [] if reader.manifest.n_ranks == n_ranks else [n for n in shared if reader.specs[n].kind == "per-rank"]
     if strict:
         problems += [Problem(repr(name), "is in the state but not in the checkpoint", "missing") for name in missing]
-        problems += [Problem(repr(name), "is in the checkpoint but not in the state", "unexpected") for name in unexpected]
+        problems += [
+            Problem(repr(name), "is in the checkpoint but not in the state", "unexpected") for name in unexpected
+        ]
     if problems and (strict or len(problems) == len(shared) > 0):
         raise StateMismatchError(
             f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {list_problems(problems)}; "
@@ -202,7 +204,9 @@ def _leaf_problems(leaf: TensorLeaf, reader: StepReader) -> list[Problem]:
     if (spec.kind == "per-rank") != (saved.kind == "per-rank"):
         problems.append(Problem(repr(spec.name), f"is {saved.kind} in the checkpoint and {spec.kind} in the state"))
     elif spec.kind != "per-rank" and spec.shape != saved.shape:
-        problems.append(Problem(repr(spec.name), f"has shape {saved.shape} in the checkpoint and {spec.shape} in the state"))
+        problems.append(
+            Problem(repr(spec.name), f"has shape {saved.shape} in the checkpoint and {spec.shape} in the state")
+        )
     if spec.dtype != saved.dtype:
         problems.append(Problem(repr(spec.name), f"is {saved.dtype} in the checkpoint and {spec.dtype} in the state"))
     return problems
@@ -218,7 +222,9 @@ def _warnings(
 ) -> list[str]:
     texts = []
     if gone:
-        texts.append(f"saved on {saved_ranks} ranks, restored on {n_ranks}: per-rank {', '.join(gone)} left as they are")
+        texts.append(
+            f"saved on {saved_ranks} ranks, restored on {n_ranks}: per-rank {', '.join(gone)} left as they are"
+        )
     if missing:
         texts.append(f"not in the checkpoint, left as they are: {', '.join(missing)}")
     if unexpected:

@@ -70,9 +70,7 @@ def save(run: Run, state: Any, request: Request) -> SavedStep:
     _advance(run, staged.job)
     kept, warnings = _retire(run, staged)
     seconds = time.monotonic() - began
-    return SavedStep(
-        request.step, path, plan.nbytes, n_files, seconds, seconds, kept, run.backend.name, warnings
-    )
+    return SavedStep(request.step, path, plan.nbytes, n_files, seconds, seconds, kept, run.backend.name, warnings)
 
 
 # -- 0: what is there to save --------------------------------------------------------------------
@@ -92,21 +90,23 @@ def _plan(run: Run, state: Any, request: Request) -> tuple[StateTree, SavePlan]:
 def _checked_state(state: Any, request: Request) -> StateTree:
     if not 0 <= request.step <= layout.MAX_STEP:
         raise StateError(f"step {request.step} is not between 0 and {layout.MAX_STEP}")
-    for name, value in request.metrics.items():
-        if not isinstance(name, str) or isinstance(value, str) or not _is_real(value):
-            raise StateError(f"metrics[{name!r}] is {value!r}: metrics map names to numbers")
+    wrong = [name for name, value in request.metrics.items() if not _is_metric(name, value)]
+    if wrong:
+        raise StateError(f"metrics {wrong} are not numbers: metrics map names to numbers")
     tree = flatten(state)
     if not is_json(dict(request.objects)):
-        raise StateError("objects must be JSON values: strings, numbers, booleans, None, lists, and dicts with string keys")
+        raise StateError(
+            "objects must be JSON values: strings, numbers, booleans, None, lists, and dicts with string keys"
+        )
     return tree
 
 
-def _is_real(value: Any) -> bool:
+def _is_metric(name: Any, value: Any) -> bool:
     try:
         float(value)
     except (TypeError, ValueError):
         return False
-    return True
+    return isinstance(name, str) and not isinstance(value, str)
 
 
 def replica_checksums(tree: StateTree) -> dict[str, int]:
@@ -242,9 +242,7 @@ def read_objects(tree: StateTree) -> dict[str, Any]:
     return {name: leaf.read() for name, leaf in tree.objects.items()}
 
 
-def _publish(
-    run: Run, staged: commit.Staged, plan: SavePlan, content: _Content, *, replace: bool
-) -> tuple[Path, int]:
+def _publish(run: Run, staged: commit.Staged, plan: SavePlan, content: _Content, *, replace: bool) -> tuple[Path, int]:
     """Check, describe and publish what was written; return the step's path and number of files. Collective."""
 
     def publish() -> tuple[Path, int]:
@@ -255,9 +253,7 @@ def _publish(
     return run.comm.on_root(f"save step {staged.job.step}: publish", publish)  # step 7
 
 
-def _manifest(
-    run: Run, job: SaveJob, plan: SavePlan, content: _Content, files: tuple[FileRecord, ...]
-) -> Manifest:
+def _manifest(run: Run, job: SaveJob, plan: SavePlan, content: _Content, files: tuple[FileRecord, ...]) -> Manifest:
     return Manifest(
         save_id=job.save_id,
         run_id=run.lineage.run_id or job.save_id,

@@ -222,8 +222,8 @@ def _dispatch(value: Any, name: str, assign: Assign, problems: list[Problem]) ->
         yield from _stateful_leaves(value, name, problems)
     else:
         raise StateError(
-            f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: use arrays, JSON values, or an object "
-            "with state_dict() and load_state_dict()"
+            f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: use arrays, JSON values, "
+            "or an object with state_dict() and load_state_dict()"
         )
 
 
@@ -240,9 +240,7 @@ def join(name: str, part: str) -> str:
     return f"{name}/{part}" if name else part
 
 
-def _mapping_leaves(
-    value: Mapping[Any, Any], name: str, assign: Assign, problems: list[Problem]
-) -> Iterator[Leaf]:
+def _mapping_leaves(value: Mapping[Any, Any], name: str, assign: Assign, problems: list[Problem]) -> Iterator[Leaf]:
     if not value and name:
         yield ObjectLeaf(name, dict, assign)
     for key, item in value.items():
@@ -298,7 +296,9 @@ def plain(array: Array) -> Array:
     return contiguous.astype(numpy_dtype(dtype_token(contiguous.dtype)), copy=False)
 
 
-def declare(array: Any, name: str, kind: Kind, extent: Extent | None = None, shape: Sequence[int] | None = None) -> Declaration:
+def declare(
+    array: Any, name: str, kind: Kind, extent: Extent | None = None, shape: Sequence[int] | None = None
+) -> Declaration:
     """Return the declaration of an array-like with ``dtype`` and ``shape``."""
     own = tuple(map(int, array.shape))
     spec = TensorSpec(name, dtype_token(np.dtype(array.dtype)), tuple(shape) if shape is not None else own, kind)
@@ -310,16 +310,14 @@ def _in_place_target(array: Array) -> Array | None:
     return array if is_plain and array.flags.c_contiguous and array.flags.writeable else None
 
 
-def array_leaf(value: Array | np.generic[Any], name: str, assign: Assign, kind: Kind = "replicated") -> TensorLeaf:
+def array_leaf(value: Array | np.generic, name: str, assign: Assign, kind: Kind = "replicated") -> TensorLeaf:
     """Return the leaf of a NumPy array, restored in place, or of a scalar, replaced in its container."""
     if isinstance(value, np.generic):
         scalar = np.asarray(value)
         return TensorLeaf(declare(scalar, name, kind), lambda: plain(scalar), lambda new: assign(new[()]))
     if not value.flags.writeable:
         return TensorLeaf(declare(value, name, kind), lambda: plain(value), lambda new: assign(new.copy()))
-    return TensorLeaf(
-        declare(value, name, kind), lambda: plain(value), _filler(value), lambda: _in_place_target(value)
-    )
+    return TensorLeaf(declare(value, name, kind), lambda: plain(value), _filler(value), lambda: _in_place_target(value))
 
 
 def _filler(array: Array) -> Callable[[Array], None]:
@@ -347,7 +345,7 @@ JSON_SUFFIX = "json"
 
 
 def _per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
-    """A per-rank array, or a JSON value as its UTF-8 bytes under ``NAME/json``."""
+    """Return the leaf of a per-rank array, or of a JSON value as its UTF-8 bytes under ``NAME/json``."""
     if isinstance(value.value, np.ndarray | np.generic):
         held = np.asarray(value.value)
         declaration = declare(held, name, "per-rank")

@@ -45,7 +45,7 @@ def itemsize(token: str) -> int:
     if token in ITEMSIZE:
         return ITEMSIZE[token]
     match = _TYPE_STRING.fullmatch(token)
-    if match is None or int(match[3]) == 0 and match[2] not in "USV":
+    if match is None or (int(match[3]) == 0 and match[2] not in "USV"):
         raise ValueError(f"unknown dtype {token!r}")
     return int(match[3]) * (4 if match[2] == "U" else 1)
 
@@ -70,7 +70,7 @@ class Extent:
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Say whether the box lies inside a tensor of `shape`."""
         return len(self.offset) == len(self.shape) == len(shape) and all(
-            0 <= start and 0 <= length and start + length <= limit
+            start >= 0 and length >= 0 and start + length <= limit
             for start, length, limit in zip(self.offset, self.shape, shape, strict=True)
         )
 

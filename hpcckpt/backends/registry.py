@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError
 
@@ -71,7 +71,9 @@ def find_backend(name: str) -> BackendInfo:
     matches = [info for info in discover() if info.name == name]
     if not matches:
         known = ", ".join(sorted({info.name for info in discover()}))
-        raise BackendNotFoundError(f"backend: {name!r} is not one of {known}; is the package that provides it installed?")
+        raise BackendNotFoundError(
+            f"backend: {name!r} is not one of {known}; is the package that provides it installed?"
+        )
     if len(matches) > 1:
         origins = " and ".join(f"{info.origin} ({info.target})" for info in matches)
         raise BackendConflictError(f"backend name {name!r} is provided by {origins}; uninstall one of them")
@@ -86,7 +88,7 @@ def load_class(info: BackendInfo) -> type[Backend]:
     BackendError
         If the import fails, or what is found is not a backend; names the package.
     """
-    from hpcckpt.backends.base import Backend  # noqa: PLC0415 - needs NumPy, listing does not
+    from hpcckpt.backends.base import Backend  # needs NumPy, listing does not
 
     module, _, attribute = info.target.partition(":")
     try:
@@ -97,7 +99,7 @@ def load_class(info: BackendInfo) -> type[Backend]:
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendError(f"backend {info.name!r} of {info.origin}: {info.target} is not a Backend class")
-    return cast("type[Backend]", cls)
+    return cls
 
 
 def make_backend(name: str, threads: int = 1) -> Backend:

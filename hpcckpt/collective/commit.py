@@ -78,7 +78,9 @@ def begin(backend: Backend, job: SaveJob, directory: Path) -> Staged:
     return staged
 
 
-def write(comm: Communicator, backend: Backend, staged: Staged, payloads: Sequence[Payload]) -> list[WriteReport] | None:
+def write(
+    comm: Communicator, backend: Backend, staged: Staged, payloads: Sequence[Payload]
+) -> list[WriteReport] | None:
     """Write every rank's payloads and bring the reports to root. Collective.
 
     Raises

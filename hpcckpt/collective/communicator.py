@@ -149,7 +149,14 @@ class SerialCommunicator(Communicator):
         """Do nothing. Collective."""
 
 
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
+_SIZE_VARIABLES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMIX_SIZE",
+    "PMI_SIZE",
+    "MPI_LOCALNRANKS",
+    "PALS_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "SLURM_PROCID")
 
 
@@ -182,7 +189,7 @@ def default_communicator() -> Communicator:
     if n_ranks is None and launched_rank() is None:
         return SerialCommunicator()
     try:
-        from hpcckpt.collective.mpi import world  # noqa: PLC0415 - starts MPI
+        from hpcckpt.collective.mpi import world  # starts MPI
     except ImportError as error:
         if n_ranks == 1:
             return SerialCommunicator()
@@ -211,7 +218,7 @@ def as_communicator(comm: Any) -> Communicator:
     if isinstance(comm, Communicator):
         return comm.duplicate()
     if type(comm).__module__.partition(".")[0] == "mpi4py":
-        from hpcckpt.collective.mpi import MpiCommunicator  # noqa: PLC0415 - starts MPI
+        from hpcckpt.collective.mpi import MpiCommunicator  # starts MPI
 
         return MpiCommunicator(comm)
     raise TypeError(f"comm must be None or an mpi4py communicator, not {type(comm).__qualname__}")

@@ -109,7 +109,9 @@ def _raise_tree_mismatch(trees: list[list[str]]) -> None:
         extra = sorted(set(tree) - set(trees[0]))
         problems += [Problem(f"rank {rank}", f"lacks {text!r} that rank 0 has") for text in missing[:5]]
         problems += [Problem(f"rank {rank}", f"has {text!r} that rank 0 lacks") for text in extra[:5]]
-    raise TreeMismatchError(f"ranks hand in different states: {list_problems(problems)}; make them build the same state")
+    raise TreeMismatchError(
+        f"ranks hand in different states: {list_problems(problems)}; make them build the same state"
+    )
 
 
 def _per_rank_items(gathered: Sequence[Sequence[Declaration]], loads: dict[int, int]) -> dict[int, list[WriteItem]]:
@@ -141,8 +143,8 @@ def _sharded_items(gathered: Sequence[Sequence[Declaration]], loads: dict[int, i
     for declaration, ranks in owners.items():
         groups[tuple(ranks)].append(declaration)
     items: dict[int, list[WriteItem]] = defaultdict(list)
-    for ranks, boxes in sorted(groups.items(), key=lambda group: (len(group[0]), group[0])):
-        for rank, more in split_over(ranks, boxes, loads).items():
+    for holders, boxes in sorted(groups.items(), key=lambda group: (len(group[0]), group[0])):
+        for rank, more in split_over(holders, boxes, loads).items():
             items[rank] += more
     return items
 

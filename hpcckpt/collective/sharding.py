@@ -151,7 +151,9 @@ class _Placed:
     nbytes: int
 
 
-def split_over(owners: Sequence[int], boxes: Sequence[Declaration], loads: dict[int, int]) -> dict[int, list[WriteItem]]:
+def split_over(
+    owners: Sequence[int], boxes: Sequence[Declaration], loads: dict[int, int]
+) -> dict[int, list[WriteItem]]:
     """Split boxes that all `owners` hold into spans, one run of spans per owner; adds to `loads`.
 
     Parameters

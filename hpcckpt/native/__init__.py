@@ -1,4 +1,8 @@
-import os, crc32c as _c
+import os
+
+import crc32c as _c
+
+
 def crc32c(d, value=0): return _c.crc32c(memoryview(d).cast('B') if memoryview(d).nbytes else b'', value)
 def write_blocks(fd, pieces, *, block_bytes=1<<20, threads=1, path=""):
     out=[]

@@ -137,7 +137,9 @@ def header_length(word: bytes, file_bytes: int, where: str) -> int:
     return length
 
 
-def decode_header(header: bytes, file_bytes: int, record: FileRecord, manifest: Manifest, crc: Crc) -> list[StoredEntry]:
+def decode_header(
+    header: bytes, file_bytes: int, record: FileRecord, manifest: Manifest, crc: Crc
+) -> list[StoredEntry]:
     """Return the entries of a file whose header this is.
 
     Raises
