@@ -7,6 +7,7 @@ run directory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
@@ -300,12 +301,15 @@ def pin(directory: PathLike, step: int, reader: str = "") -> None:
 
 def unpin(directory: PathLike, step: int, reader: str = "") -> bool:
     """Take a pin away; return whether there was one. Independent."""
+    path = _pin_path(directory, step, reader)
     try:
-        os.unlink(_pin_path(directory, step, reader))
+        os.unlink(path)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise from_os_error(error, f"unpin step {step}") from error
+    with contextlib.suppress(OSError):  # the last pin takes the directory with it
+        os.rmdir(os.path.dirname(path))
     return True
 
 

@@ -1,0 +1,40 @@
+"""Keras shell: callbacks that save and restore, and the adapter that names a model's state.
+
+Works with Keras 2.15 (TensorFlow 2.15) and with Keras 3 on TensorFlow.  Importing this package loads
+neither; names are loaded on first use.
+
+A state that holds a Keras model, ``{"model": model}``, or the bare model, gives these names:
+
+``model/<layer>/…/<weight>``
+    All weights. Layer names that Keras made up (``conv2d_7``) are counted anew within the parent, in
+    layer order, so that they are the same in every process; names that the user chose stay.
+``optimizer/<variable>``, ``optimizer/<slot>/<layer>/…/<weight>``
+    All variables of the compiled optimizer, which is built if need be; the learning rate too, which
+    Keras 2.15 leaves out of ``optimizer.variables``, and the loss scale of a `LossScaleOptimizer`.
+
+Weights that training does not average over ranks (moving statistics of BatchNorm) count on root;
+seeds and generators of layers belong to each rank.  Metrics are not part of the state: Keras resets
+them with each epoch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcckpt.keras.callbacks import BackupAndRestore
+
+_HOME = {"BackupAndRestore": "hpcckpt.keras.callbacks"}
+
+__all__ = ["BackupAndRestore"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'hpcckpt.keras' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

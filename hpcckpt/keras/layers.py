@@ -1,0 +1,116 @@
+"""The weights of a Keras model or layer, by names that do not depend on what was built before.
+
+Each layer's own weights come first, then its sublayers in the order in which Keras tracks them.  A
+layer or weight that is reached twice (shared layers, tied weights) is named where it is met first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcckpt.errors import StateError
+from hpcckpt.keras.naming import Namer, stem, variable_name
+from hpcckpt.snapshot import join
+from hpcckpt.tensors import Kind
+
+RNG_STATE = "seed_generator_state"
+"""Name of a layer's random state, Keras 3's own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A variable of a model: where it stands, and how ranks share it."""
+
+    path: str
+    variable: Any
+    kind: Kind
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What one walk has met so far."""
+
+    seen: set[int] = field(default_factory=set)
+    unbuilt: list[str] = field(default_factory=list)
+
+    def is_new(self, obj: Any) -> bool:
+        """Say whether `obj` is met for the first time."""
+        if id(obj) in self.seen:
+            return False
+        self.seen.add(id(obj))
+        return True
+
+
+def is_layer(obj: Any) -> bool:
+    """Say whether `obj` is a Keras layer or model."""
+    return all(hasattr(type(obj), name) for name in ("_flatten_layers", "weights", "add_weight"))
+
+
+def named_weights(model: Any) -> list[Weight]:
+    """Return all weights and random states of a model or layer, each with its path in it.
+
+    Raises
+    ------
+    StateError
+        If the model or a layer of it has no weights yet because it was not built.
+    """
+    walk = _Walk()
+    weights = list(_weights_of(model, "", walk))
+    if walk.unbuilt:
+        raise StateError(
+            f"these layers have no weights yet: {', '.join(walk.unbuilt[:10])}; build the model before it is saved or "
+            "restored: give it an Input, call model.build(input_shape), or call it once on a batch"
+        )
+    return weights + list(_others(model, walk))
+
+
+def _weights_of(layer: Any, path: str, walk: _Walk) -> Iterator[Weight]:
+    walk.seen.update(id(variable) for metric in getattr(layer, "_metrics", ()) for variable in metric.variables)
+    if not layer.built and _may_have_weights(layer):
+        walk.unbuilt.append(path or layer.name)
+    namer = Namer()
+    yield from _own_weights(layer, path, namer, walk)
+    for child in layer._flatten_layers(include_self=False, recursive=False):
+        name = namer.take(stem(child.name, type(child).__name__))
+        if walk.is_new(child):
+            yield from _weights_of(child, join(path, name), walk)
+
+
+def _own_weights(layer: Any, path: str, namer: Namer, walk: _Walk) -> Iterator[Weight]:
+    kinds: list[tuple[Kind, Sequence[Any]]] = [
+        ("replicated", _tracked(layer, "trainable")),
+        ("root", _tracked(layer, "non_trainable")),
+    ]
+    for kind, variables in kinds:
+        for variable in variables:
+            if walk.is_new(variable):
+                yield Weight(join(path, namer.take(variable_name(variable.name))), variable, kind)
+    for variable in _random_states(layer):
+        if walk.is_new(variable):
+            yield Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank")
+
+
+def _tracked(layer: Any, which: str) -> Sequence[Any]:
+    """Return the weights that the layer itself made; unlike ``trainable_weights``, freezing does not move them."""
+    return list(getattr(layer, f"_{which}_variables", ()) or getattr(layer, f"_{which}_weights", ()))
+
+
+def _random_states(layer: Any) -> list[Any]:
+    """Return the layer's generator states: Keras 3's seed generators, or the generator that 2.15 hides."""
+    states = [generator.state for generator in getattr(layer, "_seed_generators", ())]
+    hidden = getattr(getattr(layer, "_random_generator", None), "_generator", None)
+    return states + ([hidden.state] if hidden is not None else [])
+
+
+def _others(model: Any, walk: _Walk) -> Iterator[Weight]:
+    """Yield weights that Keras lists but no layer owns (those of a plain ``tf.Module`` in a layer), by position."""
+    for number, variable in enumerate(v for v in model.weights if walk.is_new(v)):
+        yield Weight(f"other/{number}", variable, "replicated" if variable.trainable else "root")
+
+
+def _may_have_weights(layer: Any) -> bool:
+    """Say whether the class has a ``build`` of its own, as layers with weights do."""
+    maker = next((cls for cls in type(layer).__mro__ if "build" in vars(cls)), None)
+    return maker is not None and maker.__name__ != "Layer"

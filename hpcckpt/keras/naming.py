@@ -1,0 +1,45 @@
+"""Names that are the same in every process, although Keras counts the names it makes up."""
+
+from __future__ import annotations
+
+import re
+
+
+class Namer:
+    """Hands out each name once: the second ``dense`` becomes ``dense_1``."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    def take(self, name: str) -> str:
+        """Return `name`, or `name` with the lowest number that makes it new."""
+        free, count = name, 0
+        while free in self._used:
+            count += 1
+            free = f"{name}_{count}"
+        self._used.add(free)
+        return free
+
+
+def snake_case(class_name: str) -> str:
+    """Return the name that Keras derives from a class: ``BatchNormalization`` gives ``batch_normalization``."""
+    spaced = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", class_name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", spaced).lower().lstrip("_")
+
+
+def stem(name: str, class_name: str) -> str:
+    """Return a name without the count that Keras gave it; a name that the user chose comes back as it is.
+
+    Keras 2.15 calls functional models ``model`` and puts ``private`` before the names of private
+    classes; `Bidirectional` puts a direction before the name of the layer it wraps.
+    """
+    base = snake_case(class_name)
+    aliases = "|".join({re.escape(base), "model"} if base == "functional" else {re.escape(base)})
+    match = re.fullmatch(rf"(forward_|backward_)?(?:private)?_*(?:{aliases})(?:_[0-9]+)?", name)
+    return name if match is None else (match[1] or "") + base
+
+
+def variable_name(keras_name: str) -> str:
+    """Return the last part of a variable's name, without a count if Keras made it up: ``kernel`` for ``conv2d_1/kernel:0``."""
+    last = keras_name.rpartition("/")[2].partition(":")[0]
+    return "variable" if re.fullmatch(r"[Vv]ariable(_[0-9]+)?", last) else last

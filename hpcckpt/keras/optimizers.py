@@ -1,0 +1,145 @@
+"""The variables of a Keras optimizer, each named after the weight it belongs to.
+
+Taken are: the slots, one variable for each trained weight, which optimizers keep in lists along those
+weights; all else in ``optimizer.variables``; and variables that are attributes and missing there
+(learning rates and Nadam's ``u_product`` in Keras 2.15, the hyperparameters of legacy optimizers).
+Wrappers such as Horovod's, a subclass made on the fly, change nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hpcckpt.errors import StateError
+from hpcckpt.keras.layers import Weight
+from hpcckpt.keras.naming import Namer, variable_name
+from hpcckpt.keras.variables import is_variable, variable_leaf
+from hpcckpt.snapshot import TensorLeaf, join
+
+_NOT_SLOTS = {"_variables", "_trainable_variables", "_weights"}
+
+
+class _Trained(NamedTuple):
+    """A weight that the optimizer was built for: its path, and what Keras calls it."""
+
+    path: str
+    keras_path: str
+
+
+def is_optimizer(obj: Any) -> bool:
+    """Say whether `obj` is a Keras optimizer."""
+    return hasattr(obj, "apply_gradients") and hasattr(type(obj), "iterations")
+
+
+def build(optimizer: Any, trainable: Sequence[Any]) -> None:
+    """Create the optimizer's variables for these weights, if it has not done so."""
+    if hasattr(optimizer, "_create_all_weights"):  # legacy optimizers, and their loss scaling
+        optimizer._create_all_weights(trainable)
+    elif not _is_built(optimizer):
+        optimizer.build(trainable)
+
+
+def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) -> Iterator[TensorLeaf]:
+    """Yield the leaves of a built optimizer.
+
+    Parameters
+    ----------
+    optimizer : keras.optimizers.Optimizer
+        The optimizer.
+    name : str
+        What the names begin with.
+    weights : sequence of Weight
+        The model's, to name slots after; without them slots are numbered in the order of the build.
+
+    Raises
+    ------
+    StateError
+        If the optimizer is not built.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        yield from optimizer_leaves(inner, name, weights)
+        yield from _loss_scale_leaves(optimizer, join(name, "loss_scale"))
+        return
+    if not _is_built(optimizer):
+        raise StateError(
+            f"{name}: {type(optimizer).__name__} has no variables yet; call "
+            "optimizer.build(model.trainable_variables) first, or hand in the compiled model"
+        )
+    namer, seen = Namer(), set()
+    for variable, path in [*_slots(optimizer, weights), *_singles(optimizer)]:
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            yield variable_leaf(variable, join(name, namer.take(path)))
+
+
+def _is_built(optimizer: Any) -> bool:
+    """Say whether the optimizer has its variables: Keras 2.15, Keras 3 and legacy optimizers say so by three names."""
+    return any(getattr(optimizer, flag, False) for flag in ("_built", "built", "_hypers_created"))
+
+
+def _variables(optimizer: Any) -> list[Any]:
+    found = optimizer.variables
+    return list(found() if callable(found) and not isinstance(found, list) else found)
+
+
+def _slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str]]:
+    own = {id(variable) for variable in _variables(optimizer)}
+    trained = _trained(optimizer, weights)
+    for attribute, values in sorted(vars(optimizer).items()):
+        if attribute in _NOT_SLOTS or not isinstance(values, list | tuple) or len(values) != len(trained):
+            continue
+        for variable, weight in zip(values, trained, strict=True):
+            if id(variable) in own:
+                yield variable, join(_slot_name(variable, weight, attribute), weight.path)
+    yield from _legacy_slots(optimizer, weights)
+
+
+def _trained(optimizer: Any, weights: Sequence[Weight]) -> list[_Trained]:
+    """Return the weights that the optimizer was built for, in the order of the build."""
+    by_key = {key: weight.path for weight in weights for key in _keys(weight.variable)}
+    tracked = getattr(optimizer, "_trainable_variables", None)
+    if tracked is not None:  # Keras 3
+        return [_Trained(by_key.get(id(v), str(i)), v.path.replace("/", "_")) for i, v in enumerate(tracked)]
+    index: dict[str, int] = getattr(optimizer, "_index_dict", {})  # Keras 2.15
+    return [_Trained(by_key.get(key, str(index[key])), "") for key in sorted(index, key=index.__getitem__)]
+
+
+def _keys(variable: Any) -> tuple[Any, Any]:
+    return id(variable), getattr(variable, "_unique_id", None)
+
+
+def _slot_name(variable: Any, weight: _Trained, attribute: str) -> str:
+    """Return what Keras calls a slot: ``m`` of ``m/conv2d/kernel:0``, ``momentum`` of ``conv2d_kernel_momentum``."""
+    if "/" in variable.name:
+        return str(variable.name).partition("/")[0]
+    prefix = f"{weight.keras_path}_"
+    return variable.name[len(prefix) :] if variable.name.startswith(prefix) else attribute.strip("_")
+
+
+def _legacy_slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str]]:
+    paths = {key: weight.path for weight in weights for key in _keys(weight.variable)}
+    for number, (key, slots) in enumerate(getattr(optimizer, "_slots", {}).items()):
+        for slot, variable in slots.items():
+            yield variable, join(slot, paths.get(key, str(number)))
+
+
+def _singles(optimizer: Any) -> Iterator[tuple[Any, str]]:
+    """Yield variables that belong to no weight: iteration, learning rate, hyperparameters."""
+    attributes = {id(value): (value, key.strip("_")) for key, value in vars(optimizer).items() if is_variable(value)}
+    found = {id(value): (value, "") for value in _variables(optimizer)} | attributes
+    for value, attribute in found.values():
+        name = variable_name(value.name)
+        yield value, attribute if attribute and name == "variable" else name
+    for key, value in sorted(getattr(optimizer, "_hyper", {}).items()):
+        if is_variable(value):  # apart, because "momentum" is also the name of a slot
+            yield value, key if key == "learning_rate" else join("hyper", key)
+
+
+def _loss_scale_leaves(optimizer: Any, name: str) -> Iterator[TensorLeaf]:
+    """Yield a dynamic loss scale and its counter; a fixed scale has no variables."""
+    held = getattr(getattr(optimizer, "_loss_scale", None), "_weights", None)
+    own = list(held.values()) if held is not None else getattr(optimizer, "_variables", ())
+    for variable in own:
+        yield variable_leaf(variable, join(name, variable_name(variable.name)))
