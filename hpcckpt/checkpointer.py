@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 from hpcckpt import discovery, saving
 from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
-from hpcckpt.collective.communicator import Communicator, as_communicator
+from hpcckpt.collective.communicator import Communicator, as_communicator, usable_cores
 from hpcckpt.config import Best, OnNewer, Options, parse_best
 from hpcckpt.errors import BackendConflictError, ClosedError
-from hpcckpt.loading import usable_cores
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
 

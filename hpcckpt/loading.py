@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -355,16 +354,6 @@ def select(known: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
             raise OptionError(f"{pattern!r} matches no tensor; see 'hpcckpt tensors'")
         chosen |= matched
     return [name for name in every if name in chosen]
-
-
-def usable_cores() -> int:
-    """Return how many cores this rank may use: its affinity, shared with the ranks of its node. Independent."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    local = next((os.environ[n] for n in _LOCAL_SIZE_VARIABLES if os.environ.get(n, "").isdigit()), "1")
-    return max(1, min(8, cores // max(1, int(local))))
-
-
-_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 
 
 def load_backend(manifest: Manifest, own: Backend) -> Backend:

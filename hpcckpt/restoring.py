@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -10,14 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcckpt import discovery, layout, phases
+from hpcckpt import discovery, phases
 from hpcckpt.discovery import StepInfo
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import (
     CorruptError,
+    NoSpaceError,
     Problem,
     StateMismatchError,
     StepNotFoundError,
+    StorageError,
     list_problems,
 )
 from hpcckpt.loading import Array, StepReader, load_backend
@@ -130,12 +133,12 @@ def _reader_name() -> str:
 
 def _pin(directory: Path, step: int) -> None:
     """Keep retention away while we read; a directory that cannot be written is read without."""
-    if os.access(directory, os.W_OK):
+    with contextlib.suppress(StorageError, NoSpaceError):
         discovery.pin(directory, step, _reader_name())
 
 
 def _unpin(directory: Path, step: int) -> None:
-    if os.access(directory / layout.PINS, os.W_OK):
+    with contextlib.suppress(StorageError):
         discovery.unpin(directory, step, _reader_name())
 
 

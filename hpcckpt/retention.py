@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcckpt import layout, native, phases
 from hpcckpt.config import Options
-from hpcckpt.discovery import StepInfo, best_of, pins, scan
+from hpcckpt.discovery import StepInfo, best_of, pins, scan, step_numbers
 
 
 def steps_to_keep(steps: tuple[StepInfo, ...], options: Options, pinned: Collection[int]) -> set[int]:
@@ -33,6 +33,8 @@ def steps_to_keep(steps: tuple[StepInfo, ...], options: Options, pinned: Collect
 
 def apply_retention(directory: Path, options: Options) -> int:
     """Retire what need not stay; return how many restorable steps are left. Root only, under the lock."""
+    if options.max_to_keep is None:
+        return len(step_numbers(directory))
     steps = scan(directory)
     kept = steps_to_keep(steps, options, pins(directory))
     for info in steps:

@@ -160,6 +160,16 @@ _SIZE_VARIABLES = (
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "SLURM_PROCID")
 
 
+_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
+def usable_cores() -> int:
+    """Return how many cores this rank may use: its affinity, shared with the ranks of its node. Independent."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local = next((os.environ[n] for n in _LOCAL_SIZE_VARIABLES if os.environ.get(n, "").isdigit()), "1")
+    return max(1, min(8, cores // max(1, int(local))))
+
+
 def launched_size() -> int | None:
     """Return how many ranks the launcher says there are; ``None`` if no launcher is seen. Independent."""
     for name in _SIZE_VARIABLES:
