@@ -1,0 +1,256 @@
+"""What all tests share: ranks as threads or as MPI processes, fault injection, and ways to damage files.
+
+Under plain pytest a test that takes ``ranks`` runs with 1, 2, 3 and 5 threads.  Under
+``mpirun -n N pytest --with-mpi`` it runs once, on N processes, and only such tests run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from hpcckpt import native, phases
+from hpcckpt.testing.ranks import run_ranks
+
+THREAD_COUNTS = (1, 2, 3, 5)
+
+settings.register_profile("default", max_examples=60, deadline=None, derandomize=True, database=None)
+settings.register_profile("nightly", max_examples=2000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+# -- ranks ---------------------------------------------------------------------------------------
+
+
+class ThreadRanks:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, body: Callable[[Any], Any]) -> list[Any]:
+        """Run `body` on every rank; return the results in rank order."""
+        return run_ranks(self.size, body)
+
+    def sub(self, n_ranks: int, body: Callable[[Any], Any]) -> list[Any]:
+        """Run `body` on `n_ranks` ranks, whatever the size."""
+        return run_ranks(n_ranks, body)
+
+    def on_root(self, fn: Callable[[], Any]) -> Any:
+        """Run `fn` once."""
+        return fn()
+
+
+class MpiRanks:
+    """Ranks that are the processes of MPI.COMM_WORLD; every process runs the test function."""
+
+    def __init__(self) -> None:
+        from hpcckpt.collective.mpi import MpiCommunicator, world
+
+        self._world = world()
+        self._wrap = MpiCommunicator
+        self.size = self._world.size
+
+    def __call__(self, body: Callable[[Any], Any]) -> list[Any]:
+        """Run `body` on every rank; return the results in rank order, on every rank."""
+        return self.sub(self.size, body)
+
+    def sub(self, n_ranks: int, body: Callable[[Any], Any]) -> list[Any]:
+        """Run `body` on the first `n_ranks` ranks; skip the test if there are fewer."""
+        if n_ranks > self.size:
+            pytest.skip(f"needs {n_ranks} ranks")
+        is_in = self._world.rank < n_ranks
+        group = self._world._comm.Split(0 if is_in else 1, self._world.rank)
+        value, error = None, None
+        if is_in:
+            comm = self._wrap(group)
+            try:
+                value = body(comm)
+            except Exception as raised:
+                error = raised
+        outcomes = self._world.allgather((value, None if error is None else repr(error)))
+        group.Free()
+        if error is not None:
+            raise error
+        failed = {rank: text for rank, (_, text) in enumerate(outcomes) if text is not None}
+        if failed:
+            raise next_to(failed)
+        return [value for value, _ in outcomes[:n_ranks]]
+
+    def on_root(self, fn: Callable[[], Any]) -> Any:
+        """Run `fn` on root; every rank goes on afterwards."""
+        return self._world.on_root("test", fn)
+
+
+def next_to(failed: dict[int, str]) -> BaseException:
+    """Return what a rank raises that did not fail itself."""
+    return AssertionError(f"other ranks failed: {failed}")
+
+
+def _with_mpi(config: pytest.Config) -> bool:
+    return bool(config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False))
+
+
+def _mpi_size(config: pytest.Config) -> int:
+    if not _with_mpi(config):
+        return 1
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.Get_size())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test that takes ``ranks`` its rank counts."""
+    if "ranks" in metafunc.fixturenames:
+        counts: tuple[Any, ...] = ("mpi",) if _with_mpi(metafunc.config) else THREAD_COUNTS
+        metafunc.parametrize("ranks", counts, indirect=True, ids=lambda n: f"n={n}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under MPI run what is about ranks, and nothing else; without it leave out what needs it."""
+
+    def is_kept(item: pytest.Item) -> bool:
+        if _with_mpi(config):
+            return "ranks" in getattr(item, "fixturenames", ()) or any(item.iter_markers("mpi_only"))
+        return not any(item.iter_markers("mpi_only"))
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
+    items[:] = [item for item in items if is_kept(item)]
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> ThreadRanks | MpiRanks:
+    """Ranks to run a body on: ``ranks(body)``, ``ranks.sub(n, body)``, ``ranks.size``."""
+    return MpiRanks() if request.param == "mpi" else ThreadRanks(request.param)
+
+
+@pytest.fixture
+def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run directory, not made yet, that all ranks share."""
+    if not _with_mpi(request.config):
+        return tmp_path / "run"
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.bcast(tmp_path / "run")
+
+
+# A rank that fails must not leave the others waiting for it: print why, and end the job.
+
+
+def _abort_job(config: pytest.Config, text: str) -> None:
+    if _mpi_size(config) < 2:
+        return
+    from mpi4py import MPI
+
+    sys.__stderr__.write(f"\n[rank {MPI.COMM_WORLD.Get_rank()}] {text}\n")
+    sys.__stderr__.flush()
+    MPI.COMM_WORLD.Abort(1)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Abort the MPI job on the first failure of any rank."""
+    report = yield
+    if report.failed:
+        _abort_job(item.config, f"{item.nodeid} failed in {call.when}:\n{report.longreprtext}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Abort the MPI job if a test file cannot be imported."""
+    report = yield
+    if report.failed:
+        _abort_job(collector.config, f"{collector.nodeid} cannot be collected:\n{report.longreprtext}")
+    return report
+
+
+# -- faults --------------------------------------------------------------------------------------
+
+
+class Faults:
+    """Makes named phases fail; see `hpcckpt.phases`."""
+
+    @contextlib.contextmanager
+    def at(self, phase: str, error: Exception, rank: int | None = None) -> Iterator[list[int]]:
+        """Raise `error` whenever `rank` (default: any) reaches `phase`; yields the ranks that did."""
+        assert phase in phases.PHASES
+        hit: list[int] = []
+
+        def hook(name: str, at_rank: int) -> None:
+            if name == phase and rank in {None, at_rank}:
+                hit.append(at_rank)
+                raise error
+
+        phases.install_hook(hook)
+        try:
+            yield hit
+        finally:
+            phases.install_hook(None)
+
+    @contextlib.contextmanager
+    def calling(self, phase: str, fn: Callable[[], Any], rank: int = 0) -> Iterator[None]:
+        """Call `fn` once, when `rank` reaches `phase` for the first time."""
+        assert phase in phases.PHASES
+        calls = [fn]
+
+        def hook(name: str, at_rank: int) -> None:
+            if name == phase and at_rank == rank and calls:
+                calls.pop()()
+
+        phases.install_hook(hook)
+        try:
+            yield
+        finally:
+            phases.install_hook(None)
+
+
+@pytest.fixture
+def faults() -> Faults:
+    """Fault injection by phase and rank."""
+    return Faults()
+
+
+class Damage:
+    """Ways in which files go bad."""
+
+    def flip(self, path: Path, offset: int, mask: int = 0x01) -> None:
+        """Change one byte; a negative offset counts from the end."""
+        data = bytearray(path.read_bytes())
+        data[offset] ^= mask
+        path.write_bytes(data)
+
+    def cut(self, path: Path, nbytes: int = 1) -> None:
+        """Take bytes off the end."""
+        os.truncate(path, path.stat().st_size - nbytes)
+
+    def reseal(self, path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+        """Change what a manifest says, and give it a checksum that fits."""
+        document = json.loads(path.read_bytes())
+        change(document)
+        self.seal(path, document)
+
+    def seal(self, path: Path, document: Any) -> None:
+        """Write a manifest of any content with a checksum that fits."""
+        text = json.dumps({"crc32c": "00000000", **{k: v for k, v in document.items() if k != "crc32c"}}, indent=1)
+        raw = text.encode()
+        path.write_bytes(raw[:14] + b"%08x" % native.crc32c(raw) + raw[22:])
+
+    def first_file(self, step: Path) -> Path:
+        """Return the data file of rank 0."""
+        return step / "data" / "rank-00000.safetensors"
+
+
+@pytest.fixture
+def damage() -> Damage:
+    """Ways to damage files."""
+    return Damage()

@@ -1,0 +1,95 @@
+"""Starting programs under a real mpirun, with a time-out behind each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROGRAMS = Path(__file__).parent
+_LAUNCHER_VARIABLES = ("OMPI_COMM", "OMPI_UNIVERSE", "OMPI_MCA_ess", "OMPI_MCA_orte", "PMI", "OPAL", "ORTE", "PRTE", "HYDRA")
+_SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+class Finished(NamedTuple):
+    """How a program under mpirun ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def lines(self, word: str) -> list[Any]:
+        """Return the JSON values of the lines that programs print as ``WORD {…}``."""
+        return [json.loads(line[len(word) :]) for line in self.out.splitlines() if line.startswith(word + " ")]
+
+
+def find_mpirun() -> str | None:
+    """Return the launcher: $MPIRUN, the environment's own, or the system's."""
+    own = Path(sys.executable).parent / "mpirun"
+    return os.environ.get("MPIRUN") or (str(own) if own.exists() else shutil.which("mpirun"))
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Return the environment without what a launcher has put there, and with what tests on one small host need."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_VARIABLES)}
+    return {**kept, **_SETTINGS, **more}
+
+
+def run_python(*args: str, timeout_s: float = 60.0, **env: str) -> Finished:
+    """Run Python in one process, without a launcher."""
+    return _run([sys.executable, *args], clean_environment(**env), timeout_s)
+
+
+def mpirun(n_ranks: int, *args: str, timeout_s: float = 60.0, **env: str) -> Finished:
+    """Run Python on `n_ranks` ranks; a job that hangs is ended and fails the test."""
+    launcher = find_mpirun()
+    assert launcher is not None
+    environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)), **env)
+    return _run([launcher, "-n", str(n_ranks), sys.executable, *args], environment, timeout_s + 10)
+
+
+def run_program(n_ranks: int, name: str, arguments: Any, timeout_s: float = 60.0, **env: str) -> Finished:
+    """Run a program of this directory on `n_ranks` ranks, its arguments as JSON."""
+    return mpirun(n_ranks, str(PROGRAMS / f"{name}.py"), json.dumps(arguments), timeout_s=timeout_s, **env)
+
+
+def _run(command: list[str], environment: dict[str, str], timeout_s: float) -> Finished:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            out, err = _end(process)
+            raise AssertionError(f"no end after {timeout_s} s: {' '.join(command)}\n{out}\n{err}") from None
+    return Finished(process.returncode, out, err)
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Ask the launcher to end its ranks; then end what is left of its session."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=5)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate(timeout=5)

@@ -1,0 +1,133 @@
+"""Whatever is killed, and wherever: a step is whole or absent, and the next job goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_launch import run_program
+from mpi_states import differences, state_of
+
+import hpcckpt as hc
+from hpcckpt import layout
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.phases import PHASES
+from hpcckpt.retention import leftovers
+from hpcckpt.testing.ranks import run_ranks
+
+ROOT_ONLY = {p for p in PHASES if p[0] in "14568"}
+SAVE_PHASES = [p for p in PHASES if p not in {"8-retired", "9-restore"}]
+PUBLISHED = [p for p in PHASES if p >= "5-published"]
+
+
+def kill_at(directory: Path, n_ranks: int, phase: str, victims: Sequence[int], **request: Any) -> None:
+    """Run a job that saves and is killed at `phase` of its last save."""
+    springs = 0 if phase in ROOT_ONLY else victims[-1]
+    fault = {"phase": phase, "rank": springs, "victims": list(victims)}
+    asked = {"directory": str(directory), "saves": [[1, 1, False], [2, 2, False]], "fault": fault, **request}
+    ended = run_program(n_ranks, "job_faults", asked)
+    assert ended.code != 0, ended
+    assert "survived" not in ended.out
+    assert "Traceback" not in ended.err, ended.err
+
+
+def check_goes_on(directory: Path, n_ranks: int, seeds: dict[int, int]) -> None:
+    """Restore the newest step on `n_ranks` ranks and save the next: `seeds` has the steps it may be, and their states."""
+    assert (directory / layout.LOCK).exists(), "the killed job was to leave its lock"
+
+    def body(comm: Communicator) -> int:
+        state = state_of(comm, 0)
+        with hc.Checkpointer(directory, comm=comm, max_to_keep=None) as ckpt:
+            step = ckpt.restore(state).step
+            assert not differences(state, state_of(comm, seeds[step]))
+            ckpt.save(step + 1, state_of(comm, 99))
+        return step
+
+    step = run_ranks(n_ranks, body)[0]
+    check_is_tidy(directory)
+    check_holds(directory, n_ranks + 1, step + 1, 99)
+
+
+def check_holds(directory: Path, n_ranks: int, step: int, seed: int) -> None:
+    """Check that the newest step is `step` and comes back bit-exact."""
+
+    def body(comm: Communicator) -> None:
+        state = state_of(comm, 0)
+        with hc.Checkpointer(directory, comm=comm) as ckpt:
+            assert ckpt.restore(state).step == step
+        assert not differences(state, state_of(comm, seed))
+
+    run_ranks(n_ranks, body)
+
+
+def check_is_tidy(directory: Path) -> None:
+    """Check that nothing is left of the killed job, its lock included."""
+    assert leftovers(directory) == []
+    hidden = sorted(name for name in os.listdir(directory) if name.startswith(".") and name != layout.PINS)
+    assert hidden == []
+
+
+def cases() -> list[Any]:
+    """Return every phase with every choice of victims at one, two and three ranks."""
+    found = []
+    for n_ranks in (1, 2, 3):
+        for victims in {(0,), (n_ranks - 1,), tuple(range(n_ranks))}:
+            who = "all" if len(victims) == n_ranks > 1 else "first" if victims == (0,) else "last"
+            found += [pytest.param(n_ranks, p, victims, id=f"{n_ranks}-{p}-{who}") for p in SAVE_PHASES]
+    return sorted(found, key=lambda case: str(case.id))
+
+
+@pytest.mark.parametrize(("n_ranks", "phase", "victims"), cases())
+def test_killed_job_leaves_a_whole_newest_step(
+    tmp_path: Path, n_ranks: int, phase: str, victims: tuple[int, ...]
+) -> None:
+    kill_at(tmp_path, n_ranks, phase, victims)
+    is_root_hit = 0 in victims
+    if not is_root_hit and phase in ROOT_ONLY - set(PUBLISHED):
+        expected = {1: 1, 2: 2}  # root may still publish before the launcher ends it
+    else:
+        expected = {2: 2} if phase in PUBLISHED else {1: 1}
+        assert hc.latest_checkpoint(tmp_path) == tmp_path / layout.step_dirname(*expected)
+    check_goes_on(tmp_path, 4 - n_ranks, expected)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_a_job_killed_in_its_first_save_leaves_nothing(tmp_path: Path, n_ranks: int) -> None:
+    kill_at(tmp_path, n_ranks, "4-durable", (0,), saves=[[1, 1, False]])
+    assert hc.latest_checkpoint(tmp_path) is None
+    assert leftovers(tmp_path)
+    fresh = run_ranks(2, lambda comm: hc.Checkpointer(tmp_path, comm=comm).save(1, state_of(comm, 5)).result().step)
+    assert fresh == [1, 1]
+    check_holds(tmp_path, 3, 1, 5)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("phase", ["2-write", "2-synced", "4-manifest", "4-durable", "5-published", "6-parent-synced", "8-retention"])  # fmt: skip
+def test_killed_overwrite_leaves_the_old_or_the_new_step(tmp_path: Path, n_ranks: int, phase: str) -> None:
+    kill_at(tmp_path, n_ranks, phase, range(n_ranks), saves=[[1, 1, False], [2, 2, False], [2, 3, True]])
+    check_goes_on(tmp_path, 4 - n_ranks, {2: 3 if phase in PUBLISHED else 2})
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("phase", ["8-retention", "8-retired"])
+@pytest.mark.parametrize("occurrence", [1, 2])
+def test_killed_retention_loses_nothing_that_was_to_stay(
+    tmp_path: Path, n_ranks: int, phase: str, occurrence: int
+) -> None:
+    if (phase, occurrence) == ("8-retention", 2):
+        pytest.skip("retention is reached once per save")
+    n_saves = 3 + occurrence
+    saves = [[step, step, False] for step in range(1, n_saves + 1)]
+    fault = {"phase": phase, "occurrence": occurrence, "victims": list(range(n_ranks))}
+    kill_at(tmp_path, n_ranks, phase, range(n_ranks), saves=saves, fault=fault, options={"max_to_keep": 2})
+    check_goes_on(tmp_path, 4 - n_ranks, {n_saves: n_saves})
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_killed_restore_changes_nothing(tmp_path: Path, n_ranks: int) -> None:
+    kill_at(tmp_path, n_ranks, "9-restore", (n_ranks - 1,), restore=True)
+    check_goes_on(tmp_path, 4 - n_ranks, {2: 2})
