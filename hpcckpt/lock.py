@@ -8,6 +8,7 @@ holder that is provably dead (same host: another boot, or no such process) or si
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ from hpcckpt import layout
 from hpcckpt.errors import LockedError, LockLostError, from_os_error
 
 HEARTBEAT_S = 30.0
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "COBALT_JOBID", "LSB_JOBID")
 
 
@@ -194,14 +196,30 @@ class RunLock:
     def _link(self) -> bool:
         """Put a finished lock file under its name; say whether the name was free."""
         draft = self.path.with_name(f".lock.{self.holder.nonce}")
-        draft.write_text(json.dumps({name: getattr(self.holder, name) for name in Holder.__dataclass_fields__}))
+        draft.write_text(self._text())
         try:
             os.link(draft, self.path)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return self._create()
         finally:
             draft.unlink()
         return True
+
+    def _create(self) -> bool:
+        """Do the same on a file system without hard links; a reader may see the file before it is filled."""
+        try:
+            with open(self.path, "x", encoding="utf-8") as file:
+                file.write(self._text())
+        except FileExistsError:
+            return False
+        return True
+
+    def _text(self) -> str:
+        return json.dumps({name: getattr(self.holder, name) for name in Holder.__dataclass_fields__})
 
     def _remove_stale(self, holder: Holder | None) -> None:
         """Move a dead holder's lock away; put it back if somebody else's got in between."""

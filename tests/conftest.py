@@ -120,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def is_kept(item: pytest.Item) -> bool:
         if _with_mpi(config):
-            return "ranks" in getattr(item, "fixturenames", ()) or any(item.iter_markers("mpi_only"))
+            return bool({"ranks", "group"} & set(getattr(item, "fixturenames", ()))) or any(item.iter_markers("mpi_only"))
         return not any(item.iter_markers("mpi_only"))
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
@@ -131,6 +131,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def ranks(request: pytest.FixtureRequest) -> ThreadRanks | MpiRanks:
     """Ranks to run a body on: ``ranks(body)``, ``ranks.sub(n, body)``, ``ranks.size``."""
     return MpiRanks() if request.param == "mpi" else ThreadRanks(request.param)
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> Callable[[int, Callable[[Any], Any]], list[Any]]:
+    """For tests that choose rank counts themselves: ``group(n, body)`` runs a body on `n` ranks."""
+    return (MpiRanks() if _with_mpi(request.config) else ThreadRanks(1)).sub
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tests that start real MPI jobs; they themselves run in one process."""
+"""Tests that start real MPI jobs; they themselves run in one process, without --with-mpi."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers here are also imported by the programs under mpirun
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # the helpers here are also imported by the programs that run under mpirun
 
-from mpi_launch import find_mpirun
+from mpi_launch import find_mpirun  # noqa: E402
 
-from hpcckpt.collective.communicator import launched_size
+from hpcckpt.collective.communicator import launched_size  # noqa: E402
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave these tests out where they cannot run: without a launcher, or inside a job of another one."""
-    reason = "no mpirun on the PATH" if find_mpirun() is None else ""
+def _reason_to_skip() -> str:
     if launched_size() not in {None, 1}:
-        reason = "these tests start MPI jobs of their own; run pytest without mpirun"
+        return "these tests start MPI jobs of their own; run pytest without mpirun"
+    return "" if find_mpirun() else "no mpirun on the PATH"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip where no job can be started, and undo pytest-mpi's skip of everything in a directory called ``mpi``."""
+    reason = _reason_to_skip()
     for item in items:
-        if reason and Path(__file__).parent in item.path.parents:
+        if HERE not in item.path.parents:
+            continue
+        item.own_markers[:] = [m for m in item.own_markers if "--with-mpi" not in str(m.kwargs.get("reason"))]
+        if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
