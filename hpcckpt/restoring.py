@@ -81,7 +81,6 @@ def _restore_one(run: Run, tree: StateTree, step: int, wish: _Wish) -> Restored:
     where = f"restore step {step}"
     try:
         match = run.comm.agree(f"{where}: match", lambda: match_state(tree, reader, run.comm.size, strict=wish.strict))
-        phases.reached("9-restore", run.comm.rank)
         arrays = run.comm.agree(f"{where}: read", lambda: _read(reader, tree, match, run.comm.rank))
     finally:
         if run.comm.is_root:
@@ -117,7 +116,8 @@ def _open(run: Run, step: int) -> StepReader:
         return info.path, reader.manifest, reader.index
 
     path, manifest, index = run.comm.on_root(f"restore step {step}: open", open_on_root)
-    return StepReader(path, manifest, load_backend(manifest, run.backend), index)
+    backend = run.comm.agree(f"restore step {step}: load backend", lambda: load_backend(manifest, run.backend))
+    return StepReader(path, manifest, backend, index)
 
 
 def _usable(directory: Path, step: int) -> StepInfo:
@@ -241,6 +241,7 @@ def _warnings(
 
 def _read(reader: StepReader, tree: StateTree, match: Match, rank: int) -> dict[str, Array]:
     """Read this rank's extents, into the state's own memory where it may be, and verify. Independent."""
+    phases.reached("9-restore", rank)
     arrays: dict[str, Array] = {}
     wanted = []
     for name in match.tensors:

@@ -67,10 +67,19 @@ def leftovers(directory: Path) -> list[str]:
 def sweep(directory: Path) -> list[str]:
     """Remove what killed jobs left: temporary and retired directories. Root only, under the lock."""
     names = leftovers(directory)
-    for name in names:
-        path = directory / name
+    errors = [error for name in names if (error := _error_of_removing(directory / name)) is not None]
+    if errors:
+        raise errors[0]
+    return names
+
+
+def _error_of_removing(path: Path) -> OSError | None:
+    """Remove a leftover, and return what keeps it from going: the others can go all the same."""
+    try:
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
         else:
             remove_retired(path)
-    return names
+    except OSError as error:
+        return error
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -60,9 +61,9 @@ def save(run: Run, state: Any, request: Request) -> SavedStep:
     tree, plan = _plan(run, state, request)
     staged, replace = _begin(run, plan, request)
     try:
-        reports = commit.write(run.comm, run.backend, staged, _payloads(tree, plan))
-        path, n_files = _publish(run, staged, plan, _Content(request, reports, read_objects(tree)), replace=replace)
-    except HpcckptError:
+        reports = commit.write(run.comm, run.backend, staged, lambda: _payloads(tree, plan))
+        path, n_files = _publish(run, staged, plan, _Content(request, reports, tree), replace=replace)
+    except BaseException:
         if run.comm.is_root:
             commit.abandon(staged)
         raise
@@ -78,8 +79,12 @@ def save(run: Run, state: Any, request: Request) -> SavedStep:
 
 def _plan(run: Run, state: Any, request: Request) -> tuple[StateTree, SavePlan]:
     where = f"save step {request.step}"
-    tree = run.comm.agree(f"{where}: read state", lambda: _checked_state(state, request))
-    phases.reached("0-plan", run.comm.rank)
+
+    def read_state() -> StateTree:
+        phases.reached("0-plan", run.comm.rank)
+        return _checked_state(state, request)
+
+    tree = run.comm.agree(f"{where}: read state", read_state)
     plan = plan_save(run.comm, tree.declarations, tuple(tree.objects))
     interval = run.options.check_replicas
     if interval and run.n_saves % interval == 0:
@@ -104,7 +109,7 @@ def _checked_state(state: Any, request: Request) -> StateTree:
 def _is_metric(name: Any, value: Any) -> bool:
     try:
         float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return isinstance(name, str) and not isinstance(value, str)
 
@@ -161,11 +166,11 @@ def open_for_writing(run: Run) -> None:
         return
     try:
         make_directory(run.directory)
-        lock = RunLock.take(run.directory, run.options.lock_expiry_s)
-        sweep(run.directory)
+        run.lock = RunLock.take(run.directory, run.options.lock_expiry_s)
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "open run directory") from error
-    run.lock = lock
+    with contextlib.suppress(OSError):  # what cannot be removed is tried again, and told of, after the save
+        sweep(run.directory)
 
 
 def make_directory(path: Path) -> None:
@@ -234,7 +239,7 @@ class _Content(NamedTuple):
 
     request: Request
     reports: list[WriteReport] | None
-    objects: dict[str, Any]
+    tree: StateTree
 
 
 def read_objects(tree: StateTree) -> dict[str, Any]:
@@ -266,7 +271,7 @@ def _manifest(run: Run, job: SaveJob, plan: SavePlan, content: _Content, files: 
         tensors=plan.tensors,
         files=files,
         metrics={name: float(value) for name, value in content.request.metrics.items()},
-        objects={"state": content.objects, "user": dict(content.request.objects)},
+        objects={"state": read_objects(content.tree), "user": dict(content.request.objects)},
         environment=environment(),
     )
 
@@ -293,12 +298,14 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
     """Apply retention; its failure is a warning, for the step is committed. Collective."""
 
     def retire_old() -> tuple[int, tuple[str, ...]]:
-        phases.reached("8-retention", 0)
+        kept = 0
         try:
+            phases.reached("8-retention", 0)
+            kept = apply_retention(run.directory, run.options)
             sweep(run.directory)  # the step that was replaced, if any
-            return apply_retention(run.directory, run.options), ()
-        except (OSError, HpcckptError) as error:
-            return 0, (f"retention after step {staged.job.step} failed: {as_failure(error).text}",)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
+            return kept, (f"retention after step {staged.job.step} failed: {as_failure(error).text}",)
+        return kept, ()
 
     return run.comm.on_root("retention", retire_old)
 

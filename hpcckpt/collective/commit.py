@@ -20,7 +20,7 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +79,20 @@ def begin(backend: Backend, job: SaveJob, directory: Path) -> Staged:
 
 
 def write(
-    comm: Communicator, backend: Backend, staged: Staged, payloads: Sequence[Payload]
+    comm: Communicator, backend: Backend, staged: Staged, payloads: Callable[[], Sequence[Payload]]
 ) -> list[WriteReport] | None:
     """Write every rank's payloads and bring the reports to root. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks that save.
+    backend : Backend
+        Writes them.
+    staged : Staged
+        The step in its temporary directory.
+    payloads : callable
+        Returns this rank's payloads; it may fail like the writing itself, so it is called where all ranks hear of it.
 
     Raises
     ------
@@ -91,7 +102,7 @@ def write(
 
     def write_own() -> WriteReport:
         phases.reached("2-write", comm.rank)
-        report = backend.write(staged.job, staged.path, comm.rank, payloads)  # step 2
+        report = backend.write(staged.job, staged.path, comm.rank, payloads())  # step 2
         phases.reached("3-report", comm.rank)
         return report
 
@@ -139,13 +150,15 @@ def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, *, replace
     native.fsync_dir(str(staged.path))
     phases.reached("4-durable", 0)
     final = staged.directory / layout.step_dirname(manifest.step)
-    if replace:
-        exchange(staged.path, final)  # step 5; the old step now has a name that is swept
-    else:
-        _rename_to_free_name(staged.path, final)
-    phases.reached("5-published", 0)
-    native.fsync_dir(str(staged.directory))  # step 6
-    phases.reached("6-parent-synced", 0)
+    rename = exchange if replace else _rename_to_free_name
+    rename(staged.path, final)  # step 5; a step that was replaced now has a name that is swept
+    try:
+        phases.reached("5-published", 0)
+        native.fsync_dir(str(staged.directory))  # step 6
+        phases.reached("6-parent-synced", 0)
+    except BaseException:
+        rename(final, staged.path)  # a save that failed is absent: the one it replaced is back, or nothing is there
+        raise
     return final
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 from mpi4py import MPI
@@ -30,6 +32,7 @@ class MpiCommunicator(Communicator):
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
+        abort_on_uncaught()
         check_one_library(comm)
         self._comm = comm.Dup()
         self.rank = comm.Get_rank()
@@ -64,6 +67,25 @@ class MpiCommunicator(Communicator):
     def abort(self, code: int) -> None:
         """End the whole job. Independent."""
         self._comm.Abort(code)
+
+
+def abort_on_uncaught() -> None:
+    """See to it that a rank which ends with an uncaught exception ends the job. Independent.
+
+    Without that the others wait for it in their next collective call, and it for them in MPI_Finalize, for ever.
+    """
+    earlier = sys.excepthook
+    if MPI.COMM_WORLD.Get_size() == 1 or getattr(earlier, "aborts_job", False):
+        return
+
+    def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        earlier(kind, error, trace)
+        sys.stderr.flush()
+        if not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(getattr(error, "exit_code", 1))
+
+    report_and_abort.aborts_job = True  # type: ignore[attr-defined]
+    sys.excepthook = report_and_abort
 
 
 def world() -> MpiCommunicator:

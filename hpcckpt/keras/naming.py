@@ -40,6 +40,6 @@ def stem(name: str, class_name: str) -> str:
 
 
 def variable_name(keras_name: str) -> str:
-    """Return the last part of a variable's name, without a count if Keras made it up: ``kernel`` for ``conv2d_1/kernel:0``."""
+    """Return the last part of a variable's name (``kernel`` of ``dense_1/kernel:0``), less a count Keras made up."""
     last = keras_name.rpartition("/")[2].partition(":")[0]
     return "variable" if re.fullmatch(r"[Vv]ariable(_[0-9]+)?", last) else last

@@ -92,30 +92,40 @@ def _slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str
             continue
         for variable, weight in zip(values, trained, strict=True):
             if id(variable) in own:
-                yield variable, join(_slot_name(variable, weight, attribute), weight.path)
+                slot = _slot_name(variable, weight, attribute, optimizer.name)
+                yield variable, join(slot, weight.path)
     yield from _legacy_slots(optimizer, weights)
 
 
 def _trained(optimizer: Any, weights: Sequence[Weight]) -> list[_Trained]:
     """Return the weights that the optimizer was built for, in the order of the build."""
-    by_key = {key: weight.path for weight in weights for key in _keys(weight.variable)}
+    by_key = {key: weight for weight in weights for key in _keys(weight.variable)}
     tracked = getattr(optimizer, "_trainable_variables", None)
     if tracked is not None:  # Keras 3
-        return [_Trained(by_key.get(id(v), str(i)), v.path.replace("/", "_")) for i, v in enumerate(tracked)]
+        paths = [by_key[id(v)].path if id(v) in by_key else str(i) for i, v in enumerate(tracked)]
+        return [_Trained(path, v.path.replace("/", "_")) for path, v in zip(paths, tracked, strict=True)]
     index: dict[str, int] = getattr(optimizer, "_index_dict", {})  # Keras 2.15
-    return [_Trained(by_key.get(key, str(index[key])), "") for key in sorted(index, key=index.__getitem__)]
+    found = [(by_key.get(key), str(index[key])) for key in sorted(index, key=index.__getitem__)]
+    return [_Trained(w.path, w.variable.name.partition(":")[0]) if w else _Trained(number, "") for w, number in found]
 
 
 def _keys(variable: Any) -> tuple[Any, Any]:
     return id(variable), getattr(variable, "_unique_id", None)
 
 
-def _slot_name(variable: Any, weight: _Trained, attribute: str) -> str:
-    """Return what Keras calls a slot: ``m`` of ``m/conv2d/kernel:0``, ``momentum`` of ``conv2d_kernel_momentum``."""
-    if "/" in variable.name:
-        return str(variable.name).partition("/")[0]
+def _slot_name(variable: Any, weight: _Trained, attribute: str, scope: str) -> str:
+    """Return what Keras calls a slot.
+
+    It is ``m`` in Keras 2.15's ``m/conv2d/kernel:0``, or ``Adam/m/conv2d/kernel:0`` if ``fit`` built the
+    optimizer, and ``momentum`` in Keras 3's ``conv2d_kernel_momentum``.
+    """
+    name = str(variable.name).partition(":")[0]
+    if "/" in name:
+        if weight.keras_path:
+            return name.removesuffix(f"/{weight.keras_path}").rpartition("/")[2]
+        return name.removeprefix(f"{scope}/").partition("/")[0]
     prefix = f"{weight.keras_path}_"
-    return variable.name[len(prefix) :] if variable.name.startswith(prefix) else attribute.strip("_")
+    return name[len(prefix) :] if name.startswith(prefix) else attribute.strip("_")
 
 
 def _legacy_slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str]]:

@@ -19,7 +19,7 @@ def is_variable(obj: Any) -> bool:
 
     if isinstance(obj, tf.Variable | tf.distribute.DistributedValues):
         return True
-    return any(cls.__name__ == "KerasVariable" for cls in type(obj).__mro__)
+    return any(cls.__name__ == "Variable" and cls.__module__.startswith("keras.") for cls in type(obj).__mro__)
 
 
 def tensorflow_variable(variable: Any, name: str) -> Any:

@@ -1,30 +1,281 @@
+"""Bytes: checksums, block-wise reading and writing, durability, and zero-copy views of tensors. Independent.
+
+Two implementations give the same results and the same errors: ``_native`` (C++, no TensorFlow, no MPI), and ``_pure``
+for machines without a compiler, chosen if ``_native`` is not there or ``HPCCKPT_NO_NATIVE=1``.  This module holds what
+they share: the documentation, the defaults, and the checks of arguments.
+
+What is called a buffer here is anything contiguous that exports bytes: an array, ``bytes``, a memoryview, or a
+:class:`TensorBuffer`.  TypeError refuses what exports none, BufferError what is not contiguous or, as a destination,
+read-only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
 import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-import crc32c as _c
+from hpcckpt.native.buffers import BufferType, TensorBuffer, open_view
+from hpcckpt.native.durable import Path, fdatasync, fsync, fsync_dir
+
+if TYPE_CHECKING:
+    from hpcckpt.native.buffers import BytesLike
+
+__all__ = [
+    "BLOCK_BYTES",
+    "IMPLEMENTATION",
+    "TensorBuffer",
+    "crc32c",
+    "crc32c_blocks",
+    "crc32c_combine",
+    "fdatasync",
+    "fsync",
+    "fsync_dir",
+    "live_views",
+    "preallocate",
+    "read_blocks",
+    "view",
+    "write_blocks",
+]
+
+BLOCK_BYTES = 1 << 20
+"""Bytes per checksum, unless the caller says otherwise."""
 
 
-def crc32c(d, value=0): return _c.crc32c(memoryview(d).cast('B') if memoryview(d).nbytes else b'', value)
-def write_blocks(fd, pieces, *, block_bytes=1<<20, threads=1, path=""):
-    out=[]
-    for b,o in pieces:
-        m=memoryview(b)
-        m=m.cast('B') if m.nbytes else memoryview(b'')
-        cs=[]
-        for s in range(0,len(m),block_bytes):
-            x=m[s:s+block_bytes]; cs.append(_c.crc32c(x)); os.pwrite(fd,x,o+s)
-        out.append(cs)
-    return out
-def read_blocks(fd, pieces, *, block_bytes=1<<20, threads=1, path=""):
-    bad=[]
-    for i,(b,o,cr) in enumerate(pieces):
-        m=memoryview(b)
-        m=m.cast('B') if m.nbytes else memoryview(bytearray())
-        for k,s in enumerate(range(0,len(m),block_bytes)):
-            x=m[s:s+block_bytes]; n=os.preadv(fd,[x],o+s)
-            if n<len(x): raise EOFError(path)
-            if cr is not None and _c.crc32c(x)!=cr[k]: bad.append((i,k))
-    return bad
-def fsync(fd,path=""): os.fsync(fd)
-def fsync_dir(path):
-    fd=os.open(path,os.O_RDONLY); os.fsync(fd); os.close(fd)
-def preallocate(fd,n,path=""): os.posix_fallocate(fd,0,n) if n else None
+class _Core(Protocol):
+    """What ``_native`` and ``_pure`` both are."""
+
+    @property
+    def TensorBuffer(self) -> BufferType[TensorBuffer]: ...  # noqa: N802
+    def crc32c(self, data: BytesLike, value: int) -> int: ...
+    def crc32c_combine(self, first: int, second: int, second_nbytes: int) -> int: ...
+    def crc32c_blocks(self, data: BytesLike, block_bytes: int, threads: int) -> list[int]: ...
+    def write_blocks(
+        self, fd: int, pieces: Iterable[tuple[BytesLike, int]], block_bytes: int, threads: int, path: str
+    ) -> list[list[int]]: ...
+    def read_blocks(
+        self,
+        fd: int,
+        pieces: Iterable[tuple[BytesLike, int, Sequence[int] | None]],
+        block_bytes: int,
+        threads: int,
+        path: str,
+    ) -> list[tuple[int, int]]: ...
+    def preallocate(self, fd: int, nbytes: int, path: str) -> None: ...
+    def live_views(self) -> int: ...
+
+
+def _choose() -> tuple[Literal["native", "pure"], _Core]:
+    if os.environ.get("HPCCKPT_NO_NATIVE", "0") in ("", "0"):
+        try:
+            return "native", cast(_Core, importlib.import_module("hpcckpt.native._native"))
+        except ModuleNotFoundError:
+            pass  # not built: nothing to say
+        except ImportError as error:
+            # Built for another Python or C++ library: it works without, but the loss of speed should have a reason.
+            logging.getLogger(__name__).warning("hpcckpt: the native part does not load (%s); going on without", error)
+    return "pure", cast(_Core, importlib.import_module("hpcckpt.native._pure"))
+
+
+IMPLEMENTATION: Literal["native", "pure"]
+IMPLEMENTATION, _core = _choose()
+
+
+def crc32c(data: BytesLike, value: int = 0) -> int:
+    """Compute the CRC32C (Castagnoli) of a buffer.
+
+    Parameters
+    ----------
+    data
+        Buffer.
+    value
+        CRC of the bytes that came before, to go on from.
+
+    Returns
+    -------
+    int
+        The CRC of everything so far.
+    """
+    return _core.crc32c(data, value)
+
+
+def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
+    """Compute the CRC32C of two byte strings put together, from theirs.
+
+    Parameters
+    ----------
+    first, second
+        CRCs of the two.
+    second_nbytes
+        Length of the second.
+
+    Returns
+    -------
+    int
+        CRC of the first followed by the second.
+    """
+    if second_nbytes < 0:
+        raise ValueError(f"second_nbytes: {second_nbytes} is negative")
+    return _core.crc32c_combine(first, second, second_nbytes)
+
+
+def crc32c_blocks(data: BytesLike, block_bytes: int = BLOCK_BYTES, threads: int = 1) -> list[int]:
+    """Compute the CRC32C of each block of a buffer.
+
+    Parameters
+    ----------
+    data
+        Buffer.
+    block_bytes
+        Length of a block; the last one is short.
+    threads
+        How many threads share the work.
+
+    Returns
+    -------
+    list of int
+        One CRC per block; none for an empty buffer.
+    """
+    _check(block_bytes, threads)
+    return _core.crc32c_blocks(data, block_bytes, threads)
+
+
+def write_blocks(
+    fd: int,
+    pieces: Iterable[tuple[BytesLike, int]],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    threads: int = 1,
+    path: Path = "",
+) -> list[list[int]]:
+    """Write pieces to a file and checksum them in the same pass.
+
+    Nothing is durable before :func:`fsync`.  If writing fails, an unknown part has been written.
+
+    Parameters
+    ----------
+    fd
+        File open for writing.
+    pieces
+        Buffers and the file offsets where they go.
+    block_bytes
+        Bytes per checksum, counted within each piece; the last block of a piece is short.
+    threads
+        How many threads share the work, without the GIL.
+    path
+        Name of the file, for errors.
+
+    Returns
+    -------
+    list of list of int
+        For each piece, the CRC32C of its blocks; none for an empty piece.
+
+    Raises
+    ------
+    OSError
+        With errno, reason and path, of the first block that could not be written.
+    """
+    _check(block_bytes, threads)
+    return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path))
+
+
+def read_blocks(
+    fd: int,
+    pieces: Iterable[tuple[BytesLike, int, Sequence[int] | None]],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    threads: int = 1,
+    path: Path = "",
+) -> list[tuple[int, int]]:
+    """Read pieces of a file into memory and verify them in the same pass.
+
+    Parameters
+    ----------
+    fd
+        File open for reading.
+    pieces
+        Writable buffers, the file offsets where they come from, and the CRC32C of their blocks, or None to read
+        without verifying.
+    block_bytes
+        Bytes per checksum, counted within each piece.
+    threads
+        How many threads share the work, without the GIL.
+    path
+        Name of the file, for errors.
+
+    Returns
+    -------
+    list of tuple of int
+        (piece, block) of each block whose bytes do not have the CRC they should; its bytes stand in the buffer.
+
+    Raises
+    ------
+    OSError
+        With errno, reason and path, of the first block that could not be read.
+    EOFError
+        If the file ends before a piece does; names path, offset, and bytes wanted and got.
+    """
+    _check(block_bytes, threads)
+    return _core.read_blocks(fd, pieces, block_bytes, threads, os.fspath(path))
+
+
+def preallocate(fd: int, nbytes: int, path: Path = "") -> None:
+    """Make room for the first `nbytes` bytes of a file, and let it be at least that long.
+
+    Running out of space shows here rather than in the middle of writing.  Where the file system cannot preallocate,
+    nothing happens.
+
+    Parameters
+    ----------
+    fd
+        File open for writing.
+    nbytes
+        Length to make room for; a longer file stays as it is.
+    path
+        Name of the file, for errors.
+
+    Raises
+    ------
+    OSError
+        With errno (ENOSPC, EDQUOT, EFBIG), reason and path.
+    """
+    _core.preallocate(fd, nbytes, os.fspath(path))
+
+
+def view(tensor: object) -> TensorBuffer:
+    """View the memory of a tensor without copying it.
+
+    Parameters
+    ----------
+    tensor
+        C-contiguous, in host memory: an array of any fixed-size dtype, a DLPack exporter or capsule, or an exporter
+        of the buffer protocol.
+
+    Returns
+    -------
+    TensorBuffer
+        Keeps the memory alive until it is released or dies.
+
+    Raises
+    ------
+    BufferError
+        If the tensor is not C-contiguous, not in host memory, not in this machine's byte order, or its exporter
+        refuses (a torch tensor that requires a gradient: use ``detach()``).
+    TypeError
+        If it is not a tensor, or its dtype is not one of fixed-size plain values.
+    """
+    return open_view(tensor, _core.TensorBuffer)
+
+
+def live_views() -> int:
+    """Return how many claims on tensor memory are alive: views not yet released, and what was exported from them."""
+    return _core.live_views()
+
+
+def _check(block_bytes: int, threads: int) -> None:
+    if block_bytes < 1:
+        raise ValueError(f"block_bytes: {block_bytes} is not a positive number of bytes")
+    if threads < 1:
+        raise ValueError(f"threads: {threads} is not a positive number of threads")

@@ -1,7 +1,8 @@
 """Save steps, then run into a fault: ``job_faults.py '{"directory": …, "saves": […], "fault": {…}}'``.
 
 ``saves`` has one entry per save: step, seed of the state, and whether it overwrites.  The fault is armed before
-the last one.  ``then`` is ``restore`` to restore instead, with the fault armed.
+the last one.  ``options`` are the checkpointer's, ``options_before`` those for all saves but the last, and
+``restore`` adds a restore at the end.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ def main() -> None:
     """Run."""
     request = json.loads(sys.argv[1])
     world = MPI.COMM_WORLD
-    ckpt = hc.Checkpointer(request["directory"], **request.get("options", {}))
-    pids = faults.process_ids(ckpt.comm)
+    options = request.get("options", {})
+    ckpt = hc.Checkpointer(request["directory"], **request.get("options_before", options))
     *before, (step, seed, overwrite) = request["saves"]
     for number, content, replaces in before:
         ckpt.save(number, state_of(world, content), overwrite=replaces)
-    faults.arm(faults.Fault(**request["fault"]), pids=pids)
+    if "options_before" in request:
+        ckpt.close()
+        ckpt = hc.Checkpointer(request["directory"], **options)
+    faults.arm(faults.Fault(**request["fault"]), pids=faults.process_ids(ckpt.comm))
     ckpt.save(step, state_of(world, seed), overwrite=overwrite)
     if request.get("restore"):
         ckpt.restore(state_of(world, 0))

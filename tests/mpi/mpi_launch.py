@@ -12,12 +12,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PROGRAMS = Path(__file__).parent
-_LAUNCHER_VARIABLES = ("OMPI_COMM", "OMPI_UNIVERSE", "OMPI_MCA_ess", "OMPI_MCA_orte", "PMI", "OPAL", "ORTE", "PRTE", "HYDRA")
+_LAUNCHER_VARIABLES = (
+    "OMPI_COMM",
+    "OMPI_UNIVERSE",
+    "OMPI_MCA_ess",
+    "OMPI_MCA_orte",
+    "PMI",
+    "OPAL",
+    "ORTE",
+    "PRTE",
+    "SLURM_",
+)
 _SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_odls_base_sigkill_timeout": "0",
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     "PRTE_ALLOW_RUN_AS_ROOT": "1",
     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -48,6 +48,19 @@ def entry_name(item: WriteItem) -> str:
     return name if is_whole_box else f"{name}@{item.start}:{item.stop}"
 
 
+def entry_names(items: Sequence[WriteItem]) -> list[str]:
+    """Return a name for each entry, all different: one that a whole tensor has is not for parts of another."""
+    taken = {item.spec.name for item in items}
+    names = []
+    for item in items:
+        name = entry_name(item)
+        while name != item.spec.name and name in taken:
+            name += "~"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
 def _safetensors_type(item: WriteItem) -> tuple[str, list[int]]:
     """Return the safetensors dtype code and shape; dtypes it does not know are stored as bytes."""
     is_whole_box = (item.start, item.stop) == (0, item.extent.n_elements)
@@ -79,8 +92,8 @@ def encode_header(
     entries: dict[str, Any] = {}
     table: dict[str, Any] = {}
     position = 0
-    for item, blocks in zip(items, known, strict=True):
-        name, (code, shape) = entry_name(item), _safetensors_type(item)
+    for name, item, blocks in zip(entry_names(items), items, known, strict=True):
+        code, shape = _safetensors_type(item)
         table[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + item.nbytes]}
         entries[name] = _encode_entry(item, blocks)
         position += item.nbytes

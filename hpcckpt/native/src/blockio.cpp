@@ -120,15 +120,15 @@ WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOp
 }
 
 ReadResult read_blocks(int fd, const std::vector<Piece>& pieces,
-                       const std::vector<const std::vector<std::uint32_t>*>& expected, const BlockOptions& options) {
+                       const std::vector<std::optional<std::vector<std::uint32_t>>>& expected, const BlockOptions& options) {
     const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
     std::vector<char> is_bad(blocks.size());  // not vector<bool>: threads set neighbours
     FirstFailure failure;
     for_each_item(blocks.size(), options.n_threads, [&](std::size_t i) {
-        const auto* crcs = expected[blocks[i].piece];
+        const auto& crcs = expected[blocks[i].piece];
         std::uint32_t crc = 0;
-        const Transfer transfer = read_block(fd, blocks[i].bytes, crcs != nullptr, crc);
-        is_bad[i] = crcs != nullptr && crc != (*crcs)[blocks[i].index];
+        const Transfer transfer = read_block(fd, blocks[i].bytes, crcs.has_value(), crc);
+        is_bad[i] = crcs.has_value() && crc != (*crcs)[blocks[i].index];
         return failure.record(i, blocks[i], options.block_bytes, transfer);
     });
     ReadResult result{failure.get(), {}};

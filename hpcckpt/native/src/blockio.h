@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -49,8 +50,8 @@ struct ReadResult {
     std::vector<std::pair<std::size_t, std::size_t>> bad;  // (piece, block), ascending
 };
 
-// Reads each piece from the file and compares its blocks with `expected`; a null pointer means no comparison.
+// Reads each piece from the file and compares its blocks with `expected`; where there are none, it only reads.
 ReadResult read_blocks(int fd, const std::vector<Piece>& pieces,
-                       const std::vector<const std::vector<std::uint32_t>*>& expected, const BlockOptions& options);
+                       const std::vector<std::optional<std::vector<std::uint32_t>>>& expected, const BlockOptions& options);
 
 }  // namespace hpcckpt

@@ -1,5 +1,7 @@
 #include "byte_view.h"
 
+#include <nanobind/stl/string.h>
+
 #include <string>
 
 namespace nb = nanobind;
@@ -7,27 +9,28 @@ namespace nb = nanobind;
 namespace hpcckpt {
 namespace {
 
-std::string type_name(nb::handle object) { return nb::cast<std::string>(nb::str(object.type().attr("__qualname__"))); }
+std::string describe_type(nb::handle object) { return nb::cast<std::string>(nb::str(object.type().attr("__qualname__"))); }
 
 // Exporters disagree on the exception (NumPy raises ValueError, memoryview BufferError): callers get one.
 [[noreturn]] void raise_refusal(nb::handle object) {
-    if (PyErr_ExceptionMatches(PyExc_MemoryError)) throw nb::python_error();
     nb::python_error cause;
+    if (cause.matches(PyExc_MemoryError)) throw cause;
     const std::string reason = nb::cast<std::string>(nb::str(cause.value()));
-    const std::string text = type_name(object) + " is not plain contiguous bytes: " + reason;
+    const std::string text = describe_type(object) + " is not plain contiguous bytes: " + reason;
     nb::raise_from(cause, PyExc_BufferError, "%s", text.c_str());
+    throw nb::python_error();
 }
 
 }  // namespace
 
 ByteView::ByteView(nb::handle object, Access access) {
     if (!PyObject_CheckBuffer(object.ptr())) {
-        nb::raise_type_error("expected a bytes-like object, got %s", type_name(object).c_str());
+        throw nb::type_error(("expected a bytes-like object, got " + describe_type(object)).c_str());
     }
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) raise_refusal(object);
     if (access == Access::kWrite && is_readonly()) {
         PyBuffer_Release(&buffer_);
-        nb::raise_buffer_error("%s is read-only: a destination must be writable", type_name(object).c_str());
+        throw nb::buffer_error((describe_type(object) + " is read-only: a destination must be writable").c_str());
     }
 }
 

@@ -1,0 +1,38 @@
+# Everything here works from a fresh clone: the environments are made on first use and reused after.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint fix setup setup-b bench campaign clean
+# What is handed on to the program:  make demo ARGS='--ranks 4 2'
+ARGS ?=
+
+help:  ## show this
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{printf "%-18s%s\n", $$1, $$2}'
+
+demo: setup  ## train LeNet5 on 2 ranks, kill it, go on with 1, kill it, end with 3
+	@scripts/dev/in-venv.sh python examples/demo.py $(ARGS)
+
+test:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
+	@scripts/dev/test.sh $(PARTS)
+
+lint:  ## ruff, mypy, import-linter, shellcheck, clang-format, codespell
+	@scripts/dev/lint.sh
+
+fix:  ## let the formatters mend what they can, then lint
+	@scripts/dev/lint.sh --fix
+
+setup:  ## stack A in .venv: TensorFlow 2.15, Horovod, MPI; builds the native part if it changed
+	@scripts/dev/setup.sh a
+
+setup-b:  ## stack B in .venv-b: TensorFlow 2.21, Keras 3, NumPy 2
+	@scripts/dev/setup.sh b
+
+bench: setup  ## measure: every bench/*.py that does not begin with _
+	@set -e; for program in $$(ls bench/[a-z]*.py 2>/dev/null | grep -v campaign); do \
+	    echo "== $$program"; scripts/dev/in-venv.sh python "$$program" $(ARGS); done
+
+campaign: setup  ## kill and resume, many times, at random moments
+	@[ -f bench/campaign.py ] || { echo "there is no bench/campaign.py yet"; exit 1; }
+	@scripts/dev/in-venv.sh python bench/campaign.py $(ARGS)
+
+clean:  ## remove the environments and what was built; your runs stay
+	rm -rf .venv .venv-b .venv-lint build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find hpcckpt tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,48 @@
+/* What the machine can do: one process' part of a state to a new file, or back, with nothing but C around it. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+static int move_all(int fd, char *data, size_t nbytes, off_t offset, int is_write) {
+    while (nbytes > 0) {
+        const ssize_t moved = is_write ? pwrite(fd, data, nbytes, offset) : pread(fd, data, nbytes, offset);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved <= 0) return moved < 0 ? errno : EIO;
+        data += moved;
+        nbytes -= (size_t)moved;
+        offset += moved;
+    }
+    return 0;
+}
+
+static int move_pieces(int fd, char *const *data, const size_t *nbytes, size_t n, int is_write) {
+    off_t offset = 0;
+    for (size_t i = 0; i < n; offset += (off_t)nbytes[i++]) {
+        const int error = move_all(fd, data[i], nbytes[i], offset, is_write);
+        if (error != 0) return error;
+    }
+    return 0;
+}
+
+/* pwrite the pieces to a file that does not exist yet, then fdatasync. Returns an errno. */
+int write_new_file(const char *path, char *const *data, const size_t *nbytes, size_t n) {
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) return errno;
+    int error = move_pieces(fd, data, nbytes, n, 1);
+    if (error == 0 && fdatasync(fd) != 0) error = errno;
+    if (close(fd) != 0 && error == 0) error = errno;
+    return error;
+}
+
+/* pread the pieces from a file. Returns an errno. */
+int read_file(const char *path, char *const *data, const size_t *nbytes, size_t n) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return errno;
+    const int error = move_pieces(fd, data, nbytes, n, 0);
+    close(fd);
+    return error;
+}
+
+void copy(char *to, const char *from, size_t nbytes) { memcpy(to, from, nbytes); }

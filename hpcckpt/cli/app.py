@@ -1,0 +1,87 @@
+"""The root of the command line: it turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from hpcckpt._version import __version__
+from hpcckpt.cli import failures
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.launcher import run_on_root
+from hpcckpt.cli.lazy import LazyGroup, is_parallel
+
+EPILOG = (
+    "Exit codes: 0 ok, 1 error, 2 usage, 3 corrupt, 4 nothing found, 5 differs or does not match, 6 partly done, "
+    "7 no space, 8 busy, 75 checkpointed and wants to be requeued, 130 interrupted."
+)
+
+
+class Tool(LazyGroup):
+    """The group of all verbs, run so that every way to end is an exit code."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
+        """Run a verb and exit; click's own entry point, which its test runner calls too."""
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        extra |= {"standalone_mode": False}
+
+        def act() -> int:
+            return guarded(lambda: super(Tool, self).main(words, prog_name or "hpcckpt", **extra), words)
+
+        verb = next((word for word in words if not word.startswith("-")), "")
+        sys.exit(act() if is_running_everywhere(verb) else run_on_root(act))
+
+
+def is_running_everywhere(verb: str) -> bool:
+    """Say whether all ranks run this verb."""
+    return bool(verb) and is_parallel(verb)
+
+
+def guarded(act: Callable[[], Any], words: Sequence[str]) -> int:
+    """Run `act` and return an exit code, however it ends."""
+    try:
+        result = act()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return close_quietly()
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else ExitCode.ERROR
+    except BaseException as error:  # noqa: BLE001 - reported, not lost
+        return reported(error, words)
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def reported(error: BaseException, words: Sequence[str]) -> int:
+    """Report an error; the reader of the report may be gone too."""
+    try:
+        return failures.report(error, is_json="--json" in words)
+    except BrokenPipeError:
+        return close_quietly()
+
+
+def close_quietly() -> int:
+    """Let nothing more be written to a pipe that nobody reads, not even at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # stdout is no file of its own (a test's); then nothing is left to be flushed into it
+    return ExitCode.ERROR
+
+
+@click.group(cls=Tool, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.version_option(__version__, prog_name="hpcckpt", message="%(prog)s %(version)s")
+def tool() -> None:
+    """Durable, elastic checkpoints for MPI-parallel training."""
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        tool.main(argv)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else ExitCode.ERROR
+    return ExitCode.OK

@@ -1,0 +1,63 @@
+"""What the command line says of an error, and the code it exits with."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import dataclass
+
+import click
+
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.errors import HpcckptError, from_os_error
+
+
+class Declined(click.ClickException):
+    """The user answered no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """An error as the command line reports it."""
+
+    kind: str
+    message: str
+    exit_code: int
+    hint: str = ""
+
+
+def complaint_of(error: BaseException) -> Complaint:
+    """Say of any exception what the user should see."""
+    if isinstance(error, HpcckptError):
+        return Complaint(error.kind, str(error), error.exit_code)
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return Complaint("interrupted", "interrupted", ExitCode.INTERRUPTED)
+    if isinstance(error, click.UsageError):
+        return Complaint("usage", error.format_message(), ExitCode.USAGE, _usage_hint(error))
+    if isinstance(error, Declined):
+        return Complaint("declined", error.format_message(), ExitCode.ERROR)
+    if isinstance(error, click.ClickException):
+        return Complaint("error", error.format_message(), error.exit_code)
+    if isinstance(error, OSError):
+        return complaint_of(from_os_error(error))
+    return Complaint(
+        "internal", f"{type(error).__name__}: {error}; this is a bug in hpcckpt, please report it", ExitCode.ERROR
+    )
+
+
+def _usage_hint(error: click.UsageError) -> str:
+    return f"try '{error.ctx.command_path} --help'" if error.ctx is not None else ""
+
+
+def report(error: BaseException, *, is_json: bool) -> int:
+    """Write an error to stderr, with ``--json`` to stdout too, and return the exit code."""
+    complaint = complaint_of(error)
+    if complaint.kind == "internal":
+        traceback.print_exception(error, file=sys.stderr)
+    if is_json:
+        click.echo(json.dumps({"error": {"kind": complaint.kind, "message": complaint.message}}, indent=2))
+    click.echo(f"hpcckpt: error: {complaint.message}", err=True)
+    if complaint.hint:
+        click.echo(complaint.hint, err=True)
+    return complaint.exit_code

@@ -1,0 +1,94 @@
+"""``hpcckpt list``: the checkpoints of a run, one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from hpcckpt.cli import options, output, summary
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.output import Column
+from hpcckpt.cli.summary import RunSummary, StepSummary
+from hpcckpt.cli.text import labelled, metric_text, nbytes_text, time_text
+from hpcckpt.errors import StepNotFoundError
+
+
+@click.command("list")
+@options.directory_argument
+@click.option("--sort", "order", type=click.Choice(["step", "time", "metric"]), default="step", show_default=True,
+              help="Order of the lines.")  # fmt: skip
+@click.option("--valid-only", "is_valid_only", is_flag=True, help="Only checkpoints that can be restored.")
+@options.metric_option
+@options.json_option
+@options.quiet_option
+def command(
+    directory: Path, order: str, metric: str | None, *, is_valid_only: bool, is_json: bool, is_quiet: bool
+) -> int:
+    """List the checkpoints of a run.
+
+    VALID says whether a checkpoint can be restored: its manifest is whole and its files are there.
+    Their bytes are checked by 'hpcckpt verify'. The step marked * is the one a restart would use.
+    """
+    run = summary.summarize(options.existing(directory), options.read_metric(metric))
+    rows = [row for row in run.checkpoints if row.valid or not is_valid_only]
+    if not rows:
+        raise StepNotFoundError(f"no {'restorable ' if is_valid_only else ''}checkpoint in {directory}")
+    run = replace(run, checkpoints=tuple(sorted(rows, key=lambda row: _sort_key(row, order, run.metric))))
+    if is_json:
+        output.write_json(run)
+    else:
+        _write(run)
+        output.say("\n".join(_closing_lines(run)), is_quiet=is_quiet)
+    return ExitCode.OK
+
+
+def _sort_key(row: StepSummary, order: str, metric: str | None) -> tuple[float, str, int]:
+    value = row.metrics.get(metric or "", float("inf"))
+    return (value if order == "metric" else 0.0, row.created if order == "time" else "", row.step)
+
+
+def _write(run: RunSummary) -> None:
+    columns = [
+        Column("STEP", is_number=True),
+        Column("EPOCH", is_number=True),
+        Column("TIME"),
+        Column("SIZE", is_number=True),
+        Column("RANKS", is_number=True),
+        *([Column(run.metric.upper(), is_number=True)] if run.metric else []),
+        Column("VALID"),
+        Column("TAGS"),
+    ]
+    output.write_table(columns, [_cells(row, run.metric) for row in run.checkpoints])
+
+
+def _cells(row: StepSummary, metric: str | None) -> list[str]:
+    return [
+        str(row.step),
+        _text(row.epoch),
+        time_text(row.created),
+        nbytes_text(row.nbytes),
+        _text(row.ranks),
+        *([metric_text(row.metrics.get(metric))] if metric else []),
+        "yes" if row.valid else "NO",
+        ", ".join(row.tags) + (" *" if "latest" in row.tags else ""),
+    ]
+
+
+def _text(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _closing_lines(run: RunSummary) -> Sequence[str]:
+    problems = [labelled(row.step, row.problem) for row in run.checkpoints if row.problem]
+    counts = {
+        "valid": sum(row.valid for row in run.checkpoints),
+        "damaged": sum("damaged" in row.tags for row in run.checkpoints),
+        "incomplete": sum(not row.committed for row in run.checkpoints),
+    }
+    total = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    if run.resume_step is None:
+        return [*problems, f"{total}; there is nothing to resume from"]
+    return [*problems, f"{total}; a restart would use step {run.resume_step}"]

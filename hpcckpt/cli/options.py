@@ -1,0 +1,138 @@
+"""Arguments and options that several verbs share, and what they mean."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hpcckpt import discovery
+from hpcckpt.cli.failures import Declined
+from hpcckpt.config import Best, parse_best
+from hpcckpt.errors import CorruptError, OptionError, StepNotFoundError
+from hpcckpt.manifest import Manifest
+from hpcckpt.tensors import TensorSpec
+
+directory_argument = click.argument("directory", type=click.Path(path_type=Path))
+step_argument = click.argument("step", required=False)
+json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")
+quiet_option = click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No messages and no progress bar.")
+yes_option = click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask.")
+dry_run_option = click.option(
+    "-n", "--dry-run", "is_dry_run", is_flag=True, help="Show what would be done; do nothing."
+)
+only_option = click.option(
+    "--only",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Only tensors with such names: 'model/*'. May be repeated.",
+)
+metric_option = click.option(
+    "--metric", metavar="NAME", help="What 'best' means: val_loss, max:reward. By default val_loss, else loss."
+)
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Threads that read."
+)
+
+
+def existing(directory: Path) -> Path:
+    """Return a directory that exists.
+
+    Raises
+    ------
+    StepNotFoundError
+        If it does not, or is something else.
+    """
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise StepNotFoundError(f"{directory} {what}: give the directory of a run, or of one of its steps")
+    return directory
+
+
+def read_metric(text: str | None) -> Best | None:
+    """Return what ``--metric`` means.
+
+    Raises
+    ------
+    OptionError
+        If it names no metric.
+    """
+    best = parse_best(text)
+    if best is not None and not best.metric:
+        raise OptionError(f"--metric: {text!r} names no metric; write val_loss, min:val_loss or max:accuracy")
+    return best
+
+
+def find(directory: Path, step: str | None, metric: str | None = None) -> discovery.StepInfo:
+    """Return the step that the arguments name: a number, ``latest`` or ``best``; the newest without one."""
+    return discovery.find_step(existing(directory), step, read_metric(metric))
+
+
+def readable(info: discovery.StepInfo) -> Manifest:
+    """Return the manifest of a step that can be restored.
+
+    Raises
+    ------
+    CorruptError
+        Or another error that says what keeps it from being restored, and what to use instead.
+    """
+    if info.manifest is not None and info.is_restorable:
+        return info.manifest
+    manifest = discovery.read_manifest(info.path)  # raises the error that the summary only tells
+    discovery.check_files(info.path, manifest)
+    raise CorruptError(f"{info.problem}; {next_move(info)}")
+
+
+def chosen_tensors(manifest: Manifest, patterns: Sequence[str]) -> list[TensorSpec]:
+    """Return the tensors that ``--only`` names, all without it, sorted by name.
+
+    Raises
+    ------
+    OptionError
+        If a pattern matches nothing.
+    """
+    by_name = {spec.name: spec for spec in manifest.tensors}
+    matched: set[str] = set()
+    for pattern in patterns:
+        found = {name for name in by_name if name == pattern or fnmatch.fnmatchcase(name, pattern)}
+        if not found:
+            tops = ", ".join(sorted({name.partition("/")[0] for name in by_name})[:8])
+            raise OptionError(f"{pattern!r} matches no tensor; the names begin with: {tops or 'there are none'}")
+        matched |= found
+    return [by_name[name] for name in sorted(matched if patterns else by_name)]
+
+
+def ask(question: str) -> None:
+    """Ask before something is destroyed.
+
+    Raises
+    ------
+    Declined
+        If the answer is no.
+    UsageError
+        If nobody can answer.
+    """
+    try:
+        is_agreed = click.confirm(question, err=True)
+    except click.Abort as error:
+        if isinstance(error.__cause__ or error.__context__, EOFError):
+            raise click.UsageError(
+                "there is nobody to ask: pass --yes, or --dry-run to see what would be done"
+            ) from None
+        raise
+    if not is_agreed:
+        raise Declined("nothing was changed")
+
+
+def next_move(info: discovery.StepInfo) -> str:
+    """Say which step to use instead of a damaged one."""
+    others = [
+        other.step for other in discovery.scan(info.path.parent) if other.is_restorable and other.step != info.step
+    ]
+    if not others:
+        return "no other step there can be restored"
+    older = [step for step in others if step < info.step] or others
+    return f"use step {older[-1]} instead: hpcckpt verify {info.path.parent} {older[-1]}"

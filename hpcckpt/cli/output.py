@@ -1,0 +1,104 @@
+"""Where output goes: data to stdout, as JSON or a table; messages to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import IO, Any
+
+import click
+
+from hpcckpt.collective.communicator import launched_rank
+
+_COLOURS = {
+    "yes": "green", "OK": "green", "ok": "green",
+    "NO": "red", "CORRUPT": "red", "problem": "red",
+    "NOT CHECKED": "yellow", "warning": "yellow",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table."""
+
+    title: str
+    is_number: bool = False
+
+
+def is_fancy(stream: IO[str]) -> bool:
+    """Say whether colours and progress bars belong on this stream: a terminal, and nobody said no.
+
+    Under a launcher they do not: Open MPI gives each rank a terminal of its own, whatever reads it.
+    """
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or launched_rank() is not None
+    return not is_plain and stream.isatty()
+
+
+def say(message: str, *, is_quiet: bool = False) -> None:
+    """Write a message for people to stderr."""
+    if not is_quiet:
+        click.echo(message, err=True)
+
+
+def write_json(document: Any) -> None:
+    """Write a JSON document to stdout; NaN and infinities, which JSON has not, become strings."""
+    click.echo(json.dumps(plain(document), indent=2, ensure_ascii=False))
+
+
+def plain(value: Any) -> Any:
+    """Return a value made of what JSON has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+def write_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table to stdout."""
+    titles = [column.title for column in columns]
+    widths = [max(map(len, cells)) for cells in zip(titles, *rows, strict=True)]
+    is_coloured = is_fancy(sys.stdout)
+    write_line(_table_line(titles, columns, widths), is_bold=is_coloured)
+    for row in rows:
+        write_line(_table_line(row, columns, widths, is_coloured=is_coloured))
+
+
+def write_line(line: str, *, is_bold: bool = False) -> None:
+    """Write a line of data to stdout."""
+    click.echo(click.style(line, bold=True) if is_bold else line, color=is_fancy(sys.stdout))
+
+
+def coloured(word: str) -> str:
+    """Return a verdict in its colour if stdout shows colours."""
+    return click.style(word, fg=_COLOURS[word]) if word in _COLOURS and is_fancy(sys.stdout) else word
+
+
+def _table_line(
+    cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], *, is_coloured: bool = False
+) -> str:
+    padded = [
+        cell.rjust(width) if column.is_number else cell.ljust(width)
+        for cell, column, width in zip(cells, columns, widths, strict=True)
+    ]
+    if is_coloured:
+        padded = [
+            text.replace(cell, coloured(cell)) if cell in _COLOURS else text
+            for text, cell in zip(padded, cells, strict=True)
+        ]
+    return ("  " + "  ".join(padded)).rstrip()
+
+
+def write_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Write names and values to stdout, one pair a line."""
+    width = max(len(name) for name, _ in fields)
+    for name, value in fields:
+        write_line(f"{name.ljust(width)}  {value}".rstrip())

@@ -1,0 +1,144 @@
+"""``hpcckpt prune``: retention by hand, and sweeping up after killed jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from hpcckpt.cli import options, output
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.text import count_text, nbytes_text
+from hpcckpt.config import Options
+from hpcckpt.lock import RunLock
+from hpcckpt.pruning import PrunePlan, Removal, carry_out, plan_prune
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What was removed, or would be."""
+
+    directory: Path
+    plan: PrunePlan
+    failures: Mapping[Path, str]
+    is_dry_run: bool
+
+
+@click.command("prune")
+@options.directory_argument
+@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N steps.")
+@click.option(
+    "--keep-best", metavar="METRIC", help="Keep the best besides: val_loss, max:accuracy, min:loss:3 (three)."
+)
+@click.option("--keep-period", type=click.IntRange(min=1), metavar="N", help="Keep steps divisible by N besides.")
+@options.dry_run_option
+@options.yes_option
+@options.json_option
+@options.quiet_option
+def command(
+    directory: Path,
+    keep_last: int | None,
+    keep_best: str | None,
+    keep_period: int | None,
+    *,
+    is_dry_run: bool,
+    is_yes: bool,
+    is_json: bool,
+    is_quiet: bool,
+) -> int:
+    """Remove old checkpoints and what killed jobs left behind.
+
+    Without --keep options only the temporary directories of killed jobs go. With any of them, the
+    newest step, pinned steps and damaged ones (they are evidence) stay whatever the options say.
+    It takes the run's lock, and exits with 8 while a job is writing.
+    """
+    rules = _rules(keep_last, keep_best, keep_period)
+    options.existing(directory)
+    plan = _plan(directory, rules, is_dry_run=is_dry_run)
+    if is_dry_run or not plan.removals:
+        _tell(_Outcome(directory, plan, {}, is_dry_run), is_json=is_json, is_quiet=is_quiet)
+        return ExitCode.OK
+    if not is_yes:
+        _show(plan)
+        options.ask(f"Remove {_count(plan)} from {directory}?")
+    done = _act(directory, rules, plan)
+    _tell(done, is_json=is_json, is_quiet=is_quiet)
+    return _exit_code(done)
+
+
+def _rules(keep_last: int | None, keep_best: str | None, keep_period: int | None) -> Options:
+    has_rule = keep_best is not None or keep_period is not None
+    rules = Options(keep_last or (1 if has_rule else None), options.read_metric(keep_best), keep_period)
+    return rules.check()
+
+
+def _plan(directory: Path, rules: Options, *, is_dry_run: bool) -> PrunePlan:
+    """Plan; under the lock if it is meant, so that a running job's save does not count as left behind."""
+    if is_dry_run:
+        return plan_prune(directory, rules)
+    with RunLock.take(directory):
+        return plan_prune(directory, rules)
+
+
+def _act(directory: Path, rules: Options, shown: PrunePlan) -> _Outcome:
+    """Remove what was shown and may still go: while the user thought about it the lock was free."""
+    allowed = {removal.path for removal in shown.removals}
+    with RunLock.take(directory):
+        plan = plan_prune(directory, rules)
+        going = tuple(removal for removal in plan.removals if removal.path in allowed)
+        return _Outcome(directory, PrunePlan(plan.kept, going), carry_out(directory, plan, allowed), is_dry_run=False)
+
+
+def _exit_code(done: _Outcome) -> int:
+    if not done.failures:
+        return ExitCode.OK
+    return ExitCode.PARTLY_DONE if len(done.failures) < len(done.plan.removals) else ExitCode.ERROR
+
+
+def _count(plan: PrunePlan) -> str:
+    n_steps = sum(removal.step is not None for removal in plan.removals)
+    n_left = len(plan.removals) - n_steps
+    parts = ([count_text(n_steps, "checkpoint")] if n_steps else []) + (
+        [f"{n_left} left by killed jobs"] if n_left else []
+    )
+    return f"{' and '.join(parts)} ({nbytes_text(plan.nbytes)})"
+
+
+def _show(plan: PrunePlan) -> None:
+    for removal in plan.removals:
+        output.say(f"  {_name(removal)}  {nbytes_text(removal.nbytes)}")
+    output.say(f"kept: {', '.join(map(str, plan.kept)) or 'none'}")
+
+
+def _name(removal: Removal) -> str:
+    return removal.path.name if removal.step is None else f"step {removal.step}"
+
+
+def _tell(done: _Outcome, *, is_json: bool, is_quiet: bool) -> None:
+    for path, problem in done.failures.items():
+        output.say(f"not removed: {path.name}: {problem}")
+    if is_json:
+        output.write_json(_document(done))
+        return
+    if not done.plan.removals:
+        output.say(f"nothing to remove from {done.directory}", is_quiet=is_quiet)
+        return
+    for removal in done.plan.removals:
+        if removal.path not in done.failures:
+            verb = "would remove" if done.is_dry_run else "removed"
+            output.write_line(f"{verb} {_name(removal)}  {nbytes_text(removal.nbytes)}")
+    output.say(f"kept: {', '.join(map(str, done.plan.kept)) or 'none'}", is_quiet=is_quiet)
+
+
+def _document(done: _Outcome) -> dict[str, object]:
+    gone = [removal for removal in done.plan.removals if removal.path not in done.failures]
+    return {
+        "directory": done.directory,
+        "dry_run": done.is_dry_run,
+        "kept": done.plan.kept,
+        "removed": gone,
+        "nbytes": sum(removal.nbytes for removal in gone),
+        "failed": [{"path": path, "problem": problem} for path, problem in done.failures.items()],
+    }

@@ -1,0 +1,161 @@
+"""``hpcckpt restore``: a checkpoint as one file for other programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcckpt.cli import options, output
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.progress import byte_progress
+from hpcckpt.cli.text import count_text, nbytes_text
+from hpcckpt.discovery import StepInfo
+from hpcckpt.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from hpcckpt.loading import StepReader
+
+FORMATS = ("npz", "safetensors", "weights.h5")
+_NO_MODEL = (
+    "Keras lays .weights.h5 out by the model's Python attributes, which a checkpoint does not know: add "
+    "--model model.json (from model.to_json()), --model model.keras, or --model package.module:function that builds "
+    "the model; or write --to safetensors, which needs no model"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written; its fields are the keys of ``--json``."""
+
+    path: Path
+    format: str
+    step: int
+    ranks: int
+    tensors: int
+    nbytes: int
+    widened: tuple[str, ...] = ()
+
+
+@click.command("restore")
+@options.directory_argument
+@options.step_argument
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The file to write.")
+@click.option("--to", "wanted_format", type=click.Choice(FORMATS), help="Its format; by default what its name says.")
+@options.only_option
+@click.option("--no-optimizer", "is_without_optimizer", is_flag=True, help="Leave the optimizer's tensors out.")
+@click.option("--model", metavar="MODEL", help="For .weights.h5: model.json, model.keras, or module:function.")
+@click.option("--force", "is_forced", is_flag=True, help="Overwrite FILE if it exists.")
+@options.metric_option
+@options.threads_option
+@options.json_option
+@options.quiet_option
+def command(
+    directory: Path,
+    step: str | None,
+    out: Path,
+    wanted_format: str | None,
+    patterns: tuple[str, ...],
+    model: str | None,
+    metric: str | None,
+    threads: int,
+    *,
+    is_without_optimizer: bool,
+    is_forced: bool,
+    is_json: bool,
+    is_quiet: bool,
+) -> int:
+    """Write a checkpoint as one file for other programs.
+
+    The file is .npz, .safetensors, or Keras' .weights.h5. STEP is a number, 'latest' (the default) or
+    'best'. Every byte is verified on the way; FILE is there whole or not at all, and is never
+    overwritten without --force. What each rank had for itself is written as NAME#RANK.
+
+    This needs neither MPI nor TensorFlow, but for .weights.h5, which needs Keras and a --model.
+    """
+    from hpcckpt.exporting.atomic import atomic_path, check_free
+    from hpcckpt.streaming import held_step
+
+    file_format = _format_of(out, wanted_format, model)
+    info = options.find(directory, step, metric)
+    specs = options.chosen_tensors(options.readable(info), patterns)
+    specs = [spec for spec in specs if not (is_without_optimizer and is_of_optimizer(spec))]
+    check_free(out, is_overwriting=is_forced)
+    with held_step(info.path, threads) as reader, atomic_path(out, is_overwriting=is_forced) as temporary:
+        written = _write(temporary, out, file_format, reader, specs, model, is_quiet=is_quiet)
+    _tell(written, info, is_json=is_json, is_quiet=is_quiet)
+    return ExitCode.OK
+
+
+def is_of_optimizer(spec: TensorSpec) -> bool:
+    """Say whether a tensor belongs to an optimizer: it stands below a part called ``optimizer``."""
+    return "optimizer" in spec.name.split("/")[:-1]
+
+
+def _format_of(out: Path, wanted: str | None, model: str | None) -> str:
+    found = wanted or next((name for name in FORMATS if out.name.endswith(f".{name}")), None)
+    if found is None:
+        raise click.UsageError(f"{out.name!r} does not say its format; pass --to {' or --to '.join(FORMATS)}")
+    if found == "weights.h5" and not out.name.endswith(".weights.h5"):
+        raise click.UsageError(f"{out.name!r}: Keras reads such a file only if its name ends in .weights.h5")
+    if found == "weights.h5" and model is None:
+        raise click.UsageError(_NO_MODEL)
+    if found != "weights.h5" and model is not None:
+        raise click.UsageError(f"--model is for .weights.h5, not for {found}")
+    return found
+
+
+def _write(
+    temporary: Path,
+    out: Path,
+    file_format: str,
+    reader: StepReader,
+    specs: Sequence[TensorSpec],
+    model: str | None,
+    *,
+    is_quiet: bool,
+) -> Written:
+    from hpcckpt.exporting import npz, safetensors
+    from hpcckpt.streaming import sources
+
+    names = [spec.name for spec in specs]
+    if file_format == "weights.h5":
+        names = _write_weights(temporary, reader, names, model or "")
+        return _written(out, file_format, reader, sum(reader.specs[name].nbytes for name in names), len(names))
+    wanted = sources(reader, names)
+    total = sum(source.nbytes for source in wanted)
+    write = npz.write_npz if file_format == "npz" else safetensors.write_safetensors
+    with byte_progress("writing", total, is_quiet=is_quiet) as advance:
+        write(temporary, reader, wanted, advance)
+    widened = [source.name for source in wanted if file_format == "npz" and npz.is_widened(source)]
+    return _written(out, file_format, reader, total, len(wanted), widened)
+
+
+def _written(
+    out: Path, file_format: str, reader: StepReader, nbytes: int, count: int, widened: Sequence[str] = ()
+) -> Written:
+    manifest = reader.manifest
+    return Written(out, file_format, manifest.step, manifest.n_ranks, count, nbytes, tuple(widened))
+
+
+def _write_weights(temporary: Path, reader: StepReader, names: Sequence[str], model: str) -> list[str]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a converter takes no GPU away from a job on this node
+    from hpcckpt.keras.weights_file import write_weights
+
+    return write_weights(temporary, reader, names, model)
+
+
+def _tell(written: Written, info: StepInfo, *, is_json: bool, is_quiet: bool) -> None:
+    if is_json:
+        output.write_json(written)
+        return
+    if written.widened:
+        shown = ", ".join(written.widened[:3]) + (", …" if len(written.widened) > 3 else "")
+        output.say(f"as float32, because .npz has no narrower type for them: {shown}", is_quiet=is_quiet)
+    size = f"{count_text(written.tensors, 'tensor')}, {nbytes_text(written.nbytes)}"
+    output.say(f"wrote {written.path} ({size}) from step {info.step} (ranks {written.ranks} -> 1)", is_quiet=is_quiet)

@@ -1,0 +1,156 @@
+"""What ``list`` and ``info`` say of a run: its steps, the unfinished ones, their tags."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hpcckpt import discovery, layout, lock
+from hpcckpt.config import Best
+from hpcckpt.discovery import StepInfo
+from hpcckpt.manifest import Manifest
+from hpcckpt.pruning import tree_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """One line of ``hpcckpt list``; its fields are the keys of ``--json``."""
+
+    step: int
+    epoch: int | None
+    created: str
+    nbytes: int
+    ranks: int | None
+    backend: str | None
+    level: str | None
+    metrics: Mapping[str, float]
+    valid: bool
+    committed: bool
+    problem: str
+    tags: tuple[str, ...]
+    path: str
+    save_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """All that ``hpcckpt list`` shows; its fields are the keys of ``--json``."""
+
+    directory: str
+    resume_step: int | None
+    best_step: int | None
+    metric: str | None
+    checkpoints: Sequence[StepSummary] = field(default_factory=tuple)
+
+
+def summarize(directory: Path, best: Best | None) -> RunSummary:
+    """Look at every step of a run. Independent."""
+    steps = discovery.scan(directory)
+    chosen = best or default_best(steps)
+    found = discovery.best_of(steps, chosen) if chosen else []
+    newest = max((info.step for info in steps if info.is_restorable), default=None)
+    marks = _Marks(newest, found[0] if found else None, discovery.pins(directory))
+    rows = [_committed(info, marks) for info in steps]
+    rows += [_unfinished(directory / name, holder_of(directory)) for name in unfinished(directory)]
+    metric = chosen.metric if chosen else None
+    return RunSummary(str(directory), newest, marks.best, metric, tuple(sorted(rows, key=lambda row: row.step)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    newest: int | None
+    best: int | None
+    pinned: Collection[int]
+
+
+def default_best(steps: Sequence[StepInfo]) -> Best | None:
+    """Return what "best" means where nobody says: the validation loss if there is one, else the loss. Pure."""
+    named = {name for info in steps if info.manifest for name in info.manifest.metrics}
+    return next((Best(name) for name in ("val_loss", "loss") if name in named), None)
+
+
+def unfinished(directory: Path) -> list[str]:
+    """Return the names of the directories of saves in progress, or of killed ones. Independent."""
+    return sorted(name for name in os.listdir(directory) if layout.is_temporary(name))
+
+
+def _committed(info: StepInfo, marks: _Marks) -> StepSummary:
+    manifest = info.manifest
+    return StepSummary(
+        step=info.step,
+        epoch=epoch_of(manifest) if manifest else None,
+        created=manifest.created if manifest else modified(info.path),
+        nbytes=manifest.nbytes if manifest else tree_nbytes(info.path),
+        ranks=manifest.n_ranks if manifest else None,
+        backend=manifest.backend if manifest else None,
+        level=manifest.level if manifest else None,
+        metrics=dict(manifest.metrics) if manifest else {},
+        valid=info.is_restorable,
+        committed=True,
+        problem=info.problem,
+        tags=_tags(info, marks),
+        path=str(info.path),
+        save_id=manifest.save_id if manifest else None,
+    )
+
+
+def _tags(info: StepInfo, marks: _Marks) -> tuple[str, ...]:
+    facts = {
+        "best": info.step == marks.best,
+        "latest": info.step == marks.newest,
+        "pinned": info.step in marks.pinned,
+        "damaged": not info.is_restorable,
+    }
+    return tuple(tag for tag, is_so in facts.items() if is_so)
+
+
+def holder_of(directory: Path) -> str:
+    """Return who is writing in a run directory; "" if nobody does. Independent."""
+    found = lock.describe(directory)
+    return "" if found is None or found[1] else str(found[0])
+
+
+def _unfinished(path: Path, holder: str) -> StepSummary:
+    step = layout.parse_step(path.name[1:].partition(".tmp-")[0])
+    return StepSummary(
+        step=-1 if step is None else step,
+        epoch=None,
+        created=modified(path),
+        nbytes=tree_nbytes(path),
+        ranks=None,
+        backend=None,
+        level=None,
+        metrics={},
+        valid=False,
+        committed=False,
+        problem=f"being saved by {holder}" if holder else "left by a killed job; 'hpcckpt prune' removes it",
+        tags=("saving" if holder else "incomplete",),
+        path=str(path),
+        save_id=None,
+    )
+
+
+def modified(path: Path) -> str:
+    """Return when a directory was changed last, as UTC ISO time; "" if it is gone."""
+    try:
+        seconds = path.lstat().st_mtime
+    except OSError:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def epoch_of(manifest: Manifest) -> int | None:
+    """Return the epoch that the program recorded, if it did: the first object that is called ``epoch``."""
+    return _find_epoch(manifest.objects, depth=4)
+
+
+def _find_epoch(objects: Mapping[str, Any], depth: int) -> int | None:
+    for name, value in objects.items():
+        if name.rpartition("/")[2] == "epoch" and isinstance(value, int) and not isinstance(value, bool):
+            return value
+    nested = (value for value in objects.values() if isinstance(value, Mapping) and depth > 1)
+    return next((epoch for value in nested if (epoch := _find_epoch(value, depth - 1)) is not None), None)

@@ -1,0 +1,57 @@
+"""How numbers, times and shapes are written for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Return a size in binary units: ``3.21 GiB``."""
+    unit = 0
+    while nbytes >= 1024 and unit < len(_UNITS) - 1:
+        nbytes /= 1024
+        unit += 1
+    return f"{nbytes:.{2 if unit else 0}f} {_UNITS[unit]}"
+
+
+def time_text(created: str) -> str:
+    """Return an ISO time as local time to the second; as it is if it cannot be read."""
+    try:
+        moment = datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def number_text(value: float | None) -> str:
+    """Return a metric or a difference in at most five significant digits; "-" if there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if math.isfinite(value) else str(value)
+
+
+def metric_text(value: float | None) -> str:
+    """Return a metric with four decimals, so that a column of them lines up; "-" if there is none."""
+    if value is None or not math.isfinite(value):
+        return number_text(value)
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.4e}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape as ``[3, 3, 64]``."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 step``, ``2 steps``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def labelled(step: int, problem: str) -> str:
+    """Return a problem with the step it is about before it, once."""
+    label = f"step {step}: "
+    return problem if problem.startswith(label) else label + problem

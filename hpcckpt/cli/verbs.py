@@ -1,0 +1,56 @@
+"""The table of the tool's own verbs.
+
+A verb is added by one row here and one file beside this one.  The summaries stand here so that
+``hpcckpt --help`` loads no verb; a test compares them with the verbs' own help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOOK = "Look at checkpoints"
+TAKE = "Take things out"
+CHANGE = "Change a run directory"
+ENVIRONMENT = "This installation"
+SECTIONS = (LOOK, TAKE, CHANGE, ENVIRONMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb of the command line.
+
+    Attributes
+    ----------
+    name, summary, section : str
+        How ``hpcckpt --help`` shows it.
+    target : str
+        Where its command is: ``module:attribute``.
+    is_parallel : bool
+        Whether all ranks run it; otherwise only rank 0 does, and the others take over its exit code.
+    """
+
+    name: str
+    target: str
+    section: str
+    summary: str
+    is_parallel: bool = False
+
+
+VERBS = (
+    Verb("list", "hpcckpt.cli.list:command", LOOK, "List the checkpoints of a run."),
+    Verb("info", "hpcckpt.cli.info:command", LOOK, "Show what one checkpoint is and where it comes from."),
+    Verb("tensors", "hpcckpt.cli.tensors:command", LOOK, "List the tensors of a checkpoint."),
+    Verb("verify", "hpcckpt.cli.verify:command", LOOK, "Check every byte of a checkpoint against its checksums."),
+    Verb("diff", "hpcckpt.cli.diff:command", LOOK, "Compare two checkpoints, tensor by tensor."),
+    Verb("restore", "hpcckpt.cli.restore:command", TAKE, "Write a checkpoint as one file for other programs."),
+    Verb("prune", "hpcckpt.cli.prune:command", CHANGE, "Remove old checkpoints and what killed jobs left behind."),
+    Verb("pin", "hpcckpt.cli.pin:pin", CHANGE, "Keep checkpoints for ever, whatever retention says."),
+    Verb("unpin", "hpcckpt.cli.pin:unpin", CHANGE, "Leave pinned checkpoints to retention again."),
+    Verb("doctor", "hpcckpt.cli.doctor:command", ENVIRONMENT, "Look for what is wrong, and say what to do about it."),
+    Verb("backends", "hpcckpt.cli.backends:command", ENVIRONMENT, "List the storage backends that are installed."),
+)  # fmt: skip
+
+
+def find_verb(name: str) -> Verb | None:
+    """Return the tool's own verb of this name, or ``None``."""
+    return next((verb for verb in VERBS if verb.name == name), None)

@@ -1,0 +1,175 @@
+"""What differs between two checkpoints, tensor by tensor and piece by piece. Needs no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcckpt.inspecting import Progress, is_inexact, is_number, widened
+from hpcckpt.loading import Array, StepReader, select
+from hpcckpt.snapshot import as_bytes
+from hpcckpt.streaming import Source, pieces, sources
+from hpcckpt.tensors import Extent
+
+
+@dataclass(frozen=True, slots=True)
+class TensorChange:
+    """One tensor that differs.
+
+    Attributes
+    ----------
+    what : str
+        ``values``, ``shape`` or ``dtype``.
+    n_changed, n_elements : int
+        Elements that differ, and elements in all.
+    max_abs : float or None
+        The largest difference; NaN if a NaN stands on one side only; ``None`` for what has no difference.
+    before, after : str
+        The values of scalars, or the shapes or dtypes.
+    """
+
+    name: str
+    what: str
+    n_changed: int = 0
+    n_elements: int = 0
+    max_abs: float | None = None
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChange:
+    """One JSON value that differs; ``None`` where it is absent."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All differences between two checkpoints, and how many tensors are the same."""
+
+    n_same: int
+    changed: tuple[TensorChange, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    objects: tuple[ObjectChange, ...] = ()
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.changed or self.added or self.removed or self.objects)
+
+
+def compare(
+    before: StepReader,
+    after: StepReader,
+    patterns: tuple[str, ...] = (),
+    rtol: float = 0.0,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare the tensors of two checkpoints, whatever ranks and backends they were saved with. Independent.
+
+    Parameters
+    ----------
+    before, after : StepReader
+        The two.
+    patterns : tuple of str
+        Compare only tensors with such names.
+    rtol : float
+        Differences up to this part of the larger value do not count. With 0 every bit counts.
+    progress : callable, optional
+        Called with the bytes of each array of `before` that was compared.
+    """
+    names = select(sorted({*before.specs, *after.specs}), patterns or None)
+    old = {source.name: source for source in sources(before, [name for name in names if name in before.specs])}
+    new = {source.name: source for source in sources(after, [name for name in names if name in after.specs])}
+    shared = [name for name in old if name in new]
+    changes = []
+    for name in shared:
+        change = _compare_one(before, after, old[name], new[name], rtol)
+        changes += [change] if change else []
+        if progress:
+            progress(old[name].nbytes)
+    added, removed = sorted(set(new) - set(old)), sorted(set(old) - set(new))
+    return Comparison(len(shared) - len(changes), tuple(changes), tuple(added), tuple(removed))
+
+
+def compare_objects(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[ObjectChange, ...]:
+    """Return the JSON values that differ, named by their paths, sorted. Pure."""
+    old, new = dict(_leaves(before)), dict(_leaves(after))
+    names = sorted(name for name in {*old, *new} if _key(old, name) != _key(new, name))
+    return tuple(ObjectChange(name, old.get(name), new.get(name)) for name in names)
+
+
+def _key(values: Mapping[str, Any], name: str) -> tuple[bool, str]:
+    """Return what two values must share to be the same: NaN is NaN, 1 is not 1.0, and null is not absent."""
+    return name in values, repr(values.get(name))
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}/{key}" if name else str(key))
+    elif name:
+        yield name, value
+
+
+def _compare_one(before: StepReader, after: StepReader, old: Source, new: Source, rtol: float) -> TensorChange | None:
+    if old.shape != new.shape:
+        return TensorChange(old.name, "shape", before=str(list(old.shape)), after=str(list(new.shape)))
+    if old.spec.dtype != new.spec.dtype:
+        return TensorChange(old.name, "dtype", before=old.spec.dtype, after=new.spec.dtype)
+    n_changed, largest = 0, _Largest()
+    tolerance = rtol if is_inexact(old.spec.dtype) else 0.0
+    first: tuple[Array, Array] | None = None
+    for one, other in zip(pieces(before, old), pieces(after, new), strict=True):
+        first = first or (one, other)
+        differing = _differing(one, other, tolerance)
+        n_changed += int(differing.sum())
+        if is_number(old.spec.dtype):
+            largest.add(one.reshape(-1)[differing], other.reshape(-1)[differing])
+    if n_changed == 0:
+        return None
+    n_elements = Extent.whole(old.shape).n_elements
+    texts = (str(first[0].item()), str(first[1].item())) if first and n_elements == 1 else ("", "")
+    return TensorChange(old.name, "values", n_changed, n_elements, largest.value, *texts)
+
+
+class _Largest:
+    """The largest difference seen so far; NaN wins."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, one: Array, other: Array) -> None:
+        if one.size:
+            wide = [v if v.dtype.kind == "c" else widened(v) for v in (one, other)]
+            with np.errstate(invalid="ignore", over="ignore"):
+                difference = float(np.max(np.abs(wide[0] - wide[1])))
+            self.value = difference if self.value is None else float(np.maximum(self.value, difference))
+
+
+def _differing(one: Array, other: Array, rtol: float) -> Array:
+    """Return which elements differ, flat: in any bit, or by more than `rtol` of the larger one."""
+    width = one.dtype.itemsize
+    if one.size == 0 or width == 0:
+        return np.zeros(one.size, bool)
+    bits: Array = (as_bytes(one).reshape(-1, width) != as_bytes(other).reshape(-1, width)).any(axis=1)
+    if rtol == 0.0 or not bits.any():
+        return bits
+    far: Array = bits & ~_is_close(one.reshape(-1), other.reshape(-1), rtol)
+    return far
+
+
+def _is_close(one: Array, other: Array, rtol: float) -> Array:
+    a, b = (v if v.dtype.kind == "c" else widened(v) for v in (one, other))
+    with np.errstate(invalid="ignore", over="ignore"):
+        close: Array = np.abs(a - b) <= rtol * np.maximum(np.abs(a), np.abs(b))
+    finite = np.isfinite(a) & np.isfinite(b)
+    alike: Array = (close & finite) | (a == b) | (np.isnan(a) & np.isnan(b))
+    return alike

@@ -1,0 +1,31 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "note", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    topic : str
+        What was looked at.
+    level : {"ok", "note", "warning", "problem"}
+        ``note``: absent or unusual, and nothing to worry about; ``warning``: will bite in some cases;
+        ``problem``: saving or restoring will fail.
+    message : str
+        What was found.
+    remedy : str
+        What to do about it; "" if nothing.
+    """
+
+    topic: str
+    level: Level
+    message: str
+    remedy: str = ""

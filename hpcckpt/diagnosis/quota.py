@@ -1,0 +1,75 @@
+"""The user's quota, as ``lfs quota`` or ``quota`` tells it."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcckpt.diagnosis.finding import Finding
+from hpcckpt.diagnosis.probe import run
+from hpcckpt.diagnosis.storage import Mount
+
+_NEARLY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Used and allowed: kibibytes and files; a limit of 0 is none."""
+
+    used_kib: int
+    limit_kib: int
+    used_files: int
+    limit_files: int
+
+
+def findings(mount: Mount) -> Iterator[Finding]:
+    """Yield what the quota on a file system allows; nothing where there is none or no tool tells. Independent."""
+    text = _ask(mount)
+    quota = parse(text, (mount.source, mount.point)) if text else None
+    if quota is None:
+        return
+    for used, limit, what in (
+        (quota.used_kib, quota.limit_kib, "space"),
+        (quota.used_files, quota.limit_files, "files"),
+    ):
+        if limit:
+            yield _judge(used / limit, what)
+
+
+def _judge(share: float, what: str) -> Finding:
+    message = f"{100 * share:.0f} % of the {what} used"
+    if share >= 1:
+        return Finding("quota", "problem", message, "remove what you can: hpcckpt prune --keep-last N")
+    if share >= _NEARLY:
+        return Finding("quota", "warning", message, "remove what you can, or ask for more")
+    return Finding("quota", "ok", message)
+
+
+def _ask(mount: Mount) -> str:
+    if mount.type == "lustre" and shutil.which("lfs"):
+        return run(["lfs", "quota", "-q", "-u", getpass.getuser(), mount.point]).stdout
+    if shutil.which("quota"):
+        return run(["quota", "-w", "-p"]).stdout
+    return ""
+
+
+def parse(text: str, names: tuple[str, ...]) -> Quota | None:
+    """Read the line of one file system. Pure.
+
+    Both tools print: name, blocks, quota, limit, grace, files, quota, limit, grace.
+    """
+    for line in text.replace("\n        ", " ").splitlines():
+        fields = line.split()
+        if len(fields) >= 8 and fields[0] in names:
+            numbers = [_number(field) for field in fields[1:9]]
+            return Quota(numbers[0], numbers[2] or numbers[1], numbers[4], numbers[6] or numbers[5])
+    return None
+
+
+def _number(field: str) -> int:
+    """Return the digits of a field; ``*`` marks one over its limit, and a grace time counts for nothing here."""
+    found = re.fullmatch(r"(\d+)\*?", field)
+    return int(found[1]) if found else 0

@@ -1,0 +1,154 @@
+"""A run directory: the file system it lies on, space, the lock, what is left over and damaged."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcckpt import discovery, lock
+from hpcckpt.diagnosis.finding import Finding, Level
+from hpcckpt.pruning import tree_nbytes
+from hpcckpt.retention import leftovers
+
+_TYPES: dict[str, tuple[Level, str, str]] = {
+    "tmpfs": ("warning", "memory: gone after a reboot or a crash of the node, and counted as the job's memory",
+              "keep checkpoints on disk; use memory only as a fast first tier"),
+    "ramfs": ("warning", "memory: gone after a reboot or a crash of the node", "keep checkpoints on disk"),
+    "overlay": ("warning", "a container's own layer: gone with the container", "bind-mount a directory of the host"),
+    "nfs": ("warning", "NFS: other nodes may see changes late, and link counts cannot be trusted",
+            "use the parallel file system; or mount with actimeo=1, and let one node write"),
+    "9p": ("warning", "9p: fsync may not reach a disk", "keep checkpoints on a local or parallel file system"),
+    "fuse": ("warning", "FUSE: rename and fsync are as good as the program behind it", "prefer a kernel file system"),
+}  # fmt: skip
+_PARALLEL = {"lustre", "gpfs", "beegfs", "wekafs", "panfs", "ceph", "pvfs2", "daos", "dvs", "orangefs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Where a directory lies."""
+
+    point: str
+    type: str
+    source: str
+    options: str
+
+
+def findings(directory: Path) -> Iterator[Finding]:
+    """Yield what there is to say about a run directory, which need not exist yet. Independent."""
+    base = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    if not base.is_dir():
+        yield Finding("directory", "problem", f"{base} is not a directory", "give the directory of a run")
+        return
+    yield _directory(directory, base)
+    mount = mount_of(base)
+    if mount:
+        yield _file_system(mount)
+    yield from _space(directory, base)
+    if directory.is_dir():
+        yield _lock(directory)
+        yield from _contents(directory)
+
+
+def _directory(directory: Path, base: Path) -> Finding:
+    if not os.access(base, os.W_OK | os.X_OK):
+        return Finding("directory", "problem", f"{base} cannot be written", "choose another one, or change its mode")
+    if not directory.exists():
+        return Finding("directory", "note", f"{directory} does not exist; it would be made at the first save")
+    return Finding("directory", "ok", f"{directory} can be written")
+
+
+def mount_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Mount | None:
+    """Return where a path lies, from the kernel's table; ``None`` where there is none. Independent."""
+    try:
+        lines = mountinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    real = os.path.realpath(path)
+    found = [mount for mount in map(_parse_mount, lines) if mount and _is_below(real, mount.point)]
+    return max(found, key=lambda mount: len(mount.point), default=None) if found else None
+
+
+def _parse_mount(line: str) -> Mount | None:
+    fields, _, rest = line.partition(" - ")
+    parts, tail = fields.split(), rest.split()
+    if len(parts) < 6 or len(tail) < 2:
+        return None
+    point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), parts[4])
+    return Mount(point, tail[0], tail[1], parts[5])
+
+
+def _is_below(path: str, point: str) -> bool:
+    return path == point or path.startswith(point.rstrip("/") + "/")
+
+
+def _file_system(mount: Mount) -> Finding:
+    where = f"{mount.type} ({mount.source} on {mount.point})"
+    family = next((name for name in _TYPES if mount.type.startswith(name)), None)
+    if family is not None and mount.type not in _PARALLEL:
+        level, danger, remedy = _TYPES[family]
+        return Finding("file system", level, f"{where}: {danger}", remedy)
+    if "ro" in mount.options.split(","):
+        return Finding("file system", "problem", f"{where}, mounted read-only", "choose another file system")
+    return Finding("file system", "ok", f"{where}{', parallel' if mount.type in _PARALLEL else ''}")
+
+
+def _space(directory: Path, base: Path) -> Iterator[Finding]:
+    held = os.statvfs(base)
+    free, total = held.f_bavail * held.f_frsize, held.f_blocks * held.f_frsize
+    newest = discovery.newest_restorable(directory) if directory.is_dir() else None
+    wanted = newest.manifest.nbytes if newest and newest.manifest else 0
+    message = f"{_gib(free)} of {_gib(total)} free"
+    if free <= wanted or free == 0:
+        remedy = "free space: hpcckpt prune --keep-last N"
+        yield Finding(
+            "space", "problem", f"{message}, a checkpoint takes {_gib(wanted)}: the next save would fail", remedy
+        )
+    elif free < 3 * wanted:
+        yield Finding(
+            "space", "warning", f"{message}, enough for {free // wanted} more checkpoints", "free some space soon"
+        )
+    else:
+        yield Finding("space", "ok", message)
+    if held.f_files and held.f_favail < 1000:
+        yield Finding(
+            "space", "problem", f"only {held.f_favail} more files can be made", "remove files; ask for more inodes"
+        )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"
+
+
+def _lock(directory: Path) -> Finding:
+    found = lock.describe(directory)
+    if found is None:
+        return Finding("lock", "ok", "free")
+    holder, is_dead = found
+    if is_dead:
+        return Finding("lock", "note", f"left by {holder}, which is dead; the next job takes it over")
+    return Finding(
+        "lock", "note", f"held by {holder}: another job that saves here is refused", "wait for it, or stop it"
+    )
+
+
+def _contents(directory: Path) -> Iterator[Finding]:
+    steps = discovery.scan(directory)
+    damaged = [info.step for info in steps if not info.is_restorable]
+    whole = [info.step for info in steps if info.is_restorable]
+    if not steps:
+        yield Finding("checkpoints", "note", "none yet")
+    elif not whole:
+        yield Finding("checkpoints", "problem", f"none of {len(steps)} can be restored", f"hpcckpt list {directory}")
+    elif damaged:
+        message = f"step {', '.join(map(str, damaged))} cannot be restored; a restart would use step {whole[-1]}"
+        yield Finding("checkpoints", "warning", message, f"hpcckpt verify --all {directory}")
+    else:
+        yield Finding("checkpoints", "ok", f"{len(whole)}, the newest is step {whole[-1]}")
+    left = leftovers(directory)
+    if left and lock.describe(directory) is None:
+        nbytes = sum(tree_nbytes(directory / name) for name in left)
+        message = f"{len(left)} directories left by killed jobs, {_gib(nbytes)}"
+        yield Finding("left over", "warning", message, f"hpcckpt prune {directory}")

@@ -1,0 +1,79 @@
+"""A file that is there whole or not at all, and never takes another one's place unasked.
+
+Steps::
+
+    1. write a temporary file beside it, fsync it
+    2. rename it into place; where nothing may be overwritten, link it there instead, which fails
+       if the name is taken
+    3. fsync the directory
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcckpt import layout, native
+from hpcckpt.errors import OptionError, from_os_error
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+@contextmanager
+def atomic_path(path: Path, *, is_overwriting: bool = False) -> Iterator[Path]:
+    """Give a temporary path to write to; at the end of the block it becomes `path`, durably.
+
+    Raises
+    ------
+    OptionError
+        If `path` exists and may not be overwritten, or its directory does not exist.
+    NoSpaceError, ReadOnlyError, StorageError
+        If it cannot be written.
+    """
+    check_free(path, is_overwriting=is_overwriting)
+    temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
+    try:
+        yield temporary
+        _fsync(temporary)
+        _put_in_place(temporary, path, is_overwriting=is_overwriting)
+        native.fsync_dir(str(path.parent))
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_free(path: Path, *, is_overwriting: bool = False) -> None:
+    """Raise if `path` may not be written."""
+    if path.is_dir():
+        raise OptionError(f"{path} is a directory; give the name of a file")
+    if os.path.lexists(path) and not is_overwriting:
+        raise OptionError(f"{path} exists; pass --force to overwrite it, or choose another name")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path.parent} does not exist; make it first")
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        native.fsync(fd, str(path))
+    finally:
+        os.close(fd)
+
+
+def _put_in_place(temporary: Path, path: Path, *, is_overwriting: bool) -> None:
+    if is_overwriting:
+        temporary.replace(path)
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise OptionError(f"{path} appeared while it was being written; it was left as it is") from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        check_free(path)
+        temporary.replace(path)

@@ -1,0 +1,45 @@
+"""A checkpoint as ``.npz``: a zip of ``.npy`` files, which ``numpy.load`` reads without pickle."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpcckpt.dtypes import numpy_dtype
+from hpcckpt.inspecting import Progress
+from hpcckpt.loading import Array, StepReader
+from hpcckpt.snapshot import as_bytes
+from hpcckpt.streaming import Source, pieces
+
+
+def write_npz(path: Path, reader: StepReader, wanted: Sequence[Source], progress: Progress | None = None) -> None:
+    """Write arrays, one at a time and piece by piece. Independent.
+
+    bfloat16 and float8, which ``.npy`` does not know, become float32: every value stays as it is.
+    """
+    with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for source in wanted:
+            dtype = _npy_dtype(source)
+            header = {"descr": dtype.str, "fortran_order": False, "shape": source.shape}
+            with archive.open(f"{source.name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+                for piece in pieces(reader, source):
+                    file.write(as_bytes(_converted(piece, dtype)).data)
+            if progress:
+                progress(source.nbytes)
+
+
+def is_widened(source: Source) -> bool:
+    """Say whether an array becomes float32."""
+    return source.spec.dtype.startswith(("bfloat16", "float8"))
+
+
+def _npy_dtype(source: Source) -> np.dtype[np.generic]:
+    return np.dtype(np.float32) if is_widened(source) else numpy_dtype(source.spec.dtype)
+
+
+def _converted(piece: Array, dtype: np.dtype[np.generic]) -> Array:
+    return np.ascontiguousarray(piece.astype(dtype, copy=False))

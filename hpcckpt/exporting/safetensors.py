@@ -1,0 +1,70 @@
+"""A checkpoint as one ``.safetensors`` file, whatever files and ranks it was saved with."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcckpt.errors import OptionError
+from hpcckpt.inspecting import Progress
+from hpcckpt.loading import StepReader
+from hpcckpt.snapshot import as_bytes
+from hpcckpt.streaming import Source, pieces
+from hpcckpt.tensors import itemsize
+
+_CODES = {
+    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+}  # fmt: skip
+_ALIGNMENT = 8
+
+
+def write_safetensors(
+    path: Path, reader: StepReader, wanted: Sequence[Source], progress: Progress | None = None
+) -> None:
+    """Write arrays, one at a time and piece by piece. Independent.
+
+    Raises
+    ------
+    OptionError
+        If an array has a dtype that safetensors does not know; names all of them.
+    """
+    refuse_unknown(wanted)
+    ordered = sorted(wanted, key=lambda source: (-itemsize(source.spec.dtype), source.name))  # keeps all data aligned
+    manifest = reader.manifest
+    metadata = {"format": "np", "hpcckpt.step": str(manifest.step), "hpcckpt.save_id": manifest.save_id}
+    with path.open("xb") as file:
+        file.write(encode_header(ordered, metadata))
+        for source in ordered:
+            for piece in pieces(reader, source):
+                file.write(as_bytes(piece).data)
+            if progress:
+                progress(source.nbytes)
+
+
+def refuse_unknown(wanted: Sequence[Source]) -> None:
+    """Raise if an array has a dtype that safetensors does not know."""
+    unknown = [f"{source.name} ({source.spec.dtype})" for source in wanted if source.spec.dtype not in _CODES]
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise OptionError(
+            f"safetensors has no dtype for {', '.join(unknown[:5])}{more}; use --to npz, or leave them out with --only"
+        )
+
+
+def encode_header(ordered: Sequence[Source], metadata: Mapping[str, str]) -> bytes:
+    """Return length word and header of a file with these arrays in this order. Pure."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    position = 0
+    for source in ordered:
+        offsets = [position, position + source.nbytes]
+        header[source.name] = {"dtype": _CODES[source.spec.dtype], "shape": source.shape, "data_offsets": offsets}
+        position += source.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text

@@ -1,0 +1,101 @@
+"""Where a run of ``model.fit`` stands, and how Keras is told to begin there.
+
+Keras 2.15 asks an object for the epoch and the batch to begin with; Keras 3 knows an epoch only, so
+there the train function lets the first batches pass without touching the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class DataPosition(Protocol):
+    """An input pipeline that knows where it stands; it is saved and restored with the model."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+
+    @property
+    def batch(self) -> int:
+        """Batches, of this run's size, that the current epoch has behind it."""
+
+    def advance(self, n_batches: int) -> None:
+        """Count batches that were trained on (a pipeline reads ahead, so only the trainer knows)."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the position as JSON values, equal on all ranks."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that `state_dict` returned, maybe on another number of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Epochs done, batches done in the next one, and batches done in all runs together."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+    def scaled(self, ranks_before: int, ranks_now: int) -> Position:
+        """Return the position for another number of ranks, if each rank's batches are as large as before.
+
+        Rounded down: a part of a batch is seen again rather than lost.
+        """
+        return Position(self.epoch, self.batch * ranks_before // ranks_now, self.step)
+
+    def within(self, steps: int | None) -> Position:
+        """Return the position with a finished epoch counted as such; `steps` per epoch, if known."""
+        if steps is None or self.batch < steps:
+            return self
+        return Position(self.epoch + 1, 0, self.step)
+
+
+class _BeginAt:
+    """What Keras 2.15 asks for the first epoch and batch; answers once."""
+
+    def __init__(self, position: Position) -> None:
+        self._position: Position | None = position
+
+    def maybe_load_initial_counters_from_ckpt(
+        self, steps_per_epoch: int | None, initial_epoch: int, mode: object
+    ) -> tuple[int, int]:
+        """Return epoch and batch to begin with."""
+        del steps_per_epoch, mode
+        position, self._position = self._position, None
+        return (initial_epoch, 0) if position is None else (position.epoch, position.batch)
+
+
+def begin_at(model: Any, position: Position) -> None:
+    """Make the running ``fit`` begin at `position`; call it in ``on_train_begin``."""
+    if hasattr(model, "_maybe_load_initial_counters_from_ckpt"):
+        model._training_state = _BeginAt(position)
+    else:
+        model._initial_epoch = position.epoch
+        _pass_batches(model, position.batch)
+
+
+def forget(model: Any) -> None:
+    """Leave no trace for the next ``fit``."""
+    for name in ("_training_state", "_initial_epoch"):
+        if hasattr(model, name):
+            setattr(model, name, None)
+
+
+def _pass_batches(model: Any, count: int) -> None:
+    """Let the first `count` batches pass: the train function returns no logs and takes no data."""
+    train = model.train_function
+    left = count // (getattr(model, "steps_per_execution", 1) or 1)
+
+    def train_function(iterator: Any) -> Any:
+        nonlocal left
+        if left > 0:
+            left -= 1
+            return {}
+        model.train_function = train
+        return train(iterator)
+
+    model.train_function = train_function

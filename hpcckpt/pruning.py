@@ -1,0 +1,78 @@
+"""What ``hpcckpt prune`` removes from a run, planned purely and then carried out under the run's lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcckpt import discovery
+from hpcckpt.config import Options
+from hpcckpt.errors import as_failure
+from hpcckpt.retention import leftovers, remove_retired, retire, steps_to_keep
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One directory that goes: a step, or (`step` is ``None``) what a killed job left."""
+
+    path: Path
+    nbytes: int
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """Which steps stay and which directories go."""
+
+    kept: tuple[int, ...]
+    removals: tuple[Removal, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that goes; hard links to what stays count too."""
+        return sum(removal.nbytes for removal in self.removals)
+
+
+def plan_prune(directory: Path, options: Options) -> PrunePlan:
+    """Decide what goes, changing nothing. Independent."""
+    steps = discovery.scan(directory)
+    kept = steps_to_keep(steps, options, discovery.pins(directory))
+    going = [Removal(info.path, tree_nbytes(info.path), info.step) for info in steps if info.step not in kept]
+    left = [Removal(directory / name, tree_nbytes(directory / name)) for name in leftovers(directory)]
+    return PrunePlan(tuple(sorted(kept & {info.step for info in steps})), (*going, *left))
+
+
+def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path]) -> dict[Path, str]:
+    """Remove what is planned and allowed; return what could not be removed, and why. Root only, under the lock."""
+    failures: dict[Path, str] = {}
+    for removal in plan.removals:
+        if removal.path not in allowed:
+            continue
+        try:
+            _remove(directory, removal)
+        except OSError as error:
+            failures[removal.path] = as_failure(error).text
+    return failures
+
+
+def _remove(directory: Path, removal: Removal) -> None:
+    if removal.step is not None:
+        retire(directory, removal.path.name)
+    elif removal.path.is_symlink() or not removal.path.is_dir():
+        removal.path.unlink(missing_ok=True)
+    else:
+        remove_retired(removal.path)
+
+
+def tree_nbytes(path: Path) -> int:
+    """Return the bytes of all files below a directory, following no symbolic link. Independent."""
+    total = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_size
+            except OSError:
+                continue  # removed by a running job meanwhile
+    return total

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# The whole suite, in three parts; all of them run even if one fails, and one summary closes.
+#   test.sh [serial] [mpi] [b]     (default: all three)
+# serial: every test, ranks being threads; some start MPI jobs of their own.   mpi: the promises on 1, 2 and 3 processes.
+# b: what holds for both stacks, on TensorFlow 2.21, Keras 3 and NumPy 2.
+set -euo pipefail
+# shellcheck source=scripts/dev/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "$ROOT"
+SERIAL_TESTS=(tests)
+MPI_TESTS=(tests/promises tests/mpi)
+B_TESTS=(tests/unit tests/promises tests/format tests/native tests/keras)
+# Behind pytest's own time-out per test, for what hangs outside a test.
+SERIAL_S=900 MPI_S=300 B_S=600
+PARTS=("$@")
+[ $# -gt 0 ] || PARTS=(serial mpi b)
+RESULTS=$ROOT/build/logs/test
+rm -rf "$RESULTS"
+mkdir -p "$RESULTS"
+
+summary=() failed=0
+# part NAME COMMAND...: run it, keep its output, remember how it ended.
+part() {
+    local name=$1 t0=$SECONDS rc=0 log
+    shift
+    log=$RESULTS/${name//[^a-z0-9]/-}.log
+    say "== $name"
+    "$@" 2>&1 </dev/null | tee "$log" || rc=$?
+    if [ "$rc" != 0 ]; then failed=1; fi
+    summary+=("$(printf '%-12s %-24s %4d s   %s' "$name" "$(verdict "$rc")" $((SECONDS - t0)) "$(last_line "$log")")")
+    return 0
+}
+
+verdict() {
+    case $1 in
+        0) echo ok ;;
+        5) echo "FAILED: ran no test" ;;
+        124 | 137) echo "FAILED: out of time" ;;
+        *) echo "FAILED ($1)" ;;
+    esac
+}
+
+last_line() { grep -aE '^(=+ )?[0-9]+ (passed|failed|skipped|error)|no tests ran' "$1" | tail -n 1 | sed 's/^=* *//; s/ *=*$//' || true; }
+
+existing() { local path; for path in "$@"; do if [ -e "$path" ]; then echo "$path"; fi; done; }
+
+pytest_under_mpi() { # ranks
+    local logs=$RESULTS/ranks-$1 rc=0
+    mkdir -p "$logs"
+    # shellcheck disable=SC2046 # paths without blanks
+    timeout --kill-after=20 "$MPI_S" "$HPCCKPT_MPIRUN" -n "$1" scripts/dev/rank.sh "$logs" \
+        python -m pytest -q --with-mpi -p no:cacheprovider $(existing "${MPI_TESTS[@]}") || rc=$?
+    if [ "$rc" != 0 ]; then tail -n 40 "$logs"/rank-*.log 2>/dev/null || true; fi
+    return "$rc"
+}
+
+on_stack() { # stack, command...
+    local stack=$1
+    shift
+    # In a subshell: the two stacks must not see each other's PATH.
+    (
+        use_stack "$stack"
+        scripts/dev/setup.sh "$stack"
+        mpi_settings
+        "$@"
+    )
+}
+
+serial() { timeout --kill-after=20 "$SERIAL_S" python -m pytest -q "${SERIAL_TESTS[@]}"; }
+# shellcheck disable=SC2046 # paths without blanks
+stack_b() { timeout --kill-after=20 "$B_S" python -m pytest -q -p no:cacheprovider $(existing "${B_TESTS[@]}"); }
+
+for name in "${PARTS[@]}"; do
+    case $name in
+        serial) part serial on_stack a serial ;;
+        mpi) for n in 1 2 3; do part "mpirun -n $n" on_stack a pytest_under_mpi "$n"; done ;;
+        b) part "stack b" on_stack b stack_b ;;
+        *) die "no part '$name': one of serial, mpi, b" ;;
+    esac
+done
+
+say ""
+printf '== %s\n' "${summary[@]}"
+[ "$failed" = 0 ] || die "tests failed; the whole output is in build/logs/test"

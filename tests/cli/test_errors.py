@@ -1,0 +1,109 @@
+"""Every way to fail: message, JSON, exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcckpt import errors
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path) -> Callable[..., Any]:
+    """Run ``list --json`` while the library raises an error."""
+
+    def run(error: BaseException) -> Any:
+        def scan(_directory: object) -> None:
+            raise error
+
+        monkeypatch.setattr("hpcckpt.discovery.scan", scan)
+        return cli("list", tmp_path, "--json")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (errors.StepNotFoundError("m"), 4, "step-not-found"),
+        (errors.CorruptError("m"), 3, "corrupt"),
+        (errors.OptionError("m"), 2, "option"),
+        (errors.StateMismatchError("m"), 5, "state-mismatch"),
+        (errors.NoSpaceError("m"), 7, "no-space"),
+        (errors.LockedError("m"), 8, "locked"),
+        (errors.RetiredError("m"), 1, "retired"),
+        (errors.collective_error("save", {1: errors.Failure("corrupt", "m")}), 3, "corrupt"),
+        (OSError(errno.ENOSPC, "No space left on device"), 7, "no-space"),
+        (PermissionError(errno.EACCES, "Permission denied", "m"), 1, "read-only"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_library_errors_become_exit_codes(
+    error: BaseException, code: int, kind: str, failing: Callable[..., Any]
+) -> None:
+    result = failing(error)
+    assert (result.code, result.json["error"]["kind"]) == (code, kind)
+    assert result.err.lstrip().startswith("hpcckpt: error: ")
+    assert "Traceback" not in result.err
+
+
+def test_a_bug_shows_its_traceback(failing: Callable[..., Any]) -> None:
+    result = failing(ZeroDivisionError("oops"))
+    assert (result.code, result.json["error"]["kind"]) == (1, "internal")
+    assert "Traceback" in result.err
+    assert "hpcckpt: error: ZeroDivisionError: oops; this is a bug" in result.err
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["list"], ["list", "--nonsense", "x"], ["--nonsense"]])
+def test_usage_errors_exit_with_2_and_point_to_help(words: list[str], cli: Cli) -> None:
+    result = cli(*words)
+    assert result.code == 2
+    assert "--help'" in result.err
+    assert cli(*words, "--json").json["error"]["kind"] == "usage"
+
+
+def test_a_closed_pipe_is_quiet(saved: Path, environment: Callable[..., dict[str, str]]) -> None:
+    command = f"{sys.executable} -m hpcckpt tensors {saved} --json | true"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.returncode in {0, 1}  # 0 if all of it was written before the reader went
+
+
+def test_a_full_disk_behind_stdout_is_an_error(saved: Path, environment: Callable[..., dict[str, str]]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcckpt", "tensors", str(saved), "--json"],
+            env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode != 0
+    assert "hpcckpt: error: " in done.stderr
+
+
+def test_an_interrupt_exits_with_130(saved: Path, environment: Callable[..., dict[str, str]]) -> None:
+    code = (
+        "import sys, time; from hpcckpt import discovery; from hpcckpt.cli import main\n"
+        "def scan(directory): print('ready', file=sys.stderr, flush=True); time.sleep(60)\n"
+        f"discovery.scan = scan; sys.exit(main(['list', {str(saved)!r}]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read().strip() == "hpcckpt: error: interrupted"

@@ -1,0 +1,78 @@
+"""The tool itself: help, version, start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpcckpt import __version__
+from hpcckpt.cli.lazy import load_own
+from hpcckpt.cli.verbs import SECTIONS, VERBS, Verb
+
+HEAVY = ("numpy", "rich", "mpi4py", "tensorflow", "h5py", "keras", "horovod", "torch")
+Cli = Callable[..., Any]
+
+
+def test_help_names_every_verb_and_the_exit_codes(cli: Cli) -> None:
+    result = cli("--help")
+    assert result.code == 0
+    for verb in VERBS:
+        assert f"  {verb.name} " in result.out
+        assert verb.summary in result.out
+    assert "8 busy" in result.out
+
+
+def test_no_words_mean_help(cli: Cli) -> None:
+    assert cli().out == cli("--help").out
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_each_verb_says_what_the_table_says(verb: Verb, cli: Cli) -> None:
+    command = load_own(verb)
+    assert (command.help or "").splitlines()[0] == verb.summary
+    assert verb.section in SECTIONS
+    assert cli(verb.name, "-h").code == 0
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_each_verb_prints_json_on_request(verb: Verb) -> None:
+    assert "--json" in {option for param in load_own(verb).params for option in param.opts}
+
+
+def test_version(cli: Cli, spawn: Cli) -> None:
+    assert cli("--version").out == f"hpcckpt {__version__}\n"
+    assert spawn("--version").out == f"hpcckpt {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["list", "--help"], ["nonsense"]])
+def test_help_imports_nothing_heavy(words: list[str], environment: Callable[..., dict[str, str]]) -> None:
+    code = (
+        f"import json, sys; from hpcckpt.cli import main; main({words!r}); "
+        f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    assert loaded == ([] if words[0] != "list" else [name for name in loaded if name == "numpy"])
+
+
+def test_listing_loads_no_framework(saved: object, environment: Callable[..., dict[str, str]]) -> None:
+    verbs = [["list"], ["info"], ["tensors"], ["verify"], ["diff", "10", "20"]]
+    calls = "; ".join(f"main({[verb[0], str(saved), *verb[1:]]!r})" for verb in verbs)
+    code = f"import sys; from hpcckpt.cli import main; {calls}; print([n for n in {HEAVY[1:]!r} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_starts_in_less_than_a_third_of_a_second(spawn: Cli) -> None:
+    def seconds() -> float:
+        began = time.monotonic()
+        assert spawn("--help").code == 0
+        return time.monotonic() - began
+
+    assert min(seconds() for _ in range(5)) < 0.3

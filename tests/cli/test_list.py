@@ -1,0 +1,105 @@
+"""``hpcckpt list``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcckpt as hc
+
+Cli = Callable[..., Any]
+KEYS = {
+    "step", "epoch", "created", "nbytes", "ranks", "backend", "level", "metrics", "valid", "committed", "problem",
+    "tags", "path", "save_id",
+}  # fmt: skip
+
+
+def test_json_has_one_entry_for_each_checkpoint(cli: Cli, saved: Path) -> None:
+    result = cli("list", saved, "--json")
+    assert result.code == 0
+    assert result.err == ""
+    assert set(result.json) == {"directory", "resume_step", "best_step", "metric", "checkpoints"}
+    assert (result.json["resume_step"], result.json["best_step"], result.json["metric"]) == (30, 20, "val_loss")
+    steps = result.json["checkpoints"]
+    assert all(set(step) == KEYS for step in steps)
+    assert [step["step"] for step in steps] == [10, 20, 30]
+    assert [step["tags"] for step in steps] == [[], ["best"], ["latest"]]
+    assert [(step["ranks"], step["epoch"], step["valid"]) for step in steps] == [
+        (3, 1, True),
+        (3, 2, True),
+        (3, 3, True),
+    ]
+
+
+def test_table_marks_best_and_the_step_a_restart_would_use(cli: Cli, saved: Path) -> None:
+    result = cli("list", saved)
+    head, *rows = result.out.splitlines()
+    assert head.split() == ["STEP", "EPOCH", "TIME", "SIZE", "RANKS", "VAL_LOSS", "VALID", "TAGS"]
+    assert rows[1].endswith("best")
+    assert rows[2].endswith("latest *")
+    assert result.err == "3 valid; a restart would use step 30\n"
+    assert cli("list", saved, "-q").err == ""
+
+
+def test_damaged_and_unfinished_steps_are_shown_as_such(cli: Cli, saved: Path, damage: Any) -> None:
+    damage.cut(damage.first_file(saved / "step-0000000030"))
+    (saved / ".step-0000000040.tmp-abcdef").mkdir()
+    result = cli("list", saved, "--json")
+    by_step = {step["step"]: step for step in result.json["checkpoints"]}
+    assert result.code == 0
+    assert result.json["resume_step"] == 20
+    assert by_step[30]["tags"] == ["damaged"]
+    assert "bytes instead of" in by_step[30]["problem"]
+    assert (by_step[40]["tags"], by_step[40]["committed"], by_step[40]["valid"]) == (["incomplete"], False, False)
+    text = cli("list", saved)
+    assert "2 valid, 1 damaged, 1 incomplete; a restart would use step 20" in text.err
+    assert [step["step"] for step in cli("list", saved, "--json", "--valid-only").json["checkpoints"]] == [10, 20]
+
+
+def test_a_save_in_progress_is_not_called_incomplete(cli: Cli, busy: Path) -> None:
+    (busy / ".step-0000000040.tmp-abcdef").mkdir()
+    assert cli("list", busy, "--json").json["checkpoints"][-1]["tags"] == ["saving"]
+
+
+def test_pinned_steps_are_tagged(cli: Cli, saved: Path) -> None:
+    cli("pin", saved, "10")
+    assert cli("list", saved, "--json").json["checkpoints"][0]["tags"] == ["pinned"]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [("step", [10, 20, 30]), ("metric", [20, 10, 30]), ("time", [10, 20, 30])]
+)
+def test_order(order: str, expected: list[int], cli: Cli, saved: Path) -> None:
+    result = cli("list", saved, "--json", "--sort", order)
+    assert [step["step"] for step in result.json["checkpoints"]] == expected
+
+
+def test_another_metric_makes_another_best(cli: Cli, saved: Path) -> None:
+    result = cli("list", saved, "--json", "--metric", "max:acc")
+    assert (result.json["metric"], result.json["best_step"]) == ("acc", 30)
+    assert " ACC " in cli("list", saved, "--metric", "max:acc").out
+
+
+def test_a_metric_that_is_not_a_number_becomes_text(cli: Cli, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"x": 1}, metrics={"val_loss": float("nan")})
+    result = cli("list", tmp_path / "run", "--json")
+    assert result.json["checkpoints"][0]["metrics"] == {"val_loss": "nan"}
+    assert result.json["best_step"] is None
+    assert cli("list", tmp_path / "run").code == 0
+
+
+@pytest.mark.parametrize("words", [[], ["--valid-only"]])
+def test_an_empty_run_exits_with_4(words: list[str], cli: Cli, tmp_path: Path) -> None:
+    result = cli("list", tmp_path, "--json", *words)
+    assert result.code == 4
+    assert result.json["error"]["kind"] == "step-not-found"
+
+
+def test_no_directory_exits_with_4(cli: Cli, tmp_path: Path) -> None:
+    result = cli("list", tmp_path / "nowhere")
+    assert (result.code, result.out) == (4, "")
+    assert "does not exist" in result.err

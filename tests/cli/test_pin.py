@@ -1,0 +1,41 @@
+"""``hpcckpt pin`` and ``hpcckpt unpin``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Cli = Callable[..., Any]
+
+
+def test_pin_and_unpin(cli: Cli, saved: Path) -> None:
+    result = cli("pin", saved, 10, "best", "--json")
+    assert (result.code, result.json["pinned"], result.json["pins"]) == (0, [10, 20], [10, 20])
+    result = cli("unpin", saved, 10, "--json")
+    assert (result.code, result.json["unpinned"], result.json["pins"]) == (0, [10], [20])
+
+
+def test_messages(cli: Cli, saved: Path) -> None:
+    assert cli("pin", saved, "latest").err == "pinned 30; pinned now: 30\n"
+    assert cli("unpin", saved, 30).err == "unpinned 30; pinned now: none\n"
+    assert cli("pin", saved, "latest", "-q").err == ""
+
+
+def test_an_absent_step_exits_with_4_and_pins_nothing(cli: Cli, saved: Path) -> None:
+    assert cli("pin", saved, 10, 99).code == 4
+    assert cli("list", saved, "--json").json["checkpoints"][0]["tags"] == []
+
+
+def test_unpinning_what_is_not_pinned_exits_with_4(cli: Cli, saved: Path) -> None:
+    cli("pin", saved, 10)
+    result = cli("unpin", saved, 10, 20, "--json")
+    assert (result.code, result.json["unpinned"]) == (4, [10])
+    assert "not pinned: 20" in result.err
+    assert cli("unpin", saved, "best").code == 2
+
+
+def test_a_pin_outlives_retention(cli: Cli, saved: Path, save: Callable[..., Path]) -> None:
+    cli("pin", saved, 10)
+    cli("prune", saved, "--keep-last", 1, "--yes")
+    assert [step["step"] for step in cli("list", saved, "--json").json["checkpoints"]] == [10, 30]

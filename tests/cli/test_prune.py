@@ -1,0 +1,150 @@
+"""``hpcckpt prune``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+LEFT = (".step-0000000040.tmp-abcdef", ".retired-abcdef")
+
+
+@pytest.fixture
+def cluttered(saved: Path) -> Path:
+    """A run with what killed jobs leave."""
+    for name in LEFT:
+        (saved / name / "data").mkdir(parents=True)
+        (saved / name / "data" / "rank-00000.safetensors").write_bytes(b"x" * 100)
+    return saved
+
+
+def steps(cli: Cli, run: Path) -> list[int]:
+    return [step["step"] for step in cli("list", run, "--json").json["checkpoints"] if step["committed"]]
+
+
+def names(run: Path) -> set[str]:
+    return {path.name for path in run.iterdir()}
+
+
+def test_without_rules_only_leftovers_go(cli: Cli, cluttered: Path) -> None:
+    result = cli("prune", cluttered, "--yes", "--json")
+    assert result.code == 0
+    assert set(result.json) == {"directory", "dry_run", "kept", "removed", "nbytes", "failed"}
+    assert result.json["kept"] == [10, 20, 30]
+    assert {(Path(gone["path"]).name, gone["step"]) for gone in result.json["removed"]} == {
+        (name, None) for name in LEFT
+    }
+    assert result.json["nbytes"] == 200
+    assert names(cluttered) == {"step-0000000010", "step-0000000020", "step-0000000030"}
+
+
+def test_dry_run_changes_nothing(cli: Cli, cluttered: Path) -> None:
+    before = names(cluttered)
+    result = cli("prune", cluttered, "--keep-last", 1, "--dry-run")
+    assert result.code == 0
+    assert "would remove step 10" in result.out
+    assert f"would remove {LEFT[0]}" in result.out
+    assert names(cluttered) == before
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        (["--keep-last", 2], [20, 30]),
+        (["--keep-best", "val_loss"], [20, 30]),
+        (["--keep-last", 1, "--keep-best", "min:acc"], [10, 30]),
+        (["--keep-period", 20], [20, 30]),
+        (["--keep-last", 9], [10, 20, 30]),
+        (["--keep-best", "no_such_metric"], [30]),
+    ],
+)
+def test_rules(rules: list[Any], kept: list[int], cli: Cli, saved: Path) -> None:
+    result = cli("prune", saved, "--yes", "--json", *rules)
+    assert (result.code, result.json["kept"]) == (0, kept)
+    assert steps(cli, saved) == kept
+
+
+def test_pinned_and_damaged_steps_stay(cli: Cli, saved: Path, damage: Any) -> None:
+    cli("pin", saved, 10)
+    damage.cut(damage.first_file(saved / "step-0000000020"))
+    assert cli("prune", saved, "--keep-last", 1, "--yes").code == 0
+    assert steps(cli, saved) == [10, 20, 30]
+
+
+def test_it_asks(cli: Cli, saved: Path) -> None:
+    refused = cli("prune", saved, "--keep-last", 1, answer="n\n")
+    assert refused.code == 1
+    assert "Remove 2 checkpoints" in refused.err
+    assert "nothing was changed" in refused.err
+    assert steps(cli, saved) == [10, 20, 30]
+    assert cli("prune", saved, "--keep-last", 1, answer="y\n").code == 0
+    assert steps(cli, saved) == [30]
+
+
+def test_with_nobody_to_ask_it_does_nothing(cli: Cli, saved: Path) -> None:
+    result = cli("prune", saved, "--keep-last", 1, "--json", answer="")
+    assert result.code == 2
+    assert "--yes" in result.err
+    assert steps(cli, saved) == [10, 20, 30]
+
+
+def test_nothing_to_do_asks_nothing(cli: Cli, saved: Path) -> None:
+    result = cli("prune", saved)
+    assert (result.code, result.out) == (0, "")
+    assert "nothing to remove" in result.err
+
+
+def test_a_busy_run_exits_with_8(cli: Cli, busy: Path) -> None:
+    result = cli("prune", busy, "--keep-last", 1, "--yes", "--json")
+    assert (result.code, result.json["error"]["kind"]) == (8, "locked")
+    assert "in use by process" in result.err
+    assert steps(cli, busy) == [10, 20, 30]
+    assert cli("prune", busy, "--keep-last", 1, "--dry-run").code == 0
+
+
+def test_the_lock_is_given_back(cli: Cli, saved: Path) -> None:
+    cli("prune", saved, "--keep-last", 1, "--yes")
+    assert not (saved / ".lock").exists()
+
+
+@pytest.mark.parametrize(("n_failing", "code"), [(1, 6), (2, 1)])
+def test_what_cannot_be_removed_is_named(
+    n_failing: int, code: int, monkeypatch: pytest.MonkeyPatch, cli: Cli, saved: Path
+) -> None:
+    from hpcckpt import pruning, retention
+
+    def retire(directory: Path, name: str) -> None:
+        if name in ("step-0000000010", "step-0000000020")[:n_failing]:
+            raise PermissionError(13, "Permission denied", str(directory / name))
+        retention.retire(directory, name)
+
+    monkeypatch.setattr(pruning, "retire", retire)
+    result = cli("prune", saved, "--keep-last", 1, "--yes", "--json")
+    assert result.code == code
+    assert len(result.json["failed"]) == n_failing
+    assert "not removed: step-0000000010" in result.err
+
+
+def test_what_appeared_while_the_user_thought_stays(
+    monkeypatch: pytest.MonkeyPatch, cli: Cli, save: Callable[..., Path], saved: Path
+) -> None:
+    def save_more(_question: str) -> None:
+        save(saved, (40, 50))
+
+    monkeypatch.setattr("hpcckpt.cli.options.ask", save_more)
+    assert cli("prune", saved, "--keep-last", 1).code == 0
+    assert steps(cli, saved) == [30, 40, 50]  # 30 was not shown as going, though it would go now
+
+
+@pytest.mark.parametrize(
+    "words", [["--keep-last", 0], ["--keep-period", 0], ["--keep-best", ""], ["--keep-best", "min:"]]
+)
+def test_usage(words: list[Any], cli: Cli, saved: Path) -> None:
+    assert cli("prune", saved, "--yes", *words).code == 2
+
+
+def test_absence_exits_with_4(cli: Cli, tmp_path: Path) -> None:
+    assert cli("prune", tmp_path / "nowhere", "--yes").code == 4

@@ -1,0 +1,96 @@
+"""``hpcckpt verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+
+Cli = Callable[..., Any]
+
+
+def test_a_whole_step_is_ok(cli: Cli, saved: Path) -> None:
+    result = cli("verify", saved, "--json")
+    assert result.code == 0
+    assert set(result.json) == {"directory", "ok", "skipped", "steps"}
+    (step,) = result.json["steps"]
+    assert (step["step"], step["ok"], step["files"], step["tensors"], step["damage"]) == (30, True, 3, 7, [])
+    assert cli("verify", saved, 20).out.startswith("step 20: OK  7 tensors, 3 files, ")
+
+
+def test_a_flipped_bit_exits_with_3_and_names_tensor_file_bytes_and_the_next_move(
+    cli: Cli, saved: Path, damage: Any
+) -> None:
+    damage.flip(damage.first_file(saved / "step-0000000030"), -1)
+    result = cli("verify", saved)
+    assert result.code == 3
+    assert "step 30: CORRUPT" in result.out
+    assert "data/rank-00000.safetensors, bytes" in result.out
+    assert "tensor '" in result.out
+    assert f"use step 20 instead: hpcckpt verify {saved} 20" in result.err
+    (step,) = cli("verify", saved, "--json").json["steps"]
+    (block,) = step["damage"]
+    assert set(block) == {"tensor", "file", "offset", "nbytes", "reason"}
+    assert "use step 20" in step["next"]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_byte_counts(threads: int, cli: Cli, saved: Path, damage: Any) -> None:
+    file = damage.first_file(saved / "step-0000000030")
+    for offset in [*range(0, 4096, 512), *range(4096, file.stat().st_size, 397)]:
+        damage.flip(file, offset)
+        assert cli("verify", saved, 30, "--threads", threads).code == 3, offset
+        damage.flip(file, offset)
+    assert cli("verify", saved, 30).code == 0
+
+
+def test_all_steps(cli: Cli, saved: Path, damage: Any) -> None:
+    damage.cut(damage.first_file(saved / "step-0000000010"))
+    damage.flip(damage.first_file(saved / "step-0000000020"), 60)
+    result = cli("verify", saved, "--all", "--json")
+    assert result.code == 3
+    assert [step["ok"] for step in result.json["steps"]] == [False, False, True]
+    assert "bytes instead of" in result.json["steps"][0]["problem"]
+    text = cli("verify", saved, "--all").out.splitlines()
+    assert [line.split("  ")[0] for line in text] == ["step 10: CORRUPT", "step 20: CORRUPT", "step 30: OK"]
+
+
+def test_all_and_a_step_are_too_much(cli: Cli, saved: Path) -> None:
+    assert cli("verify", saved, 10, "--all").code == 2
+
+
+def test_a_step_that_cannot_be_checked_makes_the_result_partial(cli: Cli, saved: Path, damage: Any) -> None:
+    damage.reseal(saved / "step-0000000020" / "manifest.json", lambda document: document.update(format=99))
+    result = cli("verify", saved, "--all", "--json")
+    assert result.code == 6
+    assert result.json["ok"] is False
+    assert [step["step"] for step in result.json["skipped"]] == [20]
+    assert "step 20: NOT CHECKED" in cli("verify", saved, "--all").out
+    assert cli("verify", saved, 20).code == 1
+
+
+def test_values_finds_nan_and_infinities(cli: Cli, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"good": np.ones(3), "bad": np.array([1, np.nan, -np.inf], np.float32), "text": np.array(["a"])})
+    assert cli("verify", tmp_path / "run").code == 0
+    result = cli("verify", tmp_path / "run", "--values", "--json")
+    assert result.code == 5
+    (found,) = result.json["steps"][0]["not_finite"]
+    assert (found["name"], found["n_nan"], found["n_inf"], found["count"]) == ("bad", 1, 1, 3)
+    assert "tensor 'bad': 1 NaN, 1 infinite of 3" in cli("verify", tmp_path / "run", "--values").out
+
+
+def test_values_of_a_sound_step(cli: Cli, saved: Path) -> None:
+    result = cli("verify", saved, "--values")
+    assert result.code == 0
+    assert "no NaN or infinity" in result.out
+
+
+def test_no_step_exits_with_4(cli: Cli, tmp_path: Path) -> None:
+    assert cli("verify", tmp_path).code == 4
+    assert cli("verify", tmp_path, "--all").code == 4

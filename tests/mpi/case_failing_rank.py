@@ -1,0 +1,12 @@
+"""Run under ``mpirun -n 2 pytest --with-mpi``: the last rank fails while the others wait for it."""
+
+import pytest
+
+
+@pytest.mark.mpi_only
+def test_last_rank_fails() -> None:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    assert world.rank < world.size - 1, "a rank's own failure"
+    world.Barrier()

@@ -1,0 +1,75 @@
+"""One rank fails inside a collective call, at every phase: ``job_errors.py DIRECTORY``.
+
+Prints what every rank raised, and what the directory held afterwards.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from typing import Any
+
+from mpi4py import MPI
+from mpi_states import differences, state_of
+from unreadable import Unreadable
+
+import hpcckpt as hc
+from hpcckpt.errors import CollectiveError, HpcckptError
+from hpcckpt.retention import leftovers
+from hpcckpt.testing.faults import Fault, armed
+
+WORLD = MPI.COMM_WORLD
+EACH = ("2-write", "2-written", "2-synced", "3-report")
+ROOT = ("1-begin", "4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced")
+ERRORS = {"no-space": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file"), "bug": ZeroDivisionError("a bug")}
+
+
+def raised_by(fn: Any) -> list[str]:
+    """Call `fn` on every rank; return what each rank raised."""
+    try:
+        fn()
+    except HpcckptError as error:
+        text = f"{type(error).__name__} {error.kind} {isinstance(error, CollectiveError)} {error}"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to see it
+        text = f"foreign {error!r}"
+    else:
+        text = "nothing"
+    return WORLD.allgather(text)
+
+
+def failing(ckpt: hc.Checkpointer, fault: Fault, *, overwrite: bool) -> dict[str, Any]:
+    """Save into a fault; return what happened and what is left, then check that saving goes on."""
+    before = ckpt.all_steps()
+    step = before[-1] + (not overwrite)
+    with armed(fault):
+        texts = raised_by(lambda: ckpt.save(step, state_of(WORLD, 77), overwrite=overwrite))
+    after = ckpt.all_steps()
+    state = state_of(WORLD, 0)
+    ckpt.restore(state)
+    intact = WORLD.allgather(not differences(state, state_of(WORLD, before[-1])))
+    left = WORLD.bcast(leftovers(ckpt.directory) if WORLD.rank == 0 else None)
+    ckpt.save(before[-1] + 1, state_of(WORLD, before[-1] + 1))
+    return {"phase": fault.phase, "texts": texts, "kept": before == after, "intact": all(intact), "left": left}
+
+
+def main() -> None:
+    """Run."""
+    is_last = WORLD.rank == WORLD.size - 1
+    with hc.Checkpointer(sys.argv[1], max_to_keep=2, check_replicas=0) as ckpt:
+        ckpt.save(1, state_of(WORLD, 1))
+        found = []
+        for kind, error in ERRORS.items():
+            for phase in EACH + ROOT:
+                rank = WORLD.size - 1 if phase in EACH else 0
+                for overwrite in (False, True):
+                    fault = Fault(phase, "raise", rank, error=error)
+                    found.append({"kind": kind, "rank": rank, **failing(ckpt, fault, overwrite=overwrite)})
+        found.append({"phase": "read", "texts": raised_by(lambda: ckpt.save(1000, {"u": Unreadable(is_bad=is_last)}))})
+    if WORLD.rank == 0:
+        for outcome in found:
+            print("outcome", json.dumps(outcome), flush=True)
+
+
+main()
