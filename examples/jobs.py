@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ LIMIT_S = 240.0
 EXAMPLE = Path(__file__).with_name("lenet5.py")
 
 
-def environment(scratch: Path) -> dict[str, str]:
+def environment(scratch: str) -> dict[str, str]:
     """Return the environment of a job: quiet, one thread per rank, more ranks than cores allowed."""
     defaults = {
         "CUDA_VISIBLE_DEVICES": "",
@@ -35,9 +36,10 @@ def environment(scratch: Path) -> dict[str, str]:
         # Open MPI: as root in containers, more ranks than cores, and its own files where they go with us when killed
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_btl_vader_backing_directory": str(scratch),
+        "OMPI_MCA_btl_vader_backing_directory": scratch,
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-        "OMPI_MCA_orte_tmpdir_base": str(scratch),
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMPI_MCA_orte_tmpdir_base": scratch,
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "PRTE_ALLOW_RUN_AS_ROOT": "1",
         "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -128,7 +130,7 @@ def run_job(
     """Run the example on some ranks; SIGKILL launcher and ranks as soon as `should_die` says so."""
     command = [mpirun(), "-n", str(n_ranks), sys.executable, str(EXAMPLE), *arguments]
     began, story, was_killed = time.monotonic(), Story(), False
-    with _started(command, log.parent) as job, log.open("w") as file, _time_limit(job.pid):
+    with _scratch() as scratch, _started(command, scratch) as job, log.open("w") as file, _time_limit(job.pid):
         for line in job.stdout or ():
             file.write(line)
             story.hear(line.rstrip())
@@ -139,7 +141,12 @@ def run_job(
     return Outcome(n_ranks, story, was_killed, job.returncode, time.monotonic() - began, log)
 
 
-def _started(command: list[str], scratch: Path) -> subprocess.Popen[str]:
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """Return a directory for MPI's own files: a killed launcher leaves them behind; a short path, for its sockets."""
+    return tempfile.TemporaryDirectory(prefix="hpcckpt-mpi-", ignore_cleanup_errors=True)
+
+
+def _started(command: list[str], scratch: str) -> subprocess.Popen[str]:
     pipe = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, env=environment(scratch), text=True, **pipe)
 

@@ -45,12 +45,13 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     """
     began = time.monotonic()
     tree = run.comm.agree("restore: read state", lambda: flatten(state))
-    skipped: list[str] = []
-    for candidate in _candidates(run, step):
+    choice = _choose(run, step)
+    skipped = list(choice.skipped)
+    for candidate in choice.steps:
         try:
             return _restore_one(run, tree, candidate, _Wish(strict, tuple(skipped), began))
         except CorruptError as error:
-            if step is not None:
+            if choice.is_asked:
                 raise
             skipped.append(f"step {candidate} was skipped: {error}")
     raise StepNotFoundError(f"no restorable step in {run.directory}" + "".join(f"; {text}" for text in skipped))
@@ -62,17 +63,6 @@ class _Wish(NamedTuple):
     strict: bool
     warnings: tuple[str, ...]
     began: float
-
-
-def _candidates(run: Run, step: int | None) -> list[int]:
-    """Return the steps to try, as root sees them. Collective."""
-    if step is not None:
-        return [step]
-
-    def find() -> list[int]:
-        return [info.step for info in reversed(discovery.scan(run.directory)) if info.is_restorable]
-
-    return run.comm.on_root("restore: look for steps", find)
 
 
 def _restore_one(run: Run, tree: StateTree, step: int, wish: _Wish) -> Restored:
@@ -106,6 +96,27 @@ def _restore_one(run: Run, tree: StateTree, step: int, wish: _Wish) -> Restored:
 # -- choose --------------------------------------------------------------------------------------
 
 
+class _Choice(NamedTuple):
+    """Which steps to try, in this order; whether the caller asked for that one; newer ones that cannot be restored."""
+
+    steps: tuple[int, ...]
+    is_asked: bool
+    skipped: tuple[str, ...] = ()
+
+
+def _choose(run: Run, step: int | None) -> _Choice:
+    """Let root choose, so that all ranks try the same steps. Collective."""
+
+    def choose() -> _Choice:
+        if step is not None:
+            return _Choice((step,), is_asked=True)
+        steps = discovery.scan(run.directory)[::-1]
+        n_skipped = next((number for number, info in enumerate(steps) if info.is_restorable), len(steps))
+        skipped = tuple(f"step {info.step} was skipped: {info.problem}" for info in steps[:n_skipped])
+        return _Choice(tuple(info.step for info in steps if info.is_restorable), is_asked=False, skipped=skipped)
+
+    return run.comm.on_root("restore: look for steps", choose)
+
 def _open(run: Run, step: int) -> StepReader:
     """Let root open the step and pin it; every rank gets the same manifest and index. Collective."""
 
@@ -123,6 +134,7 @@ def _open(run: Run, step: int) -> StepReader:
 def _usable(directory: Path, step: int) -> StepInfo:
     info = discovery.find_step(directory, step)
     if info.manifest is None:
+        discovery.check_files(info.path, discovery.read_manifest(info.path))  # raises what is wrong, in its own class
         raise CorruptError(info.problem)
     return info
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
-import os
 import platform
 import secrets
 import sys
@@ -59,10 +57,10 @@ def save(run: Run, state: Any, request: Request) -> SavedStep:
     """
     began = time.monotonic()
     tree, plan = _plan(run, state, request)
-    staged, replace = _begin(run, plan, request)
+    staged, way = _begin(run, plan, request)
     try:
         reports = commit.write(run.comm, run.backend, staged, lambda: _payloads(tree, plan))
-        path, n_files = _publish(run, staged, plan, _Content(request, reports, tree), replace=replace)
+        path, n_files = _publish(run, staged, plan, _Content(request, reports, tree), way)
     except BaseException:
         if run.comm.is_root:
             commit.abandon(staged)
@@ -85,7 +83,8 @@ def _plan(run: Run, state: Any, request: Request) -> tuple[StateTree, SavePlan]:
         return _checked_state(state, request)
 
     tree = run.comm.agree(f"{where}: read state", read_state)
-    plan = plan_save(run.comm, tree.declarations, tuple(tree.objects))
+    named = [f"step {request.step}", *(f"object {name}" for name in tree.objects)]
+    plan = plan_save(run.comm, tree.declarations, named)
     interval = run.options.check_replicas
     if interval and run.n_saves % interval == 0:
         check_replicas(run.comm, tree, where)
@@ -149,20 +148,29 @@ def check_replicas(comm: Communicator, tree: StateTree, where: str) -> None:
 # -- 1: begin ------------------------------------------------------------------------------------
 
 
-def _begin(run: Run, plan: SavePlan, request: Request) -> tuple[commit.Staged, bool]:
-    def begin() -> tuple[commit.Staged, bool]:
+def _begin(run: Run, plan: SavePlan, request: Request) -> tuple[commit.Staged, commit.Way]:
+    def begin() -> tuple[commit.Staged, commit.Way]:
         open_for_writing(run)
-        replace = _clear_the_way(run, request)
+        way = _look_ahead(run, request)
         commit.check_space(run.directory, plan, run.comm.size)
         job = SaveJob(secrets.token_hex(16), request.step, run.comm.size)
-        return commit.begin(run.backend, job, run.directory), replace
+        return commit.begin(run.backend, job, run.directory), way
 
     return run.comm.on_root(f"save step {request.step}: begin", begin)
 
 
 def open_for_writing(run: Run) -> None:
-    """Make the run directory, take its lock, and sweep what killed jobs left. Root only."""
+    """Make the run directory, take its lock, and sweep what killed jobs left. Root only.
+
+    Raises
+    ------
+    LockedError
+        If another job holds the lock.
+    LockLostError
+        If another job took it over from us: nothing in the directory is touched then.
+    """
     if run.lock is not None:
+        run.lock.check()
         return
     try:
         make_directory(run.directory)
@@ -182,41 +190,32 @@ def make_directory(path: Path) -> None:
     native.fsync_dir(str(path.parent))
 
 
-def _clear_the_way(run: Run, request: Request) -> bool:
-    """Deal with steps that stand in the way; say whether a good one is to be replaced. Root only."""
-    newest = newest_restorable(run.directory)
-    if newest is not None and _is_in_the_way(run.lineage, newest.step, request.step):
-        if run.options.on_newer == "error":
-            raise NewerStepError(
-                f"step {request.step} would go below step {newest.step}, which stands in {run.directory} and is not "
-                'what this run goes on from: restore it first, pass on_newer="aside", or use another directory'
-            )
-        _move_newer_aside(run, request.step)
-    if request.step not in step_numbers(run.directory):
-        return False
-    there = inspect_step(run.directory, request.step)
-    if not there.is_restorable:
-        os.rename(there.path, run.directory / layout.bad_dirname(layout.new_nonce()))
-        return False
-    if not request.overwrite:
+def _look_ahead(run: Run, request: Request) -> commit.Way:
+    """Find what stands where the step will go, and refuse what may not be moved. Root only.
+
+    Nothing is moved before the new step is whole and durable: a save that fails leaves all as it was.
+    """
+    newer = _newer_steps(run, request.step)
+    if newer and run.options.on_newer == "error":
+        raise NewerStepError(
+            f"step {request.step} would go below step {newer[-1]}, which stands in {run.directory} and is not "
+            'what this run goes on from: restore it first, pass on_newer="aside", or use another directory'
+        )
+    if request.step in newer or request.step not in step_numbers(run.directory):
+        return commit.Way(newer)
+    is_good = inspect_step(run.directory, request.step).is_restorable
+    if is_good and not request.overwrite:
         raise StepExistsError(f"step {request.step} is in {run.directory} already; pass overwrite=True to replace it")
-    return True
+    return commit.Way(newer, "good" if is_good else "bad")
 
 
-def _is_in_the_way(lineage: Lineage, newest: int, step: int) -> bool:
-    """Say whether the newest step is neither older than `step` nor what the run stands on. Pure."""
-    if lineage.step is None:
-        return newest > step
-    return newest > max(lineage.step, step) or (newest != lineage.step and newest > lineage.step)
-
-
-def _move_newer_aside(run: Run, step: int) -> None:
+def _newer_steps(run: Run, step: int) -> tuple[int, ...]:
+    """Return the steps beyond what the run goes on from or saves now, if one of them can be restored. Root only."""
     base = step if run.lineage.step is None else min(step, run.lineage.step)
-    for number in step_numbers(run.directory):
-        if number > base:
-            path = run.directory / layout.step_dirname(number)
-            os.rename(path, run.directory / layout.aside_dirname(number, layout.new_nonce()))
-    native.fsync_dir(str(run.directory))
+    newest = newest_restorable(run.directory)
+    if newest is None or newest.step <= base:
+        return ()
+    return tuple(number for number in step_numbers(run.directory) if number > base)
 
 
 # -- 2 and 3: write ------------------------------------------------------------------------------
@@ -247,13 +246,15 @@ def read_objects(tree: StateTree) -> dict[str, Any]:
     return {name: leaf.read() for name, leaf in tree.objects.items()}
 
 
-def _publish(run: Run, staged: commit.Staged, plan: SavePlan, content: _Content, *, replace: bool) -> tuple[Path, int]:
+def _publish(
+    run: Run, staged: commit.Staged, plan: SavePlan, content: _Content, way: commit.Way
+) -> tuple[Path, int]:
     """Check, describe and publish what was written; return the step's path and number of files. Collective."""
 
     def publish() -> tuple[Path, int]:
         files = commit.check_coverage(plan, content.reports or [])  # step 4
         manifest = _manifest(run, staged.job, plan, content, files)
-        return commit.publish(staged, manifest, run.lock, replace=replace), len(files)  # steps 4 to 6
+        return commit.publish(staged, manifest, run.lock, way), len(files)  # steps 4 to 6
 
     return run.comm.on_root(f"save step {staged.job.step}: publish", publish)  # step 7
 
@@ -278,7 +279,7 @@ def _manifest(run: Run, job: SaveJob, plan: SavePlan, content: _Content, files: 
 
 def environment() -> dict[str, Any]:
     """Return the versions that matter, of what the program has loaded. Independent."""
-    loaded = {
+    loaded: dict[str, Any] = {
         name: str(getattr(sys.modules[name], "__version__", "unknown"))
         for name in ("numpy", "tensorflow", "keras", "horovod", "mpi4py", "h5py", "torch")
         if name in sys.modules
@@ -301,6 +302,7 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
         kept = 0
         try:
             phases.reached("8-retention", 0)
+            open_for_writing(run)  # the lock may have been lost since step 4: then what stands here is not ours
             kept = apply_retention(run.directory, run.options)
             sweep(run.directory)  # the step that was replaced, if any
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
@@ -308,9 +310,3 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
         return kept, ()
 
     return run.comm.on_root("retention", retire_old)
-
-
-def nbytes_text(nbytes: float) -> str:
-    """Return a size as people write it: ``3.21GiB``."""
-    unit = min(4, int(math.log(max(nbytes, 1), 1024)))
-    return f"{nbytes / 1024**unit:.{0 if unit == 0 else 2}f}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"

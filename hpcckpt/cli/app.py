@@ -45,9 +45,10 @@ def guarded(act: Callable[[], Any], words: Sequence[str]) -> int:
     """Run `act` and return an exit code, however it ends."""
     try:
         result = act()
-        sys.stdout.flush()
+        flush_stdout()
     except BrokenPipeError:
-        return close_quietly()
+        close_stdout()
+        return ExitCode.ERROR
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else ExitCode.ERROR
     except BaseException as error:  # noqa: BLE001 - reported, not lost
@@ -56,20 +57,28 @@ def guarded(act: Callable[[], Any], words: Sequence[str]) -> int:
 
 
 def reported(error: BaseException, words: Sequence[str]) -> int:
-    """Report an error; the reader of the report may be gone too."""
+    """Report an error and return its exit code; stdout may be what failed."""
+    complaint = failures.tell(error)
     try:
-        return failures.report(error, is_json="--json" in words)
-    except BrokenPipeError:
-        return close_quietly()
+        if "--json" in words:
+            failures.tell_programs(complaint)
+        flush_stdout()
+    except OSError:
+        close_stdout()
+    return complaint.exit_code
 
 
-def close_quietly() -> int:
-    """Let nothing more be written to a pipe that nobody reads, not even at exit."""
+def flush_stdout() -> None:
+    """Write what is buffered, while a failure can still be reported; a shell may have closed stdout (``>&-``)."""
+    getattr(sys.stdout, "flush", lambda: None)()
+
+
+def close_stdout() -> None:
+    """Let nothing more be written to a pipe that nobody reads or a disk that is full, not even at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):
         pass  # stdout is no file of its own (a test's); then nothing is left to be flushed into it
-    return ExitCode.ERROR
 
 
 @click.group(cls=Tool, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)

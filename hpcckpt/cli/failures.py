@@ -50,14 +50,17 @@ def _usage_hint(error: click.UsageError) -> str:
     return f"try '{error.ctx.command_path} --help'" if error.ctx is not None else ""
 
 
-def report(error: BaseException, *, is_json: bool) -> int:
-    """Write an error to stderr, with ``--json`` to stdout too, and return the exit code."""
+def tell(error: BaseException) -> Complaint:
+    """Write an error to stderr, and return it as the command line reports it."""
     complaint = complaint_of(error)
     if complaint.kind == "internal":
         traceback.print_exception(error, file=sys.stderr)
-    if is_json:
-        click.echo(json.dumps({"error": {"kind": complaint.kind, "message": complaint.message}}, indent=2))
     click.echo(f"hpcckpt: error: {complaint.message}", err=True)
     if complaint.hint:
         click.echo(complaint.hint, err=True)
-    return complaint.exit_code
+    return complaint
+
+
+def tell_programs(complaint: Complaint) -> None:
+    """Write an error to stdout, as ``--json`` asks."""
+    click.echo(json.dumps({"error": {"kind": complaint.kind, "message": complaint.message}}, indent=2))

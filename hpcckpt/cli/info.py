@@ -12,8 +12,9 @@ import click
 from hpcckpt import discovery
 from hpcckpt.cli import options, output, summary
 from hpcckpt.cli.exit_codes import ExitCode
-from hpcckpt.cli.text import count_text, nbytes_text, number_text, time_text
+from hpcckpt.cli.text import count_text, number_text, time_text
 from hpcckpt.manifest import Manifest
+from hpcckpt.units import nbytes_text
 
 
 @click.command("info")

@@ -12,8 +12,9 @@ from hpcckpt.cli import options, output, summary
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary
-from hpcckpt.cli.text import labelled, metric_text, nbytes_text, time_text
+from hpcckpt.cli.text import labelled, metric_text, time_text
 from hpcckpt.errors import StepNotFoundError
+from hpcckpt.units import nbytes_text
 
 
 @click.command("list")

@@ -29,13 +29,13 @@ class Column:
     is_number: bool = False
 
 
-def is_fancy(stream: IO[str]) -> bool:
+def is_fancy(stream: IO[str] | None) -> bool:
     """Say whether colours and progress bars belong on this stream: a terminal, and nobody said no.
 
     Under a launcher they do not: Open MPI gives each rank a terminal of its own, whatever reads it.
     """
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or launched_rank() is not None
-    return not is_plain and stream.isatty()
+    return not is_plain and getattr(stream, "isatty", lambda: False)()  # None where the shell closed it
 
 
 def say(message: str, *, is_quiet: bool = False) -> None:

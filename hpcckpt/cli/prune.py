@@ -10,10 +10,11 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
-from hpcckpt.cli.text import count_text, nbytes_text
+from hpcckpt.cli.text import count_text
 from hpcckpt.config import Options
 from hpcckpt.lock import RunLock
 from hpcckpt.pruning import PrunePlan, Removal, carry_out, plan_prune
+from hpcckpt.units import nbytes_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,6 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def nbytes_text(nbytes: float) -> str:
-    """Return a size in binary units: ``3.21 GiB``."""
-    unit = 0
-    while nbytes >= 1024 and unit < len(_UNITS) - 1:
-        nbytes /= 1024
-        unit += 1
-    return f"{nbytes:.{2 if unit else 0}f} {_UNITS[unit]}"
-
 
 def time_text(created: str) -> str:
     """Return an ISO time as local time to the second; as it is if it cannot be read."""

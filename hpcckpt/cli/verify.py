@@ -12,9 +12,10 @@ from hpcckpt import discovery
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
-from hpcckpt.cli.text import count_text, nbytes_text
+from hpcckpt.cli.text import count_text
 from hpcckpt.discovery import StepInfo
 from hpcckpt.errors import HpcckptError, StepNotFoundError
+from hpcckpt.units import nbytes_text
 
 if TYPE_CHECKING:
     from hpcckpt.inspecting import Verdict

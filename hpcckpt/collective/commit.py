@@ -16,6 +16,7 @@ nothing good is removed before 8.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -23,12 +24,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Backend, Payload
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.planner import SavePlan
-from hpcckpt.errors import NoSpaceError, StorageError
+from hpcckpt.discovery import read_manifest
+from hpcckpt.errors import HpcckptError, NoSpaceError, StorageError
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest, encode
 from hpcckpt.plan import FileRecord, SaveJob, WriteReport
@@ -49,6 +52,25 @@ class Staged:
     def path(self) -> Path:
         """The temporary directory."""
         return self.directory / self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What stands where a step will go, and is dealt with when the new one is durable.
+
+    Attributes
+    ----------
+    aside : tuple of int
+        Steps to move aside, for the run goes on from an older one.
+    there : {"", "good", "bad"}
+        The step of the same number: none, one to exchange, or a damaged one to keep as evidence.
+    """
+
+    aside: tuple[int, ...] = ()
+    there: Literal["", "good", "bad"] = ""
+
+
+CLEAR = Way()
 
 
 def check_space(directory: Path, plan: SavePlan, n_ranks: int) -> None:
@@ -128,7 +150,7 @@ def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> tuple[File
     return tuple(files[path] for path in sorted(files))
 
 
-def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, *, replace: bool) -> Path:
+def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, way: Way = CLEAR) -> Path:
     """Make a written step durable and visible. Root only.
 
     Parameters
@@ -139,8 +161,8 @@ def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, *, replace
         What it holds.
     lock : RunLock
         Ours; checked again.
-    replace : bool
-        Whether a good step of this number stands there, to be exchanged for this one.
+    way : Way
+        What stands where it will go.
     """
     if lock is None:
         raise AssertionError("root publishes only under the lock")
@@ -150,16 +172,36 @@ def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, *, replace
     native.fsync_dir(str(staged.path))
     phases.reached("4-durable", 0)
     final = staged.directory / layout.step_dirname(manifest.step)
-    rename = exchange if replace else _rename_to_free_name
-    rename(staged.path, final)  # step 5; a step that was replaced now has a name that is swept
-    try:
+    _take_name(staged, final, way)
+    return final
+
+
+def _take_name(staged: Staged, final: Path, way: Way) -> None:
+    """Give the step its name, and make that durable; if that fails, every name is as it was before."""
+    with contextlib.ExitStack() as undo:
+        for source, target in _moves(staged.directory, final, way):
+            os.rename(source, target)
+            undo.callback(os.rename, target, source)
+        if way.aside:
+            native.fsync_dir(str(staged.directory))  # else a power loss may show the new step below the abandoned ones
+        rename = exchange if way.there == "good" else _rename_to_free_name
+        rename(staged.path, final)  # step 5; a step that was replaced now has a name that is swept
+        undo.callback(rename, final, staged.path)
         phases.reached("5-published", 0)
         native.fsync_dir(str(staged.directory))  # step 6
         phases.reached("6-parent-synced", 0)
-    except BaseException:
-        rename(final, staged.path)  # a save that failed is absent: the one it replaced is back, or nothing is there
-        raise
-    return final
+        undo.pop_all()
+
+
+def _moves(directory: Path, final: Path, way: Way) -> list[tuple[Path, Path]]:
+    """Return the renames that clear the way. Pure, but for the nonces."""
+    moves = [
+        (directory / layout.step_dirname(step), directory / layout.aside_dirname(step, layout.new_nonce()))
+        for step in way.aside
+    ]
+    if way.there == "bad":
+        moves.append((final, directory / layout.bad_dirname(layout.new_nonce())))
+    return moves
 
 
 def _write_manifest(staged: Staged, manifest: Manifest) -> None:
@@ -203,4 +245,7 @@ def exchange(a: Path, b: Path) -> None:
 
 def abandon(staged: Staged) -> None:
     """Remove what a failed save left; what cannot be removed is swept later. Root only."""
+    with contextlib.suppress(HpcckptError):
+        if read_manifest(staged.path).save_id != staged.job.save_id:
+            return  # the step that was to be replaced, if not even its name could be given back
     shutil.rmtree(staged.path, ignore_errors=True)

@@ -42,7 +42,7 @@ class SavePlan:
     nbytes_of: tuple[int, ...]
 
 
-def plan_save(comm: Communicator, declarations: Sequence[Declaration], object_names: Sequence[str] = ()) -> SavePlan:
+def plan_save(comm: Communicator, declarations: Sequence[Declaration], named: Sequence[str] = ()) -> SavePlan:
     """Decide who writes what. Collective.
 
     Parameters
@@ -51,8 +51,8 @@ def plan_save(comm: Communicator, declarations: Sequence[Declaration], object_na
         The ranks that save.
     declarations : sequence of Declaration
         What this rank holds, sorted by name.
-    object_names : sequence of str
-        Names of the state's JSON objects, compared too.
+    named : sequence of str
+        What else must be alike on all ranks: the step, the names of the state's JSON objects.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def plan_save(comm: Communicator, declarations: Sequence[Declaration], object_na
     ShardingError
         If shards overlap or leave a hole.
     """
-    alike = [_alike(declaration) for declaration in declarations] + [f"object {name}" for name in object_names]
+    alike = [_alike(declaration) for declaration in declarations] + [*named]
     digest = hashlib.blake2b("\n".join(alike).encode(), digest_size=16).digest()
     own = tuple(d for d in declarations if d.spec.kind in {"sharded", "per-rank"})
     gathered = comm.allgather((digest, own))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from hpcckpt.run import Restored, SavedStep
+from hpcckpt.units import nbytes_text
 
 
 def write_line(line: str) -> None:
@@ -15,10 +16,10 @@ def write_line(line: str) -> None:
 
 def saved_line(saved: SavedStep, epoch: int) -> str:
     """Return the line about a committed step."""
-    rate = saved.nbytes / max(saved.seconds, 1e-9)
+    nbytes, rate = (nbytes_text(value, "") for value in (saved.nbytes, saved.nbytes / max(saved.seconds, 1e-9)))
     return (
-        f"hpcckpt: saved step={saved.step} epoch={epoch} bytes={_size(saved.nbytes)} stall={saved.stall_seconds:.3f}s "
-        f"total={saved.seconds:.3f}s bw={_size(rate)}/s backend={saved.backend} files={saved.files} kept={saved.kept}"
+        f"hpcckpt: saved step={saved.step} epoch={epoch} bytes={nbytes} stall={saved.stall_seconds:.3f}s "
+        f"total={saved.seconds:.3f}s bw={rate}/s backend={saved.backend} files={saved.files} kept={saved.kept}"
     )
 
 
@@ -29,12 +30,3 @@ def resume_line(restored: Restored, epoch: int, batch: int, n_ranks: int, iterat
         f"ranks {restored.n_ranks}->{n_ranks} level={restored.level} iterator={iterator} "
         f"missing={len(restored.missing)} unexpected={len(restored.unexpected)}"
     )
-
-
-def _size(nbytes: float) -> str:
-    """Return a number of bytes in words without a space: ``3.21GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f}B" if unit == "B" else f"{nbytes:.2f}{unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f}TiB"

@@ -35,6 +35,13 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return pretend
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the installation alone: no child processes."""
+    monkeypatch.setattr(software, "findings", lambda: iter(()))
+    monkeypatch.setattr(mpi, "findings", lambda: iter(()))
+
+
 def test_findings_about_the_installation(cli: Cli) -> None:
     result = cli("doctor", "--json")
     found = by_topic(result)
@@ -185,7 +192,7 @@ def test_checksums(text: str | None, level: str, tmp_path: Path, monkeypatch: py
 # -- a directory ---------------------------------------------------------------------------------
 
 
-def test_a_sound_directory(cli: Cli, saved: Path) -> None:
+def test_a_sound_directory(quick: None, cli: Cli, saved: Path) -> None:
     found = by_topic(cli("doctor", saved, "--json"))
     assert found["lock"]["message"] == "free"
     assert found["checkpoints"]["message"] == "3, the newest is step 30"
@@ -193,18 +200,18 @@ def test_a_sound_directory(cli: Cli, saved: Path) -> None:
     assert "space" in found
 
 
-def test_a_directory_that_does_not_exist_yet(cli: Cli, tmp_path: Path) -> None:
+def test_a_directory_that_does_not_exist_yet(quick: None, cli: Cli, tmp_path: Path) -> None:
     found = by_topic(cli("doctor", tmp_path / "a" / "b", "--json"))
     assert "would be made" in found["directory"]["message"]
 
 
-def test_a_file_is_no_directory(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_is_no_directory(quick: None, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     result = cli("doctor", tmp_path / "file", "--json")
     assert (result.code, by_topic(result)["directory"]["level"]) == (1, "problem")
 
 
-def test_a_held_and_a_left_lock(cli: Cli, busy: Path) -> None:
+def test_a_held_and_a_left_lock(quick: None, cli: Cli, busy: Path) -> None:
     assert "held by process" in by_topic(cli("doctor", busy, "--json"))["lock"]["message"]
     lock = busy / ".lock"
     document = json.loads(lock.read_text())
@@ -212,7 +219,7 @@ def test_a_held_and_a_left_lock(cli: Cli, busy: Path) -> None:
     assert "which is dead" in by_topic(cli("doctor", busy, "--json"))["lock"]["message"]
 
 
-def test_damage_and_leftovers(cli: Cli, saved: Path, damage: Any) -> None:
+def test_damage_and_leftovers(quick: None, cli: Cli, saved: Path, damage: Any) -> None:
     (saved / ".step-0000000040.tmp-abc").mkdir()
     damage.cut(damage.first_file(saved / "step-0000000030"))
     found = by_topic(cli("doctor", saved, "--json"))
