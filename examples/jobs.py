@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LIMIT_S = 240.0
+LIMIT_S = 300.0
 """Seconds after which a job that does not end counts as hanging."""
 
 EXAMPLE = Path(__file__).with_name("lenet5.py")

@@ -9,6 +9,7 @@ holder that is provably dead (same host: another boot, or no such process) or si
 from __future__ import annotations
 
 import errno
+import contextlib
 import json
 import os
 import socket
@@ -142,7 +143,8 @@ class RunLock:
             self._held.pop(str(self.path.parent), None)
             self._stop.set()
             if self.holder.pid == os.getpid() and self.is_mine():
-                self.path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it expires: a job that is done must not fail over this
+                    self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> RunLock:
         return self
@@ -240,12 +242,10 @@ class RunLock:
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
-            if not self.is_mine():
+            if read_holder(self.path) not in {self.holder, None}:
                 return
-            try:
+            with contextlib.suppress(OSError):  # the file system may be back at the next beat
                 os.utime(self.path)
-            except OSError:
-                return
 
 
 def describe(directory: str | os.PathLike[str]) -> tuple[Holder, bool] | None:

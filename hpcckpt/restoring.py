@@ -39,7 +39,7 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     StepNotFoundError
         If there is no such step, or none that can be restored.
     CorruptError
-        If the step's bytes are damaged, and so is every older one when no number was given.
+        If the step that was asked for is damaged.
     StateMismatchError
         If names, shapes or dtypes of state and step differ; nothing was changed then.
     """
@@ -123,7 +123,11 @@ def _open(run: Run, step: int) -> StepReader:
     def open_on_root() -> tuple[Path, Manifest, Index]:
         info = _usable(run.directory, step)
         _pin(run.directory, step)
-        reader = StepReader(info.path, info.manifest, load_backend(info.manifest, run.backend))  # type: ignore[arg-type]
+        try:
+            reader = StepReader(info.path, info.manifest, load_backend(info.manifest, run.backend))  # type: ignore[arg-type]
+        except BaseException:
+            _unpin(run.directory, step)
+            raise
         return info.path, reader.manifest, reader.index
 
     path, manifest, index = run.comm.on_root(f"restore step {step}: open", open_on_root)

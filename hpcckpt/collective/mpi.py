@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -11,9 +12,10 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from hpcckpt.collective.communicator import Communicator, launched_size
-from hpcckpt.errors import MpiError
+from hpcckpt.errors import CollectiveError, MpiError
 
 T = TypeVar("T")
+GRACE_S = 1.0
 _LIBMPI = re.compile(r"/lib(?:mpi|mpich|mpi_cray|mpi_intel)\.so[.\d]*$")
 
 
@@ -73,6 +75,7 @@ def abort_on_uncaught() -> None:
     """See to it that a rank which ends with an uncaught exception ends the job. Independent.
 
     Without that the others wait for it in their next collective call, and it for them in MPI_Finalize, for ever.
+    After a `CollectiveError`, which they all have, they get `GRACE_S` to clean up and to speak for themselves.
     """
     earlier = sys.excepthook
     if MPI.COMM_WORLD.Get_size() == 1 or getattr(earlier, "aborts_job", False):
@@ -81,6 +84,8 @@ def abort_on_uncaught() -> None:
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         earlier(kind, error, trace)
         sys.stderr.flush()
+        if isinstance(error, CollectiveError):
+            time.sleep(GRACE_S)
         if not MPI.Is_finalized():
             MPI.COMM_WORLD.Abort(getattr(error, "exit_code", 1))
 

@@ -20,6 +20,7 @@ from hpcckpt.keras.position import DataPosition, Position, begin_at, forget
 from hpcckpt.lock import RunLock
 from hpcckpt.retention import retire
 from hpcckpt.run import Restored
+from hpcckpt.snapshot import flatten
 
 __all__ = ["BackupAndRestore"]
 
@@ -69,7 +70,9 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     Raises
     ------
     OptionError
-        If nothing would ever be saved.
+        If nothing would ever be saved, or an option makes no sense.
+    StateError
+        By ``fit``, if the model is not built: build it first, so that it can be restored before its first batch.
     """
 
     def __init__(
@@ -169,8 +172,12 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         return {"model": self.model} | ({"data": self.data} if self.data is not None else {})
 
     def _restore(self) -> Restored | None:
-        """Restore the newest good backup; ``None`` if none was ever made, an error if all are damaged. Collective."""
+        """Restore the newest good backup; ``None`` if none was ever made, an error if all are damaged. Collective.
+
+        A state that could not be restored is refused now, not when the run comes back from a kill.
+        """
         checkpointer = self._open()
+        checkpointer.comm.agree("fit: read state", lambda: flatten(self._state()))
         if not checkpointer.comm.on_root("look for backups", lambda: step_numbers(checkpointer.directory)):
             return None
         return checkpointer.restore(self._state())

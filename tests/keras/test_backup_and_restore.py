@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from models import IS_KERAS_3, assert_equal, lenet5, rows, small, values
 
 import hpcckpt as hc
 from hpcckpt.discovery import scan
-from hpcckpt.errors import NoSpaceError, OptionError, StateMismatchError, StepNotFoundError
+from hpcckpt.errors import NoSpaceError, OptionError, StateError, StateMismatchError, StepNotFoundError
 from hpcckpt.keras import BackupAndRestore
 
 STEPS = 10  # in an epoch of 50 rows, 5 in a batch
@@ -114,6 +115,19 @@ def test_a_run_of_several_steps_per_execution_saves_at_the_boundaries(run_dir: P
     model.compile("adam", "mse", steps_per_execution=5)
     fit(model, rows(), 2, backup(run_dir, every_n_batches=4))
     assert saved_steps(run_dir) == [5, 10, 15, 20]
+
+
+def test_where_the_length_of_an_epoch_is_unknown_its_end_is_saved_once(run_dir: Path) -> None:
+    signature = (tf.TensorSpec((5, 4), tf.float32), tf.TensorSpec((5, 1), tf.float32))
+    x, y = rows()
+    batches = [(x[i : i + 5], y[i : i + 5]) for i in range(0, 50, 5)]
+    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+    with warnings.catch_warnings():  # Keras 3 warns at the end of data whose length it does not know
+        warnings.simplefilter("ignore")
+        small().fit(dataset, epochs=2, verbose=0, shuffle=False, callbacks=[backup(run_dir, every_n_batches=5)])
+    steps = {info.step: info.manifest for info in scan(run_dir)}
+    assert list(steps) == [5, 10, 15, 20]
+    assert all("loss" in (steps[step].metrics if steps[step] else {}) for step in (10, 20))
 
 
 # -- how it goes on ------------------------------------------------------------------------------
@@ -278,6 +292,23 @@ def test_a_save_that_fails_ends_training_and_leaves_the_last_backup(run_dir: Pat
     with faults.at("2-write", OSError(errno.ENOSPC, "full")), pytest.raises(NoSpaceError):
         fit(small(), rows(), 2, backup(run_dir))
     assert saved_steps(run_dir) == [10]
+
+
+def test_a_model_that_could_not_be_restored_is_refused_before_it_trains(run_dir: Path) -> None:
+    class Subclassed(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.layers.Dense(1)
+            self.never_called = keras.layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return self.first(inputs)
+
+    model = Subclassed()
+    model.compile("sgd", "mse")
+    with pytest.raises(StateError, match="build the model"):
+        model.fit(*rows(), verbose=0, callbacks=[backup(run_dir)])
+    assert saved_steps(run_dir) == []
 
 
 def test_another_model_is_refused(run_dir: Path, fit: Any) -> None:

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,29 +67,54 @@ def run_python(*args: str, timeout_s: float = 60.0, **env: str) -> Finished:
     return _run([sys.executable, *args], clean_environment(**env), timeout_s)
 
 
-def mpirun(n_ranks: int, *args: str, timeout_s: float = 60.0, **env: str) -> Finished:
-    """Run Python on `n_ranks` ranks; a job that hangs is ended and fails the test."""
+def _command(n_ranks: int, args: Sequence[str]) -> list[str]:
     launcher = find_mpirun()
     assert launcher is not None
+    return [launcher, "-n", str(n_ranks), sys.executable, *args]
+
+
+def mpirun(n_ranks: int, *args: str, timeout_s: float = 60.0, **env: str) -> Finished:
+    """Run Python on `n_ranks` ranks; a job that hangs is ended and fails the test."""
     environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)), **env)
-    return _run([launcher, "-n", str(n_ranks), sys.executable, *args], environment, timeout_s + 10)
+    return _run(_command(n_ranks, args), environment, timeout_s + 10)
 
 
 def run_program(n_ranks: int, name: str, arguments: Any, timeout_s: float = 60.0, **env: str) -> Finished:
     """Run a program of this directory on `n_ranks` ranks, its arguments as JSON."""
-    return mpirun(n_ranks, str(PROGRAMS / f"{name}.py"), json.dumps(arguments), timeout_s=timeout_s, **env)
+    return mpirun(n_ranks, *_program(name, arguments), timeout_s=timeout_s, **env)
 
 
-def _run(command: list[str], environment: dict[str, str], timeout_s: float) -> Finished:
-    with subprocess.Popen(
+def _program(name: str, arguments: Any) -> list[str]:
+    return [str(PROGRAMS / f"{name}.py"), json.dumps(arguments)]
+
+
+@contextmanager
+def started(n_ranks: int, name: str, arguments: Any, timeout_s: float = 60.0) -> Iterator[subprocess.Popen[str]]:
+    """Start a program of this directory, for a test that acts while it runs; end it with the block."""
+    environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)))
+    with _start(_command(n_ranks, _program(name, arguments)), environment) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                _end(process)
+
+
+def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=pipe,
+        stderr=pipe,
         text=True,
         start_new_session=True,
-    ) as process:
+    )
+
+
+def _run(command: list[str], environment: dict[str, str], timeout_s: float) -> Finished:
+    with _start(command, environment) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

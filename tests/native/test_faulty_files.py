@@ -1,0 +1,147 @@
+"""Short transfers, signals, full disks and files that end early."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BLOCK = 4096
+HERE = Path(__file__).parent
+needs_shim = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and a C compiler"
+)
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("shim") / "faulty_io.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, HERE / "faulty_io.c"], check=True)
+    return library
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Let no file grow beyond three blocks and a half; Python ignores SIGXFSZ, so writes fail with EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * BLOCK + BLOCK // 2, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def run_with_shim(shim: Path, mode: str, io: ModuleType, script: str, directory: Path) -> str:
+    environment = os.environ | {
+        "LD_PRELOAD": str(shim),
+        "FAULTY_IO": mode,
+        "HPCCKPT_NO_NATIVE": "1" if io._core.__name__.endswith("_pure") else "0",
+    }
+    command = [sys.executable, "-c", script, str(directory)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+ROUND_TRIP = """
+import os, random, sys
+from hpcckpt import native
+data = random.Random(1).randbytes(300_000)
+fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+crcs = native.write_blocks(fd, [(data, 5)], block_bytes=70_000, threads=2)
+target = bytearray(len(data))
+bad = native.read_blocks(fd, [(target, 5, crcs[0])], block_bytes=70_000, threads=2)
+print(bad, target == data, crcs[0] == native.crc32c_blocks(data, 70_000))
+"""
+
+OTHER_THREAD = """
+import os, sys, threading, time
+from hpcckpt import native
+gate = sys.argv[1] + "/gate"
+def open_gate():
+    time.sleep(0.2)
+    open(gate, "w").close()
+other = threading.Thread(target=open_gate)
+fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+os.environ["FAULTY_IO_GATE"] = gate
+other.start()
+native.write_blocks(fd, [(b"abc", 0)])
+native.read_blocks(fd, [(bytearray(3), 0, None)])
+other.join()
+print("done")
+"""
+
+
+@needs_shim
+def test_short_transfers_and_signals_lose_nothing(io: ModuleType, shim: Path, tmp_path: Path) -> None:
+    assert run_with_shim(shim, "short", io, ROUND_TRIP, tmp_path) == "[] True True"
+
+
+@needs_shim
+def test_other_python_threads_run_while_bytes_move(io: ModuleType, shim: Path, tmp_path: Path) -> None:
+    # Each transfer waits for a file that another Python thread makes: with the GIL held, neither would ever end.
+    assert run_with_shim(shim, "gate", io, OTHER_THREAD, tmp_path) == "done"
+
+
+@needs_shim
+def test_a_write_that_moves_nothing_is_an_error_not_a_loop(io: ModuleType, shim: Path, tmp_path: Path) -> None:
+    script = """
+import os, sys
+from hpcckpt import native
+fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+try:
+    native.write_blocks(fd, [(b"abc", 0)], path="there")
+except OSError as error:
+    print(error.errno, error.filename)
+"""
+    assert run_with_shim(shim, "nothing", io, script, tmp_path) == f"{errno.EIO} there"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_full_device_is_an_error_with_number_and_path(io: ModuleType, threads: int) -> None:
+    fd = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match="No space left on device: 'over/there'") as caught:
+            io.write_blocks(fd, [(bytes(10 * BLOCK), 0)], block_bytes=BLOCK, threads=threads, path="over/there")
+    finally:
+        os.close(fd)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "over/there")
+    assert caught.value.strerror == os.strerror(errno.ENOSPC)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.usefixtures("small_files")
+def test_a_write_cut_in_the_middle_of_a_block_is_an_error(io: ModuleType, fd: int, threads: int) -> None:
+    with pytest.raises(OSError, match="File too large") as caught:
+        io.write_blocks(fd, [(bytes(10 * BLOCK), 0)], block_bytes=BLOCK, threads=threads)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, None)
+
+
+def test_an_error_is_of_the_class_python_gives_it(io: ModuleType, tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(IsADirectoryError):
+            io.read_blocks(fd, [(bytearray(3), 0, None)], path="a-directory")
+        with pytest.raises(OSError, match="Bad file descriptor: 'a-directory'"):
+            io.write_blocks(fd, [(b"abc", 0)], path="a-directory")
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("missing", [1, BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 7, 3 * BLOCK + 100])
+def test_a_file_that_ends_early_says_what_is_missing(io: ModuleType, fd: int, missing: int, threads: int) -> None:
+    nbytes = 3 * BLOCK + 7
+    crcs = io.write_blocks(fd, [(b"x" * 100, 0), (b"y" * nbytes, 100)], block_bytes=BLOCK)
+    os.ftruncate(fd, 100 + nbytes - missing)
+    pieces = [(bytearray(100), 0, crcs[0]), (bytearray(nbytes), 100, crcs[1])]
+    first_hit = (nbytes, 100, nbytes - missing) if missing <= nbytes else (100, 0, 100 + nbytes - missing)
+    wanted = "here: ends early: wanted {} bytes at offset {}, got {}$".format(*first_hit)
+    with pytest.raises(EOFError, match=wanted):
+        io.read_blocks(fd, pieces, block_bytes=BLOCK, threads=threads, path="here")

@@ -1,0 +1,265 @@
+"""One writing job at a time; a lock that a dead job left stops nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import errors, layout, lock
+from hpcckpt.retention import leftovers
+from hpcckpt.testing.ranks import run_ranks
+
+HOLD = """
+import sys, numpy as np, hpcckpt as hc
+ckpt = hc.Checkpointer(sys.argv[1], max_to_keep=None)
+ckpt.save(1, {"w": np.ones(10)})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_job(run_dir):
+    """A job in another process that has saved step 1 and still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def save(run_dir: Path, step: int, **options: Any) -> None:
+    with hc.Checkpointer(run_dir, **options) as ckpt:
+        ckpt.save(step, {"w": np.full(10, float(step))})
+
+
+def write_lock(run_dir: Path, age_s: float = 0.0, **changes: Any) -> lock.Holder:
+    """Put a lock of another holder into a run directory."""
+    run_dir.mkdir(exist_ok=True)
+    holder = dataclasses.replace(lock.this_holder(), **changes)
+    path = run_dir / layout.LOCK
+    path.write_text(json.dumps(dataclasses.asdict(holder)))
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+    return holder
+
+
+def test_a_directory_that_a_running_job_uses_is_refused_by_name(run_dir, other_job):
+    with pytest.raises(errors.LockedError, match=f"process {other_job.pid} on ") as caught:
+        save(run_dir, 2)
+    assert caught.value.exit_code == 8
+    assert hc.latest_checkpoint(run_dir).name == layout.step_dirname(1)
+
+
+def test_every_rank_is_told_that_the_directory_is_in_use(run_dir, other_job):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            with pytest.raises(errors.LockedError, match=f"process {other_job.pid} on "):
+                ckpt.save(2, {"w": np.ones(10)})
+
+    run_ranks(3, body)
+
+
+def test_a_directory_that_a_running_job_uses_can_be_read(run_dir, other_job):
+    state = {"w": np.zeros(10)}
+    with hc.Checkpointer(run_dir) as ckpt:
+        assert ckpt.restore(state).step == 1
+        assert ckpt.all_steps() == [1]
+    assert hc.load(run_dir)["w"].sum() == state["w"].sum() == 10
+
+
+def test_the_lock_of_a_job_that_ended_is_gone(run_dir, other_job):
+    other_job.stdin.close()
+    assert other_job.wait() == 0
+    assert not (run_dir / layout.LOCK).exists()
+    save(run_dir, 2)
+
+
+def test_the_lock_of_a_killed_job_is_taken_over(run_dir, other_job):
+    other_job.send_signal(signal.SIGKILL)
+    other_job.wait()
+    assert (run_dir / layout.LOCK).exists()
+    save(run_dir, 2)
+    assert sorted(os.listdir(run_dir)) == [layout.step_dirname(1), layout.step_dirname(2)]
+
+
+def test_a_job_that_is_only_stopped_keeps_its_lock(run_dir, other_job):
+    other_job.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(errors.LockedError):
+            save(run_dir, 2)
+    finally:
+        other_job.send_signal(signal.SIGCONT)
+
+
+def test_what_a_killed_job_left_is_swept_by_the_next(run_dir, other_job):
+    other_job.send_signal(signal.SIGKILL)
+    other_job.wait()
+    (run_dir / ".step-0000000002.tmp-0123456789ab" / "data").mkdir(parents=True)
+    retired = run_dir / ".retired-0123456789ab"
+    (run_dir / layout.step_dirname(1)).rename(retired)
+    (run_dir / ".bad-0123456789ab").mkdir()
+    (run_dir / ".aside-step-0000000009-0123456789ab").mkdir()
+    save(run_dir, 2)
+    assert leftovers(run_dir) == []
+    assert {".bad-0123456789ab", ".aside-step-0000000009-0123456789ab"} < set(os.listdir(run_dir))
+
+
+def test_nothing_is_swept_while_another_job_holds_the_lock(run_dir, other_job):
+    (run_dir / ".step-0000000002.tmp-0123456789ab").mkdir()
+    with pytest.raises(errors.LockedError):
+        save(run_dir, 2)
+    assert leftovers(run_dir) == [".step-0000000002.tmp-0123456789ab"]
+
+
+def test_a_lock_of_another_boot_of_this_host_is_stale(run_dir):
+    write_lock(run_dir, boot_id="00000000-0000-0000-0000-000000000000")
+    save(run_dir, 1)
+
+
+def test_a_lock_of_a_process_number_that_is_used_again_is_stale(run_dir):
+    write_lock(run_dir, started="1")
+    save(run_dir, 1)
+
+
+def test_a_lock_of_this_very_process_number_and_start_is_respected(run_dir):
+    """Another container may have it; a nonce of its own tells it from ours."""
+    write_lock(run_dir, nonce="feedfeedfeed")
+    with pytest.raises(errors.LockedError):
+        save(run_dir, 1)
+
+
+@pytest.mark.parametrize("age_s", [0.0, 500.0])
+def test_a_lock_of_another_host_is_respected_until_it_expires(run_dir, age_s):
+    write_lock(run_dir, age_s, host="elsewhere", job_id="4711")
+    with pytest.raises(errors.LockedError, match="on elsewhere, job 4711"):
+        save(run_dir, 1)
+
+
+def test_a_lock_of_another_host_that_is_silent_for_too_long_is_taken_over(run_dir):
+    write_lock(run_dir, 700.0, host="elsewhere")
+    save(run_dir, 1)
+
+
+def test_how_long_is_too_long_can_be_said(run_dir):
+    write_lock(run_dir, 100.0, host="elsewhere")
+    save(run_dir, 1, lock_expiry_s=60.0)
+
+
+def test_the_holder_shows_that_it_lives(run_dir, monkeypatch):
+    """Its heartbeat sets the lock's time, on which other hosts go."""
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.001)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(10)})
+        path = run_dir / layout.LOCK
+        os.utime(path, (0, 0))
+        deadline = time.monotonic() + 30
+        while path.stat().st_mtime == 0:
+            assert time.monotonic() < deadline, "no heartbeat"
+            os.sched_yield()
+
+
+def test_a_lock_that_says_nothing_sensible_is_taken_over_once_it_is_old(run_dir):
+    run_dir.mkdir()
+    path = run_dir / layout.LOCK
+    path.write_text('{"host": "')
+    os.utime(path, (0, 0))
+    save(run_dir, 1)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "symlink", "directory"])
+def test_a_lock_that_is_no_ordinary_file_neither_hangs_nor_is_followed(run_dir, tmp_path, kind):
+    run_dir.mkdir()
+    path, elsewhere = run_dir / layout.LOCK, tmp_path / "elsewhere"
+    elsewhere.write_text("precious")
+    {"fifo": os.mkfifo, "symlink": lambda p: p.symlink_to(elsewhere), "directory": os.mkdir}[kind](path)
+    with pytest.raises(errors.RetryError):
+        save(run_dir, 1)
+    assert elsewhere.read_text() == "precious"
+
+
+def test_a_save_that_lost_its_lock_publishes_nothing(ranks, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"w": np.ones(10)})
+            comm.barrier()
+            if comm.rank == 0:
+                write_lock(run_dir, host="elsewhere")
+            comm.barrier()
+            with pytest.raises(errors.LockLostError, match="on elsewhere"):
+                ckpt.save(2, {"w": np.ones(10)})
+            comm.barrier()
+            return ckpt.all_steps()
+
+    assert ranks(body) == [[1]] * ranks.size
+    assert ranks.on_root(lambda: lock.read_holder(run_dir / layout.LOCK).host) == "elsewhere"
+    assert ranks.on_root(lambda: leftovers(run_dir)) == []
+
+
+def test_a_lock_that_was_lost_is_not_removed_on_closing(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(10)})
+        other = write_lock(run_dir, host="elsewhere")
+    assert lock.read_holder(run_dir / layout.LOCK) == other
+
+
+def test_checkpointers_of_one_process_share_the_lock(run_dir):
+    with hc.Checkpointer(run_dir) as one:
+        one.save(1, {"w": np.ones(10)})
+        save(run_dir, 2)
+        assert (run_dir / layout.LOCK).exists()
+    assert not (run_dir / layout.LOCK).exists()
+
+
+def test_a_checkpointer_that_is_forgotten_gives_its_lock_back(run_dir):
+    ckpt = hc.Checkpointer(run_dir)
+    ckpt.save(1, {"w": np.ones(10)})
+    assert (run_dir / layout.LOCK).exists()
+    del ckpt
+    assert not (run_dir / layout.LOCK).exists()
+
+
+def test_a_checkpointer_left_by_an_exception_gives_its_lock_back(run_dir):
+    with pytest.raises(ZeroDivisionError), hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(10)})
+        raise ZeroDivisionError
+    assert not (run_dir / layout.LOCK).exists()
+
+
+def test_a_first_save_that_is_refused_gives_the_lock_back_on_closing(run_dir):
+    save(run_dir, 5)
+    with hc.Checkpointer(run_dir) as ckpt:
+        with pytest.raises(errors.NewerStepError):
+            ckpt.save(1, {"w": np.ones(10)})
+    assert not (run_dir / layout.LOCK).exists()
+
+
+def test_a_checkpointer_that_only_reads_takes_no_lock(run_dir):
+    save(run_dir, 1)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore({"w": np.zeros(10)})
+        assert not (run_dir / layout.LOCK).exists()
+
+
+def test_a_lock_needs_no_hard_links(run_dir, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(10)})
+        assert lock.read_holder(run_dir / layout.LOCK).pid == os.getpid()
+    assert os.listdir(run_dir) == [layout.step_dirname(1)]
