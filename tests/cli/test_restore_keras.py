@@ -14,7 +14,12 @@ from hpcckpt.errors import StateMismatchError
 
 keras = pytest.importorskip("keras")
 pytest.importorskip("h5py")
-pytestmark = [pytest.mark.tf, pytest.mark.stack_b, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.stack_b,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras 3 saving, with NumPy 2
+]
 Cli = Callable[..., Any]
 
 SOURCE = """
