@@ -8,6 +8,7 @@ run directory.
 from __future__ import annotations
 
 import contextlib
+import contextlib
 import os
 import stat
 import time
@@ -66,6 +67,8 @@ def inspect_step(directory: PathLike, step: int) -> StepInfo:
     """Say of one step whether it can be restored, and if not, why. Independent."""
     path = Path(directory, layout.step_dirname(step))
     try:
+        if path.is_symlink():
+            raise CorruptError(f"{path}: is a symbolic link, which run directories never hold; not followed")
         manifest = read_manifest(path)
         check_files(path, manifest)
         if manifest.step != step:
@@ -82,16 +85,14 @@ def read_manifest(path: PathLike) -> Manifest:
     ------
     StepNotFoundError
         If there is no such directory.
-    RetiredError
-        If the directory vanished while it was being looked at.
     ManifestError, FormatVersionError
         If the manifest is absent, damaged, or of a newer format.
     """
     where = os.path.join(path, layout.MANIFEST)
     try:
         text = read_bounded(where, MAX_MANIFEST_BYTES)
-    except FileNotFoundError:
-        if not os.path.isdir(path):
+    except (FileNotFoundError, NotADirectoryError):
+        if not os.path.lexists(path):
             raise StepNotFoundError(f"no checkpoint at {os.fspath(path)}; see 'hpcckpt list'") from None
         raise ManifestError(f"{os.fspath(path)}: no manifest, the step is incomplete; use an older step") from None
     except OSError as error:
@@ -107,7 +108,7 @@ def read_bounded(path: str, limit: int) -> bytes:
         if nbytes > limit:
             raise ManifestError(f"{path}: {nbytes} bytes, at most {limit} are accepted; use an older step")
         with os.fdopen(os.dup(fd), "rb") as file:
-            return file.read(limit + 1)
+            return file.read(nbytes)
     finally:
         os.close(fd)
 
@@ -139,6 +140,7 @@ def check_files(path: PathLike, manifest: Manifest) -> None:
         raise CorruptError(f"{data}: is a symbolic link, which checkpoints never hold; not followed")
     problems = list(_file_problems(path, manifest))
     if problems:
+        raise_if_retired(path, manifest)
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise CorruptError(f"step {manifest.step}: {shown}; use an older step")
 
@@ -223,7 +225,7 @@ def find_step(directory: PathLike, which: int | str | None = None, best: Best | 
         return _or_absent(newest_restorable(directory), directory)
     if which == "best":
         return _find_best(directory, best)
-    if not str(which).isdigit():
+    if not str(which).isdecimal():
         raise StepNotFoundError(f"{which!r} names no step: give a number, 'latest' or 'best'")
     return _existing(directory, int(which))
 
@@ -318,9 +320,10 @@ def _pin_path(directory: PathLike, step: int, reader: str) -> str:
     return os.path.join(directory, layout.PINS, name)
 
 
-def raise_if_retired(path: PathLike, error: BaseException) -> None:
-    """Raise RetiredError if the manifest of a step that was being read has vanished. Independent."""
-    if not os.path.exists(os.path.join(path, layout.MANIFEST)):
-        raise RetiredError(
-            f"{os.fspath(path)} was retired while being read; read a newer step, or pin the step first"
-        ) from error
+def raise_if_retired(path: PathLike, manifest: Manifest) -> None:
+    """Raise RetiredError if the step that was being read has vanished, or was replaced. Independent."""
+    if not os.path.lexists(os.path.join(path, layout.MANIFEST)):
+        raise RetiredError(f"{os.fspath(path)} was retired while being read; read a newer step, or pin the step first")
+    with contextlib.suppress(HpcckptError):
+        if read_manifest(path).save_id != manifest.save_id:
+            raise RetiredError(f"{os.fspath(path)} was replaced while being read; read it again")

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,12 @@ import numpy.typing as npt
 from hpcckpt import discovery, layout
 from hpcckpt.backends.base import Backend, ReadRequest
 from hpcckpt.backends.registry import make_backend
-from hpcckpt.collective.sharding import boxes_of_span, flat_index, intersect, strides
+from hpcckpt.collective.sharding import boxes_of_span, coverage_problems, flat_index, intersect, strides
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import (
     CorruptError,
     HpcckptError,
+    ManifestError,
     OptionError,
     Problem,
     StepNotFoundError,
@@ -39,6 +40,7 @@ from hpcckpt.snapshot import as_bytes
 from hpcckpt.tensors import Extent, TensorSpec, itemsize
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 VERIFY_CHUNK_BYTES = 64 << 20
 
 
@@ -135,7 +137,7 @@ class StepReader:
         self.manifest = manifest
         self.backend = backend
         self.specs = {spec.name: spec for spec in manifest.tensors}
-        self.index: Index = self._checked(backend.index(path, manifest)) if index is None else index
+        self.index: Index = self._checked(self._guarded(backend.index, path, manifest)) if index is None else index
 
     def _checked(self, index: Index) -> Index:
         problems = list(_index_problems(self.specs, index, self.manifest))
@@ -204,16 +206,23 @@ class StepReader:
             transfer.finish()
 
     def _read_guarded(self, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
+        damaged = self._guarded(self.backend.read, self.path, self.manifest, requests)
+        if damaged:
+            discovery.raise_if_retired(self.path, self.manifest)
+        return damaged
+
+    def _guarded(self, call: Callable[..., T], *args: Any) -> T:
+        """Call the backend; a step that is going while it is read is retired, not damaged."""
         try:
-            damaged = self.backend.read(self.path, self.manifest, requests)
-        except FileNotFoundError as error:
-            discovery.raise_if_retired(self.path, error)
+            return call(*args)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            discovery.raise_if_retired(self.path, self.manifest)
             raise CorruptError(f"{error.filename} is missing; use an older step") from error
+        except CorruptError:
+            discovery.raise_if_retired(self.path, self.manifest)
+            raise
         except OSError as error:
             raise error if isinstance(error, HpcckptError) else from_os_error(error, "read") from error
-        if damaged:
-            discovery.raise_if_retired(self.path, CorruptError(str(damaged[0])))
-        return damaged
 
     def verify(self, progress: Callable[[int], None] | None = None) -> list[DamagedBlock]:
         """Read every byte and return the damaged blocks. Independent.
@@ -247,17 +256,38 @@ def _index_problems(specs: dict[str, TensorSpec], index: Index, manifest: Manife
     """Yield what differs between the manifest and the entries found; bounds what anyone may allocate."""
     for name in sorted(set(index) - set(specs)):
         yield Problem(repr(name), "is in the data files but not in the manifest")
-    covered: dict[str, int] = defaultdict(int)
     for name, entries in index.items():
         for entry in entries:
-            covered[name] += entry.item.stop - entry.item.start
             if name in specs and not _is_of(entry, specs[name]):
                 yield Problem(repr(name), f"{entry.file} has it with another dtype, shape or kind")
             if len(entry.crcs) != block_count(entry.nbytes, manifest.block_bytes):
                 yield Problem(repr(name), f"{entry.file} has the wrong number of checksums")
     for name, spec in specs.items():
-        if spec.kind != "per-rank" and covered[name] != math.prod(spec.shape):
-            yield Problem(repr(name), f"entries cover {covered[name]} of {math.prod(spec.shape)} elements")
+        if spec.kind == "per-rank":
+            yield from _rank_problems(spec, index.get(name, ()), manifest.n_ranks)
+        else:
+            yield from _tiling_problems(spec, index.get(name, ()))
+
+
+def _rank_problems(spec: TensorSpec, entries: Sequence[StoredEntry], n_ranks: int) -> Iterator[Problem]:
+    if sorted(entry.rank for entry in entries) != list(range(n_ranks)):
+        yield Problem(repr(spec.name), f"has not one entry for each of {n_ranks} ranks")
+    if any((entry.item.start, entry.item.stop) != (0, entry.item.extent.n_elements) for entry in entries):
+        yield Problem(repr(spec.name), "has an entry that is only a part")
+
+
+def _tiling_problems(spec: TensorSpec, entries: Sequence[StoredEntry]) -> Iterator[Problem]:
+    """Yield what keeps the spans from tiling their boxes, or the boxes the tensor: no element twice, none left out."""
+    spans: dict[Extent, list[tuple[int, int]]] = defaultdict(list)
+    for entry in entries:
+        if entry.item.stop > entry.item.start:
+            spans[entry.item.extent].append((entry.item.start, entry.item.stop))
+    for extent, found in spans.items():
+        ends = [0, *(end for span in sorted(found) for end in span), extent.n_elements]
+        if any(end != begin for end, begin in zip(ends[::2], ends[1::2], strict=True)):
+            covered = sum(stop - start for start, stop in found)
+            yield Problem(repr(spec.name), f"entries cover {covered} of {extent.n_elements} elements, or overlap")
+    yield from coverage_problems(spec, spans)
 
 
 def _is_of(entry: StoredEntry, spec: TensorSpec) -> bool:
@@ -291,6 +321,8 @@ def open_step(path: discovery.PathLike, threads: int = 1) -> StepReader:
         if newest is None or newest.manifest is None:
             raise StepNotFoundError(f"no restorable step in {where}; see 'hpcckpt list {where}'")
         where, manifest = newest.path, newest.manifest
+    if layout.parse_step(where.name) not in {None, manifest.step}:
+        raise ManifestError(f"{where}: the manifest is that of step {manifest.step}; use an older step")
     discovery.check_files(where, manifest)
     return StepReader(where, manifest, make_backend(manifest.backend, threads))
 

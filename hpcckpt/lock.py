@@ -8,8 +8,8 @@ holder that is provably dead (same host: another boot, or no such process) or si
 
 from __future__ import annotations
 
-import errno
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcckpt import layout
+from hpcckpt.discovery import read_bounded
 from hpcckpt.errors import LockedError, LockLostError, from_os_error
 
 HEARTBEAT_S = 30.0
@@ -70,8 +71,7 @@ def this_holder() -> Holder:
 def read_holder(path: Path) -> Holder | None:
     """Return who holds the lock at `path`; ``None`` if nobody does or the file says nothing sensible."""
     try:
-        with open(path, encoding="utf-8") as file:
-            document: dict[str, Any] = json.loads(file.read(65536))
+        document: dict[str, Any] = json.loads(read_bounded(os.fspath(path), 65536))
         return Holder(**{name: document[name] for name in Holder.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -236,13 +236,13 @@ class RunLock:
 
     def _age_s(self) -> float:
         try:
-            return time.time() - self.path.stat().st_mtime
+            return time.time() - self.path.lstat().st_mtime
         except OSError:
             return 0.0
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
-            if read_holder(self.path) not in {self.holder, None}:
+            if read_holder(self.path) not in (self.holder, None):
                 return
             with contextlib.suppress(OSError):  # the file system may be back at the next beat
                 os.utime(self.path)

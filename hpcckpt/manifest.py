@@ -184,6 +184,10 @@ def _from_document(document: dict[str, Any], where: str) -> Manifest:
     problems = validate(document)
     if problems:
         raise ManifestError(f"{where}: {list_problems(problems)}; use an older step")
+    try:
+        objects = _decode_objects(document["objects"])
+    except RecursionError:
+        raise ManifestError(f"{where}: objects are nested too deep; use an older step") from None
     return Manifest(
         save_id=document["save_id"],
         run_id=document["run_id"],
@@ -196,7 +200,7 @@ def _from_document(document: dict[str, Any], where: str) -> Manifest:
         level=document["level"],
         metrics={name: float(value) for name, value in document["metrics"].items()},
         environment=document["environment"],
-        objects=_decode_objects(document["objects"]),
+        objects=objects,
         files=tuple(FileRecord(f["path"], f["bytes"], int(f["header_crc32c"], 16)) for f in document["files"]),
         tensors=tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["kind"]) for t in document["tensors"]),
     )
@@ -207,7 +211,7 @@ def _is_count(value: Any, low: int, high: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, float) or _is_count(value, -(1 << 1000), 1 << 1000)
     return is_number or value in ("nan", "inf", "-inf")
 
 
@@ -306,6 +310,6 @@ def shape_problem(dtype: Any, shape: Any) -> str | None:
         return f"unknown dtype {dtype!r}"
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(_is_count(n, 0, MAX_NBYTES) for n in shape):
         return f"shape {str(shape)[:80]} is not a list of at most {MAX_DIMS} sizes"
-    if math.prod(shape) * width > MAX_NBYTES:
+    if math.prod(n or 1 for n in shape) * max(width, 1) > MAX_NBYTES:  # NumPy counts so too where one side is 0
         return f"shape {str(shape)[:80]} of {dtype} is larger than any file"
     return None

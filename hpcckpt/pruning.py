@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcckpt import discovery
 from hpcckpt.config import Options
-from hpcckpt.errors import as_failure
+from hpcckpt.errors import OptionError, as_failure
 from hpcckpt.retention import leftovers, remove_retired, retire, steps_to_keep
 
 
@@ -36,8 +36,20 @@ class PrunePlan:
 
 
 def plan_prune(directory: Path, options: Options) -> PrunePlan:
-    """Decide what goes, changing nothing. Independent."""
+    """Decide what goes, changing nothing. Independent.
+
+    Raises
+    ------
+    OptionError
+        If no step has the metric whose best is to be kept: a misspelt name must not cost the best steps.
+    """
     steps = discovery.scan(directory)
+    if options.keep_best is not None and not discovery.best_of(steps, options.keep_best):
+        named = sorted({name for info in steps if info.manifest for name in info.manifest.metrics})
+        raise OptionError(
+            f"no restorable step in {directory} has a finite {options.keep_best.metric!r}; "
+            f"metrics there: {', '.join(named) or 'none'}"
+        )
     kept = steps_to_keep(steps, options, discovery.pins(directory))
     going = [Removal(info.path, tree_nbytes(info.path), info.step) for info in steps if info.step not in kept]
     left = [Removal(directory / name, tree_nbytes(directory / name)) for name in leftovers(directory)]

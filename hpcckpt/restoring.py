@@ -46,14 +46,16 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     began = time.monotonic()
     tree = run.comm.agree("restore: read state", lambda: flatten(state))
     choice = _choose(run, step)
-    skipped = list(choice.skipped)
-    for candidate in choice.steps:
+    skipped: list[str] = []
+    for candidate, problem in choice.steps:
         try:
-            return _restore_one(run, tree, candidate, _Wish(strict, tuple(skipped), began))
+            if not problem:
+                return _restore_one(run, tree, candidate, _Wish(strict, tuple(skipped), began))
         except CorruptError as error:
             if choice.is_asked:
                 raise
-            skipped.append(f"step {candidate} was skipped: {error}")
+            problem = str(error)
+        skipped.append(f"step {candidate} was skipped: {problem}")
     raise StepNotFoundError(f"no restorable step in {run.directory}" + "".join(f"; {text}" for text in skipped))
 
 
@@ -97,11 +99,10 @@ def _restore_one(run: Run, tree: StateTree, step: int, wish: _Wish) -> Restored:
 
 
 class _Choice(NamedTuple):
-    """Which steps to try, in this order; whether the caller asked for that one; newer ones that cannot be restored."""
+    """Which steps to try, in this order, each with what keeps it from being restored ("" if nothing is known of)."""
 
-    steps: tuple[int, ...]
+    steps: tuple[tuple[int, str], ...]
     is_asked: bool
-    skipped: tuple[str, ...] = ()
 
 
 def _choose(run: Run, step: int | None) -> _Choice:
@@ -109,13 +110,11 @@ def _choose(run: Run, step: int | None) -> _Choice:
 
     def choose() -> _Choice:
         if step is not None:
-            return _Choice((step,), is_asked=True)
-        steps = discovery.scan(run.directory)[::-1]
-        n_skipped = next((number for number, info in enumerate(steps) if info.is_restorable), len(steps))
-        skipped = tuple(f"step {info.step} was skipped: {info.problem}" for info in steps[:n_skipped])
-        return _Choice(tuple(info.step for info in steps if info.is_restorable), is_asked=False, skipped=skipped)
+            return _Choice(((step, ""),), is_asked=True)
+        return _Choice(tuple((info.step, info.problem) for info in discovery.scan(run.directory)[::-1]), is_asked=False)
 
     return run.comm.on_root("restore: look for steps", choose)
+
 
 def _open(run: Run, step: int) -> StepReader:
     """Let root open the step and pin it; every rank gets the same manifest and index. Collective."""

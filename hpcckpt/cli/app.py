@@ -28,6 +28,7 @@ class Tool(LazyGroup):
         """Run a verb and exit; click's own entry point, which its test runner calls too."""
         words = list(sys.argv[1:] if args is None else args) or ["--help"]
         extra |= {"standalone_mode": False}
+        never_fail_to_encode()
 
         def act() -> int:
             return guarded(lambda: super(Tool, self).main(words, prog_name or "hpcckpt", **extra), words)
@@ -66,6 +67,12 @@ def reported(error: BaseException, words: Sequence[str]) -> int:
     except OSError:
         close_stdout()
     return complaint.exit_code
+
+
+def never_fail_to_encode() -> None:
+    """Write what the locale has no letters for as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
 
 
 def flush_stdout() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import click
 
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.output import harmless
 from hpcckpt.errors import HpcckptError, from_os_error
 
 
@@ -55,7 +56,7 @@ def tell(error: BaseException) -> Complaint:
     complaint = complaint_of(error)
     if complaint.kind == "internal":
         traceback.print_exception(error, file=sys.stderr)
-    click.echo(f"hpcckpt: error: {complaint.message}", err=True)
+    click.echo(harmless(f"hpcckpt: error: {complaint.message}"), err=True)
     if complaint.hint:
         click.echo(complaint.hint, err=True)
     return complaint

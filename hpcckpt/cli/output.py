@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -19,6 +20,7 @@ _COLOURS = {
     "NO": "red", "CORRUPT": "red", "problem": "red",
     "NOT CHECKED": "yellow", "warning": "yellow",
 }  # fmt: skip
+_STEERING = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,17 @@ def is_fancy(stream: IO[str] | None) -> bool:
 def say(message: str, *, is_quiet: bool = False) -> None:
     """Write a message for people to stderr."""
     if not is_quiet:
-        click.echo(message, err=True)
+        click.echo(harmless(message), err=True)
+
+
+def harmless(text: str) -> str:
+    """Return text in which nothing but colours can steer a terminal: a checkpoint may come from anybody."""
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def write_json(document: Any) -> None:
     """Write a JSON document to stdout; NaN and infinities, which JSON has not, become strings."""
-    click.echo(json.dumps(plain(document), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(plain(document), indent=2))
 
 
 def plain(value: Any) -> Any:
@@ -74,7 +81,8 @@ def write_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
 
 def write_line(line: str, *, is_bold: bool = False) -> None:
     """Write a line of data to stdout."""
-    click.echo(click.style(line, bold=True) if is_bold else line, color=is_fancy(sys.stdout))
+    text = harmless(line)
+    click.echo(click.style(text, bold=True) if is_bold else text, color=is_fancy(sys.stdout))
 
 
 def coloured(word: str) -> str:

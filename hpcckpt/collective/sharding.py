@@ -75,7 +75,7 @@ def flat_index(shape: tuple[int, ...], index: Sequence[int]) -> int:
 
 def coverage_problems(spec: TensorSpec, extents: Iterable[Extent]) -> list[Problem]:
     """Return what is wrong with a set of distinct boxes that should tile a tensor exactly."""
-    boxes = sorted((box for box in set(extents) if box.n_elements), key=lambda box: box.offset)
+    boxes = [box for box in set(extents) if box.n_elements]
     problems = [
         Problem(spec.name, f"shards overlap: {_show(a)} and {_show(b)}", "overlap") for a, b in _overlaps(boxes)
     ]
@@ -87,11 +87,13 @@ def coverage_problems(spec: TensorSpec, extents: Iterable[Extent]) -> list[Probl
 
 
 def _overlaps(boxes: list[Extent]) -> Iterator[tuple[Extent, Extent]]:
-    """Yield overlapping pairs; a sweep along axis 0 keeps it near-linear for the usual splits."""
+    """Yield overlapping pairs; a sweep along the axis with most cuts keeps it near-linear for the usual splits."""
+    if not boxes or not boxes[0].offset:
+        return
+    axis = max(range(len(boxes[0].offset)), key=lambda a: len({box.offset[a] for box in boxes}))
     open_boxes: list[Extent] = []
-    for box in boxes:
-        if box.offset:
-            open_boxes = [other for other in open_boxes if other.offset[0] + other.shape[0] > box.offset[0]]
+    for box in sorted(boxes, key=lambda box: (box.offset[axis], box.offset, box.shape)):
+        open_boxes = [other for other in open_boxes if other.offset[axis] + other.shape[axis] > box.offset[axis]]
         yield from ((other, box) for other in open_boxes if intersect(other, box))
         open_boxes.append(box)
 

@@ -25,6 +25,7 @@ _TOKENS = {
 _HOST_DEVICES = (1, 3, 11)
 _MAJOR_VERSION = 1
 _READ_ONLY = 1
+_NOTHING = ctypes.c_uint8()
 
 # Prototypes of our own: setting argtypes on ctypes.pythonapi would change them for everybody.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
@@ -80,6 +81,7 @@ class _Claim:
 
     def __init__(self, address: int, nbytes: int, is_readonly: bool, owner: object) -> None:
         self.owner = owner
+        address = address or ctypes.addressof(_NOTHING)  # NumPy takes no null pointer, not even for nothing
         self.__array_interface__ = {
             "data": (address, is_readonly), "shape": (nbytes,), "typestr": "|u1", "version": 3
         }  # fmt: skip

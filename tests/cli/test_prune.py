@@ -58,7 +58,6 @@ def test_dry_run_changes_nothing(cli: Cli, cluttered: Path) -> None:
         (["--keep-last", 1, "--keep-best", "min:acc"], [10, 30]),
         (["--keep-period", 20], [20, 30]),
         (["--keep-last", 9], [10, 20, 30]),
-        (["--keep-best", "no_such_metric"], [30]),
     ],
 )
 def test_rules(rules: list[Any], kept: list[int], cli: Cli, saved: Path) -> None:
@@ -144,6 +143,13 @@ def test_what_appeared_while_the_user_thought_stays(
 )
 def test_usage(words: list[Any], cli: Cli, saved: Path) -> None:
     assert cli("prune", saved, "--yes", *words).code == 2
+
+
+def test_a_misspelt_metric_costs_nothing(cli: Cli, saved: Path) -> None:
+    result = cli("prune", saved, "--keep-best", "val_los", "--yes")
+    assert result.code == 2
+    assert "metrics there: acc, val_loss" in result.err
+    assert steps(cli, saved) == [10, 20, 30]
 
 
 def test_absence_exits_with_4(cli: Cli, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-/* Preloaded before libc: transfers that are short, interrupted, empty, or wait for a file.  FAULTY_IO says which. */
+/* Preloaded before libc: transfers that are short, interrupted, empty, or wait for a file, and a file system
+ * that cannot preallocate.  FAULTY_IO says which. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -45,3 +46,15 @@ ssize_t preadv64(int fd, const struct iovec* parts, int n_parts, off64_t offset)
 ssize_t preadv(int fd, const struct iovec* parts, int n_parts, off_t offset) {
     return preadv64(fd, parts, n_parts, offset);
 }
+
+int fallocate64(int fd, int mode, off64_t offset, off64_t nbytes) {
+    if (!is_mode("no-fallocate")) return (int)syscall(SYS_fallocate, fd, mode, offset, nbytes);
+    errno = EOPNOTSUPP;
+    return -1;
+}
+int fallocate(int fd, int mode, off_t offset, off_t nbytes) { return fallocate64(fd, mode, offset, nbytes); }
+
+int posix_fallocate64(int fd, off64_t offset, off64_t nbytes) {
+    return fallocate64(fd, 0, offset, nbytes) == 0 ? 0 : errno;
+}
+int posix_fallocate(int fd, off_t offset, off_t nbytes) { return posix_fallocate64(fd, offset, nbytes); }

@@ -103,6 +103,18 @@ except OSError as error:
     assert run_with_shim(shim, "nothing", io, script, tmp_path) == f"{errno.EIO} there"
 
 
+@needs_shim
+def test_a_file_system_that_cannot_preallocate_is_not_an_error(io: ModuleType, shim: Path, tmp_path: Path) -> None:
+    script = """
+import os, sys
+from hpcckpt import native
+fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+native.preallocate(fd, 1 << 50)
+print(os.fstat(fd).st_size)
+"""
+    assert run_with_shim(shim, "no-fallocate", io, script, tmp_path) == "0"
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_full_device_is_an_error_with_number_and_path(io: ModuleType, threads: int) -> None:
     fd = os.open("/dev/full", os.O_WRONLY)
