@@ -124,19 +124,17 @@ def _compare_one(before: StepReader, after: StepReader, old: Source, new: Source
         return TensorChange(old.name, "shape", before=str(list(old.shape)), after=str(list(new.shape)))
     if old.spec.dtype != new.spec.dtype:
         return TensorChange(old.name, "dtype", before=old.spec.dtype, after=new.spec.dtype)
-    n_changed, largest = 0, _Largest()
+    n_changed, n_elements, largest, texts = 0, Extent.whole(old.shape).n_elements, _Largest(), ("", "")
     tolerance = rtol if is_inexact(old.spec.dtype) else 0.0
-    first: tuple[Array, Array] | None = None
     for one, other in zip(pieces(before, old), pieces(after, new), strict=True):
-        first = first or (one, other)
         differing = _differing(one, other, tolerance)
         n_changed += int(differing.sum())
         if is_number(old.spec.dtype):
             largest.add(one.reshape(-1)[differing], other.reshape(-1)[differing])
+        if n_elements == 1:
+            texts = (str(one.item()), str(other.item()))
     if n_changed == 0:
         return None
-    n_elements = Extent.whole(old.shape).n_elements
-    texts = (str(first[0].item()), str(first[1].item())) if first and n_elements == 1 else ("", "")
     return TensorChange(old.name, "values", n_changed, n_elements, largest.value, *texts)
 
 
@@ -159,7 +157,10 @@ def _differing(one: Array, other: Array, rtol: float) -> Array:
     width = one.dtype.itemsize
     if one.size == 0 or width == 0:
         return np.zeros(one.size, bool)
-    bits: Array = (as_bytes(one).reshape(-1, width) != as_bytes(other).reshape(-1, width)).any(axis=1)
+    if width in (1, 2, 4, 8):  # as whole numbers, many times faster than byte by byte
+        bits: Array = as_bytes(one).view(f"u{width}") != as_bytes(other).view(f"u{width}")
+    else:
+        bits = (as_bytes(one).reshape(-1, width) != as_bytes(other).reshape(-1, width)).any(axis=1)
     if rtol == 0.0 or not bits.any():
         return bits
     far: Array = bits & ~_is_close(one.reshape(-1), other.reshape(-1), rtol)

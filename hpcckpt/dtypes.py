@@ -20,13 +20,16 @@ def numpy_dtype(token: str) -> np.dtype[Any]:
     Raises
     ------
     ConfigError
-        If ml_dtypes is needed and does not have this type.
+        If this machine's NumPy does not have this type (long doubles), or ml_dtypes is needed and does not.
     ValueError
         If `token` is not a dtype token.
     """
     itemsize(token)  # refuses whatever is not a token before NumPy sees it
     if token in _NUMPY_NAMES or token not in ITEMSIZE:
-        return np.dtype(token)
+        try:
+            return np.dtype(token)
+        except TypeError:
+            raise errors.ConfigError(f"dtype {token!r} is not known to NumPy on this machine") from None
     import ml_dtypes  # only the narrow types need it
 
     if not hasattr(ml_dtypes, token):
@@ -46,9 +49,12 @@ def dtype_token(dtype: np.dtype[Any]) -> str:
         return dtype.name
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         raise errors.StateError(f"dtype {dtype} cannot be saved: split it into plain arrays, or store it as an object")
-    token = dtype.newbyteorder("<").str
+    little = dtype.newbyteorder("<")
+    token = little.str
     try:
-        itemsize(token)
-    except ValueError:
-        raise errors.StateError(f"dtype {dtype} cannot be saved: convert it to a plain numeric dtype") from None
+        is_itself = numpy_dtype(token) == little  # others' types (int4) pass for plain bytes, and would come back so
+    except (ValueError, errors.ConfigError):
+        is_itself = False
+    if not is_itself:
+        raise errors.StateError(f"dtype {dtype} cannot be saved: convert it to a plain numeric dtype")
     return token

@@ -33,11 +33,6 @@ class Statistics:
     n_nan: int
     n_inf: int
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether there is neither NaN nor an infinity."""
-        return self.n_nan == self.n_inf == 0
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -85,7 +80,7 @@ def check_step(
         return Verdict(path, problem=str(error), seconds=time.monotonic() - began)
     suspicious: tuple[Statistics, ...] = ()
     if has_values_checked and not damage:
-        suspicious = tuple(found for found in statistics(reader, sources(reader), progress) if not found.is_finite)
+        suspicious = tuple(not_finite(reader, sources(reader), progress))
     manifest = reader.manifest
     seconds = time.monotonic() - began
     return Verdict(
@@ -107,9 +102,23 @@ def statistics(reader: StepReader, wanted: Sequence[Source], progress: Progress 
             progress(source.nbytes)
 
 
+def not_finite(reader: StepReader, wanted: Sequence[Source], progress: Progress | None = None) -> Iterator[Statistics]:
+    """Yield the statistics of those arrays that hold NaN or infinities. Independent."""
+    for source in wanted:
+        if is_inexact(source.spec.dtype) and not all(_is_finite(piece) for piece in pieces(reader, source)):
+            yield _statistics_of(source, pieces(reader, source))
+        if progress:
+            progress(source.nbytes)
+
+
+def _is_finite(array: Array) -> bool:
+    plain = array if array.dtype.kind in "fc" and array.dtype.isbuiltin else widened(array)
+    return bool(np.isfinite(plain).all())
+
+
 def is_number(token: str) -> bool:
     """Say whether a dtype token stands for numbers or booleans."""
-    return token in ITEMSIZE
+    return token in ITEMSIZE or token[:2] in {"<f", "<c"}  # the latter are long doubles
 
 
 def is_inexact(token: str) -> bool:

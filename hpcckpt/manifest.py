@@ -108,17 +108,26 @@ def encode_objects(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
     if isinstance(value, Mapping):
-        return {key: encode_objects(item) for key, item in value.items()}
+        return {_escaped(key) if len(value) == 1 else key: encode_objects(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [encode_objects(item) for item in value]
     return value
 
 
+def _escaped(key: str) -> str:
+    """Return a lone key that cannot be taken for our ``$float``: with one ``$`` more if it looks like that."""
+    return f"${key}" if key.startswith("$") and key.lstrip("$") == "float" else key
+
+
+def _unescaped(key: str) -> str:
+    return key[1:] if key.startswith("$$") and key.lstrip("$") == "float" else key
+
+
 def _decode_objects(value: Any) -> Any:
     if isinstance(value, dict):
-        if value.keys() == {"$float"} and value["$float"] in {"nan", "inf", "-inf"}:
+        if value.keys() == {"$float"} and value["$float"] in ("nan", "inf", "-inf"):
             return float(value["$float"])
-        return {key: _decode_objects(item) for key, item in value.items()}
+        return {_unescaped(key) if len(value) == 1 else key: _decode_objects(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_decode_objects(item) for item in value]
     return value
@@ -222,7 +231,7 @@ def validate(document: Mapping[str, Any]) -> list[Problem]:
 
 def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     get = document.get
-    metrics = get("metrics")
+    metrics, objects = get("metrics"), get("objects")
     rules = [
         ("format", _is_count(get("format"), 1, FORMAT_VERSION), f"must be 1 to {FORMAT_VERSION}"),
         ("save_id", _is_identity(get("save_id")), "must be 8 to 64 hexadecimal digits"),
@@ -234,11 +243,15 @@ def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
         ("backend", isinstance(get("backend"), str), "must be a backend's name"),
         ("block_bytes", _is_count(get("block_bytes"), 1, 1 << 30), "must be 1 to 2**30"),
         ("level", get("level") in ("exact", "state", "weights"), "must be one of exact, state, weights"),
-        ("objects", isinstance(get("objects"), dict), "must be an object"),
-        ("environment", isinstance(get("environment"), dict), "must be an object"),
-        ("metrics", isinstance(metrics, dict) and all(map(_is_number, metrics.values())), "must map names to numbers"),
+        ("objects", _is_table(objects) and all(map(_is_table, objects.values())), "must be an object of objects"),
+        ("environment", _is_table(get("environment")), "must be an object"),
+        ("metrics", _is_table(metrics) and all(map(_is_number, metrics.values())), "must map names to numbers"),
     ]
     return (Problem(name, message) for name, is_met, message in rules if not is_met)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _is_identity(value: Any) -> bool:

@@ -48,14 +48,15 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     choice = _choose(run, step)
     skipped: list[str] = []
     for candidate, problem in choice.steps:
+        if problem:
+            skipped.append(f"step {candidate} was skipped: {problem}")
+            continue
         try:
-            if not problem:
-                return _restore_one(run, tree, candidate, _Wish(strict, tuple(skipped), began))
+            return _restore_one(run, tree, candidate, _Wish(strict, tuple(skipped), began))
         except CorruptError as error:
             if choice.is_asked:
                 raise
-            problem = str(error)
-        skipped.append(f"step {candidate} was skipped: {problem}")
+            skipped.append(f"step {candidate} was skipped: {error}")
     raise StepNotFoundError(f"no restorable step in {run.directory}" + "".join(f"; {text}" for text in skipped))
 
 
@@ -193,26 +194,37 @@ def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bo
     missing, unexpected = tuple(sorted(own - saved)), tuple(sorted(saved - own))
     shared = [name for name in tree.tensors if name in reader.specs]
     problems = [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
+    problems += _nature_problems(tree, reader.specs, stored_objects)
     gone = [] if reader.manifest.n_ranks == n_ranks else [n for n in shared if reader.specs[n].kind == "per-rank"]
     if strict:
         problems += [Problem(repr(name), "is in the state but not in the checkpoint", "missing") for name in missing]
         problems += [
             Problem(repr(name), "is in the checkpoint but not in the state", "unexpected") for name in unexpected
         ]
-    if problems and (strict or len(problems) == len(shared) > 0):
+    unfit = {problem.loc for problem in problems}
+    fitting = [name for name in shared if repr(name) not in unfit]
+    objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects}
+    if (strict and problems) or (own and not fitting and not objects):
+        shown = list_problems(problems) or "they have no name in common"
         raise StateMismatchError(
-            f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {list_problems(problems)}; "
+            f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}; "
             "build the same model and optimizer, or pass strict=False to restore what fits"
         )
-    unfit = {problem.loc for problem in problems}
-    chosen = tuple(name for name in shared if repr(name) not in unfit and name not in gone)
     return Match(
-        chosen,
-        {name: stored_objects[name] for name in tree.objects if name in stored_objects},
+        tuple(name for name in fitting if name not in gone),
+        objects,
         tuple(_warnings(gone, missing, unexpected, problems, reader.manifest.n_ranks, n_ranks)),
         missing,
         unexpected,
     )
+
+
+def _nature_problems(tree: StateTree, specs: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Problem]:
+    tensors_now = [name for name in tree.tensors if name in objects]
+    objects_now = [name for name in tree.objects if name in specs]
+    return [Problem(repr(name), "is an object in the checkpoint and a tensor in the state") for name in tensors_now] + [
+        Problem(repr(name), "is a tensor in the checkpoint and an object in the state") for name in objects_now
+    ]
 
 
 def _leaf_problems(leaf: TensorLeaf, reader: StepReader) -> list[Problem]:

@@ -35,7 +35,7 @@ from hpcckpt.plan import FileRecord, SaveJob, WriteReport
 from hpcckpt.retention import apply_retention, sweep
 from hpcckpt.run import Lineage, Run, SavedStep
 from hpcckpt.snapshot import StateTree, as_bytes, flatten, is_json
-from hpcckpt.tensors import itemsize
+from hpcckpt.tensors import is_text, itemsize
 
 
 class Request(NamedTuple):
@@ -110,7 +110,7 @@ def _is_metric(name: Any, value: Any) -> bool:
         float(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    return isinstance(name, str) and not isinstance(value, str)
+    return isinstance(name, str) and is_text(name) and not isinstance(value, str)
 
 
 def replica_checksums(tree: StateTree) -> dict[str, int]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from hpcckpt.dtypes import dtype_token, numpy_dtype
 from hpcckpt.errors import Problem, ShardingError, StateError, list_problems
 from hpcckpt.plan import Declaration
-from hpcckpt.tensors import Extent, Kind, TensorSpec, name_problem
+from hpcckpt.tensors import Extent, Kind, TensorSpec, is_text, name_problem
 
 Array = npt.NDArray[Any]
 
@@ -198,6 +198,8 @@ def _leaves(value: Any, name: str, assign: Assign, problems: list[Problem]) -> I
         yield from _dispatch(value, name, assign, problems)
     except (StateError, ShardingError) as error:
         problems.append(Problem(name or "state", str(error)))
+    except RecursionError:
+        problems.append(Problem(f"{name[:40]}…", "is nested too deep, or holds itself"))
 
 
 def _dispatch(value: Any, name: str, assign: Assign, problems: list[Problem]) -> Iterator[Leaf]:
@@ -278,13 +280,23 @@ def _stateful_leaves(value: Any, name: str, problems: list[Problem]) -> Iterator
     yield Finish(lambda: value.load_state_dict(held))
 
 
-def is_json(value: Any) -> bool:
-    """Say whether a value can be stored as a JSON object: plain scalars, lists, dicts with string keys."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return not isinstance(value, np.generic)
+MAX_JSON_DEPTH = 100
+_MAX_JSON_INT = 1 << 4096  # readers limit the digits they convert
+
+
+def is_json(value: Any, room: int = MAX_JSON_DEPTH) -> bool:
+    """Say whether a value can be stored as a JSON object: plain scalars, lists, dicts with string keys; not too deep."""
+    if isinstance(value, np.generic) or room == 0:
+        return False
+    if isinstance(value, str):
+        return is_text(value)
+    if isinstance(value, int):
+        return -_MAX_JSON_INT < value < _MAX_JSON_INT
     if isinstance(value, list | tuple):
-        return all(is_json(item) for item in value)
-    return isinstance(value, dict) and all(isinstance(k, str) and is_json(v) for k, v in value.items())
+        return all(is_json(item, room - 1) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and is_text(k) and is_json(v, room - 1) for k, v in value.items())
+    return value is None or isinstance(value, float)
 
 
 # -- arrays --------------------------------------------------------------------------------------

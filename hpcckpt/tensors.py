@@ -29,7 +29,9 @@ ITEMSIZE = {
     "float8_e4m3": 1, "float8_e3m4": 1, "float8_e8m0fnu": 1,
     "float8_e4m3b11": 1, "float8_e4m3b11fnuz": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
 }  # fmt: skip
-_TYPE_STRING = re.compile(r"([<|])([USVfcMm])([0-9]{1,9})(\[(?:[0-9]{0,6})(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
+_TYPE_STRING = re.compile(
+    r"[<|]([USV])([0-9]{1,8})|<(f)(16)|<(c)(32)|<([Mm])(8)(?:\[(?:[1-9][0-9]{0,5})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
+)
 MAX_DIMS = 64
 MAX_NBYTES = 1 << 60
 
@@ -45,9 +47,10 @@ def itemsize(token: str) -> int:
     if token in ITEMSIZE:
         return ITEMSIZE[token]
     match = _TYPE_STRING.fullmatch(token)
-    if match is None or (int(match[3]) == 0 and match[2] not in "USV"):
+    if match is None:
         raise ValueError(f"unknown dtype {token!r}")
-    return int(match[3]) * (4 if match[2] == "U" else 1)
+    letter, size = (part for part in match.groups() if part is not None)
+    return int(size) * (4 if letter == "U" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,11 @@ class TensorSpec:
         return math.prod(self.shape) * itemsize(self.dtype)
 
 
+def is_text(value: str) -> bool:
+    """Say whether a string can be written as UTF-8: one that holds a lone surrogate cannot."""
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
+
+
 def name_problem(name: str) -> str | None:
     """Say what is wrong with a tensor name, or ``None``.
 
@@ -99,6 +107,8 @@ def name_problem(name: str) -> str | None:
         return "is empty or longer than 4096 characters"
     if any(ord(char) < 32 or ord(char) == 127 for char in name):
         return "contains a control character"
+    if not is_text(name):
+        return "is not Unicode text: it holds half of a character"
     if any(part in {"", ".", ".."} for part in name.split("/")):
         return "has an empty, '.' or '..' part"
     if name == "__metadata__":

@@ -107,10 +107,18 @@ def _mpi_size(config: pytest.Config) -> int:
     return int(MPI.COMM_WORLD.Get_size())
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Say what our markers mean."""
+    config.addinivalue_line("markers", "counts(*n): how many threads as ranks, where the usual counts add nothing")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test that takes ``ranks`` its rank counts."""
     if "ranks" in metafunc.fixturenames:
-        counts: tuple[Any, ...] = ("mpi",) if _with_mpi(metafunc.config) else THREAD_COUNTS
+        asked = metafunc.definition.get_closest_marker("counts")
+        counts: tuple[Any, ...] = asked.args if asked else THREAD_COUNTS
+        if _with_mpi(metafunc.config):
+            counts = ("mpi",)
         metafunc.parametrize("ranks", counts, indirect=True, ids=lambda n: f"n={n}")
 
 
@@ -231,9 +239,11 @@ class Damage:
 
     def flip(self, path: Path, offset: int, mask: int = 0x01) -> None:
         """Change one byte; a negative offset counts from the end."""
-        data = bytearray(path.read_bytes())
-        data[offset] ^= mask
-        path.write_bytes(data)
+        with path.open("r+b") as file:
+            file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+            (byte,) = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ mask]))
 
     def cut(self, path: Path, nbytes: int = 1) -> None:
         """Take bytes off the end."""

@@ -6,8 +6,10 @@ breaks the tool.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +36,12 @@ class BackendInfo:
 
 def discover() -> tuple[BackendInfo, ...]:
     """Return all backends, sorted, without importing any. Independent."""
+    return _discover(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=4)
+def _discover(path: tuple[str, ...]) -> tuple[BackendInfo, ...]:  # noqa: ARG001 - what was found depends on it
+    """Read the metadata of every installed package: a hundred small files, so once per process."""
     found = [BackendInfo(name, "hpcckpt", target) for name, target in _BUILT_IN.items()]
     for point in importlib.metadata.entry_points(group=GROUP):
         origin = point.dist.name if point.dist else "unknown"

@@ -44,7 +44,7 @@ def _build(source: str) -> Any:
 
     if source.endswith(".json"):
         return models.model_from_json(Path(source).read_text(encoding="utf-8"))
-    if source.endswith((".keras", ".h5")) or os.path.isdir(source):
+    if source.endswith(".keras"):
         return models.load_model(source, compile=False)
     module, separator, function = source.partition(":")
     if not separator:

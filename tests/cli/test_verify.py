@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -83,6 +84,14 @@ def test_values_finds_nan_and_infinities(cli: Cli, tmp_path: Path) -> None:
     (found,) = result.json["steps"][0]["not_finite"]
     assert (found["name"], found["n_nan"], found["n_inf"], found["count"]) == ("bad", 1, 1, 3)
     assert "tensor 'bad': 1 NaN, 1 infinite of 3" in cli("verify", tmp_path / "run", "--values").out
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "longdouble", "complex64", "bfloat16", "float8_e5m2"])
+def test_values_knows_every_type_that_has_nan(dtype: str, cli: Cli, tmp_path: Path) -> None:
+    values = np.array([1, np.nan]).astype(getattr(ml_dtypes, dtype, dtype))
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"x": values})
+    assert cli("verify", tmp_path / "run", "--values").code == 5
 
 
 def test_values_of_a_sound_step(cli: Cli, saved: Path) -> None:

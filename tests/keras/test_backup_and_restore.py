@@ -97,6 +97,12 @@ def test_it_saves_after_epochs_and_every_n_batches(options: Any, steps: Any, run
     assert saved_steps(run_dir) == steps
 
 
+def test_the_last_batch_of_an_epoch_is_not_saved_just_before_the_epoch(run_dir: Path, fit: Any, capfd: Any) -> None:
+    fit(small(), rows(), 2, backup(run_dir, every_n_batches=5, verbose=1))
+    steps = [line.split()[2] for line in capfd.readouterr().err.splitlines() if "saved" in line]
+    assert steps == ["step=5", "step=10", "step=15", "step=20"]
+
+
 def test_epochs_are_saved_with_their_metrics_after_validation(run_dir: Path, fit: Any) -> None:
     history = fit(small(), rows(), 2, backup(run_dir), validation_data=rows(20)).history
     metrics = [dict(info.manifest.metrics) for info in scan(run_dir) if info.manifest]

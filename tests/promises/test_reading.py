@@ -148,6 +148,7 @@ SEEN_AT_ONCE = [
 ]  # fmt: skip
 
 
+@pytest.mark.counts(1, 3)
 @pytest.mark.parametrize("harm", UNSEEN_UNTIL_READ + SEEN_AT_ONCE, ids=lambda harm: harm.__name__)
 def test_a_damaged_newest_step_is_skipped_with_a_warning_that_names_it(ranks, run_dir, steps, damage, harm):
     ranks.on_root(lambda: harm(damage, steps[30]))
@@ -158,6 +159,7 @@ def test_a_damaged_newest_step_is_skipped_with_a_warning_that_names_it(ranks, ru
     assert "step 30 was skipped" in warning
 
 
+@pytest.mark.counts(1, 3)
 @pytest.mark.parametrize("harm", UNSEEN_UNTIL_READ + SEEN_AT_ONCE, ids=lambda harm: harm.__name__)
 def test_a_damaged_step_that_was_asked_for_is_an_error_that_names_it(ranks, run_dir, steps, damage, harm):
     def body(comm):
@@ -172,6 +174,7 @@ def test_a_damaged_step_that_was_asked_for_is_an_error_that_names_it(ranks, run_
     assert "30" in results[0]
 
 
+@pytest.mark.counts(1, 3)
 @pytest.mark.parametrize("harm", SEEN_AT_ONCE, ids=lambda harm: harm.__name__)
 def test_latest_never_names_a_step_that_cannot_be_restored(ranks, run_dir, steps, damage, harm):
     def body(comm):
@@ -183,7 +186,12 @@ def test_latest_never_names_a_step_that_cannot_be_restored(ranks, run_dir, steps
     assert hc.latest_checkpoint(run_dir) == steps[20]
 
 
-@pytest.mark.parametrize("harm", UNSEEN_UNTIL_READ + SEEN_AT_ONCE, ids=lambda harm: harm.__name__)
+HIDDEN_FROM_LOAD = [link_step]  # a path that the user gives is the user's
+
+
+@pytest.mark.parametrize(
+    "harm", [h for h in UNSEEN_UNTIL_READ + SEEN_AT_ONCE if h not in HIDDEN_FROM_LOAD], ids=lambda harm: harm.__name__
+)
 def test_a_damaged_step_is_never_loaded(run_dir, damage, harm):
     with hc.Checkpointer(run_dir) as ckpt:
         for step in (10, 20, 30):
@@ -192,7 +200,7 @@ def test_a_damaged_step_is_never_loaded(run_dir, damage, harm):
     harm(damage, path)
     with pytest.raises(errors.HpcckptError) as caught:
         hc.load(path)
-    assert isinstance(caught.value, errors.OlderStepError | errors.StorageError)
+    assert isinstance(caught.value, errors.OlderStepError)
 
 
 def test_every_damaged_step_is_named_when_none_is_left(ranks, run_dir, steps, damage):
@@ -260,7 +268,8 @@ def test_any_flipped_byte_of_a_step_is_noticed(run_dir, damage):
             damage.flip(path, offset, 1 << (offset % 8))
             with pytest.raises(errors.OlderStepError):
                 hc.load(step)
-            path.write_bytes(pristine)
+            damage.flip(path, offset, 1 << (offset % 8))
+        assert path.read_bytes() == pristine
     assert hc.load(step)["w"].tolist() == list(range(100))
 
 

@@ -134,7 +134,8 @@ WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOp
 }
 
 ReadResult read_blocks(int fd, const std::vector<Piece>& pieces,
-                       const std::vector<std::optional<std::vector<std::uint32_t>>>& expected, const BlockOptions& options) {
+                       const std::vector<std::optional<std::vector<std::uint32_t>>>& expected,
+                       const BlockOptions& options) {
     const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
     std::vector<char> is_bad(blocks.size());  // not vector<bool>: threads set neighbours
     FirstFailure failure;

@@ -25,7 +25,7 @@ struct BlockOptions {
 
 // The first block, in the order of pieces and blocks, that could not be moved whole.
 struct BlockFailure {
-    int error = 0;           // errno; 0 with is_failed means that the file is too short
+    int error = 0;  // errno; 0 with is_failed means that the file is too short
     bool is_failed = false;
     std::size_t piece = 0;
     std::size_t nbytes = 0;  // of that piece, counted from its start to where the transfer ended
@@ -52,6 +52,7 @@ struct ReadResult {
 
 // Reads each piece from the file and compares its blocks with `expected`; where there are none, it only reads.
 ReadResult read_blocks(int fd, const std::vector<Piece>& pieces,
-                       const std::vector<std::optional<std::vector<std::uint32_t>>>& expected, const BlockOptions& options);
+                       const std::vector<std::optional<std::vector<std::uint32_t>>>& expected,
+                       const BlockOptions& options);
 
 }  // namespace hpcckpt

@@ -9,7 +9,9 @@ namespace nb = nanobind;
 namespace hpcckpt {
 namespace {
 
-std::string describe_type(nb::handle object) { return nb::cast<std::string>(nb::str(object.type().attr("__qualname__"))); }
+std::string describe_type(nb::handle object) {
+    return nb::cast<std::string>(nb::str(object.type().attr("__qualname__")));
+}
 
 // Exporters disagree on the exception (NumPy raises ValueError, memoryview BufferError): callers get one.
 [[noreturn]] void raise_refusal(nb::handle object) {

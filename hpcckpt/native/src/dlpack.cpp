@@ -10,14 +10,29 @@ struct NamedType {
 };
 
 constexpr NamedType kTypes[] = {
-    {0, 8, "int8"},           {0, 16, "int16"},       {0, 32, "int32"},
-    {0, 64, "int64"},         {1, 8, "uint8"},        {1, 16, "uint16"},
-    {1, 32, "uint32"},        {1, 64, "uint64"},      {2, 16, "float16"},
-    {2, 32, "float32"},       {2, 64, "float64"},     {4, 16, "bfloat16"},
-    {5, 64, "complex64"},     {5, 128, "complex128"}, {6, 8, "bool"},
-    {7, 8, "float8_e3m4"},    {8, 8, "float8_e4m3"},  {9, 8, "float8_e4m3b11fnuz"},
-    {10, 8, "float8_e4m3fn"}, {11, 8, "float8_e4m3fnuz"}, {12, 8, "float8_e5m2"},
-    {13, 8, "float8_e5m2fnuz"}, {14, 8, "float8_e8m0fnu"},
+    {0, 8, "int8"},
+    {0, 16, "int16"},
+    {0, 32, "int32"},
+    {0, 64, "int64"},
+    {1, 8, "uint8"},
+    {1, 16, "uint16"},
+    {1, 32, "uint32"},
+    {1, 64, "uint64"},
+    {2, 16, "float16"},
+    {2, 32, "float32"},
+    {2, 64, "float64"},
+    {4, 16, "bfloat16"},
+    {5, 64, "complex64"},
+    {5, 128, "complex128"},
+    {6, 8, "bool"},
+    {7, 8, "float8_e3m4"},
+    {8, 8, "float8_e4m3"},
+    {9, 8, "float8_e4m3b11fnuz"},
+    {10, 8, "float8_e4m3fn"},
+    {11, 8, "float8_e4m3fnuz"},
+    {12, 8, "float8_e5m2"},
+    {13, 8, "float8_e5m2fnuz"},
+    {14, 8, "float8_e8m0fnu"},
 };
 
 constexpr std::int32_t kCpu = 1;

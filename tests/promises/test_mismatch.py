@@ -1,0 +1,213 @@
+"""A state that does not fit is refused whole, with every difference named; or restored as far as it fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import errors
+
+SAVED = {
+    "same": np.full(6, 1.0),
+    "shape": np.full((2, 3), 2.0),
+    "dtype": np.full(4, 3.0),
+    "gone": np.full(2, 4.0),
+    "kind": np.full(3, 5.0),
+    "epoch": 6,
+}
+
+
+def other() -> dict[str, Any]:
+    """Return a state that differs from SAVED in every way there is."""
+    return {
+        "same": np.zeros(6),
+        "shape": np.zeros((3, 2)),
+        "dtype": np.zeros(4, np.float32),
+        "new": np.zeros(2),
+        "kind": hc.PerRank(np.zeros(3)),
+        "epoch": 0,
+    }
+
+
+@pytest.fixture
+def saved(ranks, run_dir):
+    """A run directory with a step that holds SAVED."""
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, SAVED)
+
+    ranks(body)
+    return run_dir
+
+
+def test_a_mismatch_lists_every_difference_and_changes_nothing(ranks, saved):
+    def body(comm):
+        state = other()
+        with hc.Checkpointer(saved, comm=comm) as ckpt:
+            with pytest.raises(errors.StateMismatchError) as caught:
+                ckpt.restore(state)
+        assert all(not np.any(state[name]) for name in ("same", "shape", "dtype", "new"))
+        assert state["epoch"] == 0
+        return str(caught.value)
+
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+    for part in (
+        "'shape': has shape (2, 3) in the checkpoint and (3, 2) in the state",
+        "'dtype': is float64 in the checkpoint and float32 in the state",
+        "'kind': is replicated in the checkpoint and per-rank in the state",
+        "'new': is in the state but not in the checkpoint",
+        "'gone': is in the checkpoint but not in the state",
+        "strict=False",
+    ):
+        assert part in results[0]
+
+
+def test_restored_as_far_as_it_fits_with_everything_else_named(ranks, saved):
+    def body(comm):
+        state = other()
+        with hc.Checkpointer(saved, comm=comm) as ckpt:
+            restored = ckpt.restore(state, strict=False)
+        assert state["same"].tolist() == [1.0] * 6
+        assert state["epoch"] == 6
+        assert all(not np.any(state[name]) for name in ("shape", "dtype", "new"))
+        assert not np.any(state["kind"].value)
+        return restored.missing, restored.unexpected, restored.warnings
+
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+    missing, unexpected, warnings = results[0]
+    assert (missing, unexpected) == (("new",), ("gone",))
+    text = "\n".join(warnings)
+    assert all(f"'{name}'" in text or name in text for name in ("shape", "dtype", "kind", "new", "gone"))
+
+
+def test_a_state_of_which_nothing_fits_is_refused_even_then(ranks, saved):
+    def body(comm):
+        with hc.Checkpointer(saved, comm=comm) as ckpt, pytest.raises(errors.StateMismatchError):
+            ckpt.restore({"shape": np.zeros(1), "dtype": np.zeros(4, np.int8)}, strict=False)
+
+    ranks(body)
+
+
+def test_a_state_with_no_name_in_common_is_refused_even_then(ranks, saved):
+    """Going on from fresh weights as if they had been restored is the worst outcome."""
+
+    def body(comm):
+        with hc.Checkpointer(saved, comm=comm) as ckpt, pytest.raises(errors.StateMismatchError):
+            ckpt.restore({"model/w": np.zeros(1)}, strict=False)
+
+    ranks(body)
+
+
+def test_a_tensor_that_became_an_object_is_named(ranks, saved):
+    def body(comm):
+        state = {**{name: np.zeros_like(value) for name, value in SAVED.items() if name != "epoch"}, "epoch": np.zeros(1)}
+        with hc.Checkpointer(saved, comm=comm) as ckpt, pytest.raises(errors.StateMismatchError, match="epoch"):
+            ckpt.restore(state)
+
+    ranks(body)
+
+
+def test_a_mismatch_on_one_rank_is_raised_on_all(ranks, saved):
+    def body(comm):
+        state = {name: np.zeros_like(value) for name, value in SAVED.items() if name != "epoch"} | {"epoch": 0}
+        if comm.rank == comm.size - 1:
+            state["shape"] = np.zeros((3, 2))
+        with hc.Checkpointer(saved, comm=comm) as ckpt:
+            with pytest.raises(errors.StateMismatchError) as caught:
+                ckpt.restore(state)
+        return dict(caught.value.failures).keys() == {comm.size - 1}, float(np.sum(state["same"]))
+
+    assert ranks(body) == [(True, 0.0)] * ranks.size
+
+
+def test_an_object_that_was_saved_and_is_wanted_is_the_only_difference_that_fits(ranks, saved):
+    def body(comm):
+        state = {name: np.zeros_like(value) for name, value in SAVED.items() if name != "epoch"}
+        with hc.Checkpointer(saved, comm=comm) as ckpt:
+            restored = ckpt.restore(state, strict=False)
+        return restored.unexpected, restored.missing
+
+    assert ranks(body) == [(("epoch",), ())] * ranks.size
+
+
+# -- states that cannot be saved -----------------------------------------------------------------
+
+
+class Opaque:
+    """Nothing that can be saved."""
+
+
+def circular() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+UNFIT = {
+    "an object of no known kind": ({"a": Opaque()}, "Opaque cannot be saved"),
+    "an array of objects": ({"a": np.array([None])}, "dtype object"),
+    "a structured array": ({"a": np.zeros(2, [("x", "i4")])}, "cannot be saved"),
+    "a function": ({"a": len}, "cannot be saved"),
+    "a set": ({"a": {1, 2}}, "cannot be saved"),
+    "bytes": ({"a": b"x"}, "cannot be saved"),
+    "a key that is no string": ({"a": {1: np.zeros(1)}}, "key 1 is not a string"),
+    "a name with an empty part": ({"a": {"": np.zeros(1)}}, "empty"),
+    "a name that climbs": ({"..": {"x": np.zeros(1)}}, "'..'"),
+    "a name with a control character": ({"a\n": np.zeros(1)}, "control character"),
+    "a name with half a character": ({"\ud800": np.zeros(1)}, "Unicode"),
+    "text with half a character": ({"a": "\ud800"}, "cannot be saved"),
+    "a name of safetensors": ({"__metadata__": np.zeros(1)}, "reserved"),
+    "a name too long": ({"x" * 5000: np.zeros(1)}, "longer than"),
+    "a name twice": ({"a/b": np.zeros(1), "a": {"b": np.zeros(1)}}, "twice"),
+    "a per-rank object that is no JSON": ({"a": hc.PerRank(Opaque())}, "per-rank"),
+    "a list in itself": ({"a": circular()}, "nested too deep"),
+    "an int4 array": ({"a": np.zeros(2, __import__("ml_dtypes").int4)}, "int4"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_what_cannot_be_saved_is_named_on_every_rank_before_anything_is_written(ranks, run_dir, case):
+    state, text = UNFIT[case]
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            with pytest.raises(errors.StateError) as caught:
+                ckpt.save(1, state if comm.rank == comm.size - 1 else {"fine": np.zeros(1)})
+        return str(caught.value)
+
+    for message in ranks(body):
+        assert text in message
+        assert f"rank {ranks.size - 1}" in message
+    assert not run_dir.exists()
+
+
+def test_every_value_that_cannot_be_saved_is_named_at_once(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(errors.StateError) as caught:
+        ckpt.save(1, {"one": Opaque(), "deep": {"two": {1}, "three": [Opaque(), np.zeros(1)]}})
+    assert all(name in str(caught.value) for name in ("one", "deep/two", "deep/three/0"))
+
+
+@pytest.mark.parametrize("objects", [{"a": Opaque()}, {"a": {1: 2}}, {"a": "\ud800"}, {"a": np.zeros(1)}, {"a": 10**5000}])
+def test_objects_that_are_no_json_are_refused_on_every_rank(ranks, run_dir, objects):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StateError, match="JSON"):
+            ckpt.save(1, {"w": np.zeros(1)}, objects=objects)
+
+    ranks(body)
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize("metrics", [{"a": "high"}, {"a": None}, {1: 1.0}, {"a": [1]}, {"a": 10**400}, {"\ud800": 1.0}])
+def test_metrics_that_are_no_numbers_are_refused_on_every_rank(ranks, run_dir, metrics):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StateError, match="metrics"):
+            ckpt.save(1, {"w": np.zeros(1)}, metrics=metrics)
+
+    ranks(body)
+    assert not run_dir.exists()
