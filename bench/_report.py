@@ -98,7 +98,7 @@ def _print_tables(summary: dict[str, Any]) -> None:
                 f"{ratio['least']:.2f} to {ratio['most']:.2f}",
             )
     console.print(table)
-    spans = Table("up to phase", "ms on the slowest rank, median")
+    spans = Table("up to phase", "ms, median")
     for name, seconds in summary.get("spans", {}).items():
         spans.add_row(name, f"{seconds * 1e3:.1f}")
     if summary.get("spans"):

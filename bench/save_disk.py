@@ -76,12 +76,12 @@ class Bench:
         return seconds
 
     def spans(self) -> dict[str, float]:
-        """Return how long each stretch up to a phase took in the last save, on the slowest rank."""
-        own = [(phase, at - before) for (_, before), (phase, at) in pairwise(self.marks)]
-        longest: dict[str, float] = {}
-        for phase, seconds in (pair for pairs in WORLD.allgather(own) for pair in pairs):
-            longest[phase] = max(seconds, longest.get(phase, 0.0))
-        return longest
+        """Return how long each stretch up to a phase took in the last save: on the slowest rank for phase 2, else on root."""
+        own = {phase: at - before for (_, before), (phase, at) in pairwise(self.marks)}
+        every = WORLD.allgather(own)
+        return {
+            phase: max(r[phase] for r in every) if phase[0] == "2" else own[phase] for phase in every[0] if phase in own
+        }
 
 
 def repetition(bench: Bench, number: int) -> dict[str, Any]:

@@ -149,14 +149,7 @@ class SerialCommunicator(Communicator):
         """Do nothing. Collective."""
 
 
-_SIZE_VARIABLES = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMIX_SIZE",
-    "PMI_SIZE",
-    "MPI_LOCALNRANKS",
-    "PALS_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-)
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "SLURM_PROCID")
 
 
