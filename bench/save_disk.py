@@ -76,7 +76,7 @@ class Bench:
         return seconds
 
     def spans(self) -> dict[str, float]:
-        """Return how long each stretch up to a phase took in the last save: on the slowest rank for phase 2, else on root."""
+        """Return how long each stretch up to a phase took: on the slowest rank for phase 2, else on root."""
         own = {phase: at - before for (_, before), (phase, at) in pairwise(self.marks)}
         every = WORLD.allgather(own)
         return {

@@ -207,6 +207,7 @@ class Checkpointer:
 
     def best_step(self) -> int | None:
         """Return the best restorable step by `keep_best`, or ``None``. Collective."""
+        self._check_open()
         best = self._run.options.keep_best
         if best is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 
 from hpcckpt import errors
@@ -39,12 +40,16 @@ class Best:
 
 def parse_best(value: Best | str | None) -> Best | None:
     """Read `keep_best`: a `Best`, ``"val_loss"``, ``"max:reward"``, or ``"min:val_loss:3"``."""
-    if value is None or isinstance(value, Best):
+    if not isinstance(value, str):
         return value
     parts = value.split(":")
     mode = parts.pop(0) if parts[0] in {"min", "max", "auto"} and len(parts) > 1 else "auto"
-    count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdigit() else 1
+    count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdecimal() else 1
     return Best(":".join(parts), mode, count)  # type: ignore[arg-type]  # checked in problems()
+
+
+def _is_count(value: object, low: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= low
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +87,18 @@ class Options:
 
     def problems(self) -> list[Problem]:
         """Return everything that is wrong with these options."""
-        best = self.keep_best
+        best = Best("") if self.keep_best is None else self.keep_best
+        is_best = isinstance(best, Best)
         rules = [
-            ("max_to_keep", self.max_to_keep is None or self.max_to_keep >= 1, "must be at least 1, or None"),
-            ("keep_period", self.keep_period is None or self.keep_period >= 1, "must be at least 1, or None"),
-            ("keep_best.mode", best is None or best.mode in {"min", "max", "auto"}, "must be one of auto, max, min"),
-            ("keep_best.count", best is None or best.count >= 1, "must be at least 1"),
-            ("on_newer", self.on_newer in {"error", "aside"}, "must be one of aside, error"),
-            ("check_replicas", self.check_replicas >= 0, "must not be negative"),
-            ("lock_expiry_s", self.lock_expiry_s > 0, "must be positive"),
-            ("threads", self.threads >= 0, "must not be negative"),
+            ("max_to_keep", self.max_to_keep is None or _is_count(self.max_to_keep, 1), "must be at least 1, or None"),
+            ("keep_period", self.keep_period is None or _is_count(self.keep_period, 1), "must be at least 1, or None"),
+            ("keep_best", is_best and isinstance(best.metric, str), "must name a metric, or be a Best, or None"),
+            ("keep_best.mode", not is_best or best.mode in ("min", "max", "auto"), "must be one of auto, max, min"),
+            ("keep_best.count", not is_best or _is_count(best.count, 1), "must be at least 1"),
+            ("on_newer", self.on_newer in ("error", "aside"), "must be one of aside, error"),
+            ("check_replicas", _is_count(self.check_replicas, 0), "must be at least 0"),
+            ("lock_expiry_s", isinstance(self.lock_expiry_s, Real) and self.lock_expiry_s > 0, "must be positive"),
+            ("threads", _is_count(self.threads, 0), "must be at least 0"),
         ]
         return [Problem(f"options.{name}", message) for name, is_met, message in rules if not is_met]
 

@@ -192,24 +192,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 class Faults:
-    """Makes named phases fail; see `hpcckpt.phases`."""
-
-    @contextlib.contextmanager
-    def at(self, phase: str, error: Exception, rank: int | None = None) -> Iterator[list[int]]:
-        """Raise `error` whenever `rank` (default: any) reaches `phase`; yields the ranks that did."""
-        assert phase in phases.PHASES
-        hit: list[int] = []
-
-        def hook(name: str, at_rank: int) -> None:
-            if name == phase and rank in {None, at_rank}:
-                hit.append(at_rank)
-                raise error
-
-        phases.install_hook(hook)
-        try:
-            yield hit
-        finally:
-            phases.install_hook(None)
+    """Things that happen while a save or a restore is under way; see also `hpcckpt.testing.faults`."""
 
     @contextlib.contextmanager
     def calling(self, phase: str, fn: Callable[[], Any], rank: int = 0) -> Iterator[None]:
@@ -230,7 +213,7 @@ class Faults:
 
 @pytest.fixture
 def faults() -> Faults:
-    """Fault injection by phase and rank."""
+    """Calls at phases."""
     return Faults()
 
 

@@ -17,18 +17,21 @@ PARTS=("$@")
 RESULTS=$ROOT/build/logs/test
 rm -rf "$RESULTS"
 mkdir -p "$RESULTS"
+# The closing lines are read below, and mpirun's pseudo-terminal would colour them.
+export PY_COLORS=0
 
 summary=() failed=0
 # part NAME COMMAND...: run it, keep its output, remember how it ended.
 part() {
-    local name=$1 t0=$SECONDS rc=0 log
+    local name=$1 t0=$SECONDS rc=0 log closing
     shift
     log=$RESULTS/${name//[^a-z0-9]/-}.log
     say "== $name"
     "$@" 2>&1 </dev/null | tee "$log" || rc=$?
     if [ "$rc" != 0 ]; then failed=1; fi
-    summary+=("$(printf '%-12s %-24s %4d s   %s' "$name" "$(verdict "$rc")" $((SECONDS - t0)) "$(last_line "$log")")")
-    return 0
+    closing=$(closing_line "$log")
+    if [ "$rc" != 0 ] && [ -z "$closing" ]; then closing="1 failed (the job itself)"; fi
+    summary+=("$(printf '%-12s %-24s %4d s   %s' "$name" "$(verdict "$rc")" $((SECONDS - t0)) "$closing")")
 }
 
 verdict() {
@@ -40,7 +43,13 @@ verdict() {
     esac
 }
 
-last_line() { grep -aE '^(=+ )?[0-9]+ (passed|failed|skipped|error)|no tests ran' "$1" | tail -n 1 | sed 's/^=* *//; s/ *=*$//' || true; }
+closing_line() { sed -nE 's/^=+ (([0-9]+ [a-z]+,? ?)+in [^=]*[^= ]) *=+$/\1/p' "$1" | tail -n 1; }
+
+# Over all parts, as one line; an error while a test is set up counts as a failure.
+total() {
+    printf '%s\n' "${summary[@]}" | { grep -oE '[0-9]+ (passed|failed|errors?|skipped)' || true; } |
+        awk '{n[$2] += $1} END {printf "total: %d passed, %d failed, %d skipped\n", n["passed"], n["failed"] + n["error"] + n["errors"], n["skipped"]}'
+}
 
 existing() { local path; for path in "$@"; do if [ -e "$path" ]; then echo "$path"; fi; done; }
 
@@ -49,7 +58,7 @@ pytest_under_mpi() { # ranks
     mkdir -p "$logs"
     # shellcheck disable=SC2046 # paths without blanks
     timeout --kill-after=20 "$MPI_S" "$HPCCKPT_MPIRUN" -n "$1" scripts/dev/rank.sh "$logs" \
-        python -m pytest -q --with-mpi -p no:cacheprovider $(existing "${MPI_TESTS[@]}") || rc=$?
+        python -m pytest --with-mpi -p no:cacheprovider $(existing "${MPI_TESTS[@]}") || rc=$?
     if [ "$rc" != 0 ]; then tail -n 40 "$logs"/rank-*.log 2>/dev/null || true; fi
     return "$rc"
 }
@@ -60,15 +69,15 @@ on_stack() { # stack, command...
     # In a subshell: the two stacks must not see each other's PATH.
     (
         use_stack "$stack"
-        scripts/dev/setup.sh "$stack"
+        scripts/dev/setup.sh "$stack" || exit # spelled out: where the caller looks at the outcome, `set -e` is off
         mpi_settings
         "$@"
     )
 }
 
-serial() { timeout --kill-after=20 "$SERIAL_S" python -m pytest -q "${SERIAL_TESTS[@]}"; }
+serial() { timeout --kill-after=20 "$SERIAL_S" python -m pytest "${SERIAL_TESTS[@]}"; }
 # shellcheck disable=SC2046 # paths without blanks
-stack_b() { timeout --kill-after=20 "$B_S" python -m pytest -q -p no:cacheprovider $(existing "${B_TESTS[@]}"); }
+stack_b() { timeout --kill-after=20 "$B_S" python -m pytest -p no:cacheprovider $(existing "${B_TESTS[@]}"); }
 
 for name in "${PARTS[@]}"; do
     case $name in
@@ -81,4 +90,5 @@ done
 
 say ""
 printf '== %s\n' "${summary[@]}"
+total
 [ "$failed" = 0 ] || die "tests failed; the whole output is in build/logs/test"

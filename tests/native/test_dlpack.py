@@ -94,6 +94,15 @@ def test_an_exporter_is_viewed_in_place_and_let_go(io: ModuleType) -> None:
     assert io.live_views() == before
 
 
+def test_an_exporter_of_today_is_asked_for_a_versioned_capsule(io: ModuleType) -> None:
+    class Modern(Exporter):
+        def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> object:  # type: ignore[override]
+            assert max_version == (1, 1)
+            return Forged((2,)).versioned(flags=1)
+
+    assert io.view(Modern(None)).readonly
+
+
 def test_device_memory_is_refused_before_it_is_exported(io: ModuleType) -> None:
     with pytest.raises(BufferError, match="device type 2, not in host memory"):
         io.view(Exporter(np.zeros(3), device=CUDA))

@@ -1,0 +1,285 @@
+"""Ranks that do not agree are told what differs and where, all of them, and nothing hangs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import errors
+
+
+def failures(ranks: Any, run_dir: Any, state: Any, expected: type[errors.HpcckptError], **options: Any) -> str:
+    """Save `state(comm)`, which must fail alike on every rank; return the message."""
+
+    def body(comm: Any) -> str:
+        with hc.Checkpointer(run_dir, comm=comm, **options) as ckpt:
+            with pytest.raises(expected) as caught:
+                ckpt.save(1, state(comm))
+            comm.barrier()
+            ckpt.save(1, {"w": np.ones(3)})
+        return str(caught.value)
+
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+    return results[0]
+
+
+@pytest.fixture
+def many(ranks):
+    """Ranks, where there are several."""
+    if ranks.size == 1:
+        pytest.skip("one rank agrees with itself")
+    return ranks
+
+
+def last(comm: Any) -> bool:
+    return comm.rank == comm.size - 1
+
+
+DIFFERENT = {
+    "a name": lambda comm: {"v" if last(comm) else "w": np.zeros(3)},
+    "a tensor more": lambda comm: {"w": np.zeros(3), **({"v": np.zeros(1)} if last(comm) else {})},
+    "a tensor less": lambda comm: {"w": np.zeros(3), **({} if last(comm) else {"v": np.zeros(1)})},
+    "a shape": lambda comm: {"w": np.zeros(4 if last(comm) else 3)},
+    "a dtype": lambda comm: {"w": np.zeros(3, np.int8 if last(comm) else np.int16)},
+    "an object": lambda comm: {"w": np.zeros(3), **({"epoch": 1} if last(comm) else {})},
+    "a global shape": lambda comm: {"w": hc.Sharded(np.zeros(0), (4 if last(comm) else 3,), (0,))},
+    "a kind": lambda comm: {"w": hc.PerRank(np.zeros(3)) if last(comm) else np.zeros(3)},
+    "everything": lambda comm: {} if last(comm) else {f"w{k}": np.zeros(3) for k in range(100)},
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_ranks_with_different_trees_are_told_who_and_what(many, run_dir, what):
+    text = failures(many, run_dir, DIFFERENT[what], errors.TreeMismatchError)
+    assert f"rank {many.size - 1}" in text
+    assert "rank 0" in text
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+def test_a_rank_whose_replicated_tensor_differs_is_named(many, run_dir, rank):
+    """The odd one out is named against rank 0, whoever is right."""
+    odd = rank % many.size
+
+    def state(comm):
+        return {"same": np.ones(3), "w": np.full(1000, 1.0 if comm.rank == odd else 2.0)}
+
+    text = failures(many, run_dir, state, errors.ReplicaMismatchError)
+    others = range(1, many.size) if odd == 0 else [odd]
+    assert f"'w' on rank {', '.join(map(str, others))}" in text
+    assert "same" not in text
+    assert "broadcast" in text
+
+
+def test_a_single_differing_bit_is_noticed(many, run_dir):
+    def state(comm):
+        array = np.zeros(10_000, np.uint8)
+        array[-1] = last(comm)
+        return {"w": array}
+
+    failures(many, run_dir, state, errors.ReplicaMismatchError)
+
+
+def test_replicas_are_not_compared_when_that_is_turned_off(many, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, check_replicas=0) as ckpt:
+            return ckpt.save(1, {"w": np.full(10, comm.rank)}).result().step
+
+    assert many(body) == [1] * many.size
+
+
+def test_replicas_are_compared_every_so_many_saves(many, run_dir):
+    def body(comm):
+        found = []
+        with hc.Checkpointer(run_dir, comm=comm, check_replicas=3) as ckpt:
+            for step in range(7):
+                array = np.full(10, comm.rank if step in {1, 2, 6} else 0)
+                try:
+                    ckpt.save(step, {"w": array})
+                except errors.ReplicaMismatchError:
+                    found.append(step)
+        return found
+
+    assert many(body) == [[6]] * many.size
+
+
+def test_replicas_that_differ_after_a_restore_are_noticed(many, run_dir, monkeypatch):
+    """As they would if one node read other bytes than the rest."""
+    from hpcckpt import restoring
+
+    assign = restoring._assign
+
+    def assign_wrongly(tree, arrays, objects):
+        assign(tree, arrays, objects)
+        if "odd" in tree.objects:
+            tree.tensors["w"].assign(np.full(10, 7.0))
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, check_replicas=0) as ckpt:
+            ckpt.save(1, {"w": np.ones(10)})
+            state = {"w": np.zeros(10), **({"odd": True} if last(comm) else {})}
+            with pytest.raises(errors.ReplicaMismatchError, match=f"'w' on rank {comm.size - 1}"):
+                ckpt.restore(state, strict=False)
+
+    monkeypatch.setattr(restoring, "_assign", assign_wrongly)
+    many(body)
+
+
+# -- shards --------------------------------------------------------------------------------------
+
+
+def halves(comm: Any, begin: Any, end: Any) -> hc.Sharded:
+    """Return a shard of a tensor of 10 per rank that ranks would tile if `begin` and `end` were 0 and 0."""
+    low, high = 10 * comm.rank + begin(comm), 10 * (comm.rank + 1) + end(comm)
+    return hc.Sharded(np.zeros(high - low), (10 * comm.size,), (low,))
+
+
+def test_shards_that_leave_a_hole_are_refused(ranks, run_dir):
+    def state(comm):
+        return {"x": halves(comm, lambda c: int(last(c)), lambda c: 0)}
+
+    text = failures(ranks, run_dir, state, errors.ShardingError)
+    assert f"x: shards cover {10 * ranks.size - 1} of {10 * ranks.size} elements" in text
+
+
+def test_shards_that_overlap_are_refused(many, run_dir):
+    def state(comm):
+        return {"x": halves(comm, lambda c: -int(last(c)), lambda c: 0)}
+
+    text = failures(many, run_dir, state, errors.ShardingError)
+    assert "x: shards overlap" in text
+    assert f"[{10 * many.size - 11}:{10 * many.size}]" in text
+
+
+def test_shards_that_overlap_and_leave_a_hole_of_the_same_size_are_refused(many, run_dir):
+    """Counting elements is not enough."""
+
+    def state(comm):
+        shift = {0: 1}.get(comm.rank, 0)
+        return {"x": halves(comm, lambda c: shift, lambda c: shift)}
+
+    assert "overlap" in failures(many, run_dir, state, errors.ShardingError)
+
+
+def test_every_wrong_tensor_is_named_at_once(many, run_dir):
+    def state(comm):
+        hole = halves(comm, lambda c: int(last(c)), lambda c: 0)
+        overlap = halves(comm, lambda c: -int(last(c)), lambda c: 0)
+        return {"hole": hole, "overlap": overlap, "fine": halves(comm, lambda c: 0, lambda c: 0)}
+
+    text = failures(many, run_dir, state, errors.ShardingError)
+    assert "hole: " in text
+    assert "overlap: " in text
+    assert "fine" not in text
+
+
+def test_a_tensor_that_no_rank_holds_is_a_hole(ranks, run_dir):
+    text = failures(ranks, run_dir, lambda comm: {"x": hc.Sharded(np.zeros(0), (5,), (0,))}, errors.ShardingError)
+    assert "shards cover 0 of 5 elements" in text
+
+
+@pytest.mark.parametrize(("shape", "global_shape", "offset"), [((3,), (2,), (0,)), ((1,), (2,), (2,)), ((1,), (2,), (-1,)), ((1, 1), (2,), (0,)), ((), (2,), (0,))])
+def test_a_shard_outside_its_tensor_is_refused_when_it_is_made(shape, global_shape, offset):
+    with pytest.raises(errors.ShardingError, match="does not fit"):
+        hc.Sharded(np.zeros(shape), global_shape, offset)
+
+
+# -- checkpointers -------------------------------------------------------------------------------
+
+
+OPTIONS = {
+    "max_to_keep": 0, "keep_period": 0, "on_newer": "maybe", "check_replicas": -1, "lock_expiry_s": 0, "threads": -1,
+    "keep_best": "min:loss:0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_out_of_range_is_named_on_every_rank(ranks, run_dir, name):
+    def body(comm):
+        value = OPTIONS[name] if last(comm) else hc.Checkpointer.__init__.__kwdefaults__.get(name, None)
+        with pytest.raises(errors.OptionError, match=f"options.{name}") as caught:
+            hc.Checkpointer(run_dir, comm=comm, **{name: value})
+        assert isinstance(caught.value, ValueError)
+        return str(caught.value)
+
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+
+
+def test_all_wrong_options_are_named_at_once(run_dir):
+    with pytest.raises(errors.OptionError) as caught:
+        hc.Checkpointer(run_dir, **OPTIONS)
+    assert all(f"options.{name}" in str(caught.value) for name in OPTIONS)
+
+
+CALLS = {
+    "save": lambda ckpt: ckpt.save(1, {"w": np.zeros(1)}),
+    "restore": lambda ckpt: ckpt.restore({"w": np.zeros(1)}),
+    "latest_step": lambda ckpt: ckpt.latest_step(),
+    "all_steps": lambda ckpt: ckpt.all_steps(),
+    "best_step": lambda ckpt: ckpt.best_step(),
+    "pin": lambda ckpt: ckpt.pin(1),
+    "unpin": lambda ckpt: ckpt.unpin(1),
+    "poll": lambda ckpt: ckpt.poll(),
+    "wait": lambda ckpt: ckpt.wait(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_closed_checkpointer_says_so(ranks, run_dir, call):
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.close()
+        ckpt.close()
+        with pytest.raises(errors.ClosedError, match="closed"):
+            CALLS[call](ckpt)
+
+    ranks(body)
+
+
+def test_a_save_is_done_when_it_returns(ranks, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            pending = ckpt.save(1, {"w": np.zeros(1)})
+            ckpt.poll()
+            ckpt.wait()
+            return pending.done(), pending.result().step
+
+    assert ranks(body) == [(True, 1)] * ranks.size
+
+
+def test_root_says_which_directory(many, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir.with_name(f"of-rank-{comm.rank}"), comm=comm) as ckpt:
+            ckpt.save(1, {"w": np.ones(1)})
+            return ckpt.directory.name
+
+    assert many(body) == ["of-rank-0"] * many.size
+    assert sorted(p.name for p in run_dir.parent.glob("of-rank-*")) == ["of-rank-0"]
+
+
+def test_something_else_than_a_communicator_is_refused():
+    with pytest.raises(TypeError, match="mpi4py communicator"):
+        hc.Checkpointer("anywhere", comm=7)
+
+
+@pytest.mark.mpi_only
+def test_an_mpi4py_communicator_is_duplicated(run_dir):
+    from mpi4py import MPI
+
+    with hc.Checkpointer(run_dir, comm=MPI.COMM_WORLD) as ckpt:
+        assert ckpt.comm.size == MPI.COMM_WORLD.Get_size()
+        ckpt.save(1, {"w": np.ones(4)})
+        assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.Get_size()
+    assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.Get_size()
+
+
+@pytest.mark.mpi_only
+def test_without_a_communicator_all_ranks_of_the_launch_save_together(run_dir):
+    from mpi4py import MPI
+
+    with hc.Checkpointer(run_dir) as ckpt:
+        assert ckpt.save(1, {"w": np.ones(4)}).result().files == MPI.COMM_WORLD.Get_size()

@@ -1,0 +1,32 @@
+"""Importing the package starts nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import hpcckpt
+
+
+def modules_after(code: str) -> set[str]:
+    probe = f"{code}; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_hpcckpt_loads_nothing_heavy():
+    loaded = modules_after("import hpcckpt")
+    assert "hpcckpt" in loaded
+    assert not loaded & {"mpi4py", "tensorflow", "keras", "h5py", "horovod", "torch", "numpy", "hpcckpt.native._native"}
+
+
+def test_a_checkpointer_on_one_rank_loads_neither_mpi_nor_a_framework():
+    loaded = modules_after("import hpcckpt; hpcckpt.Checkpointer('/nonexistent/run')")
+    assert "hpcckpt.checkpointer" in loaded
+    assert not loaded & {"mpi4py", "tensorflow", "keras", "h5py", "horovod", "torch"}
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in hpcckpt.__all__:
+        value = getattr(hpcckpt, name)
+        assert name.startswith("__") or (value.__doc__ or "").strip(), name
