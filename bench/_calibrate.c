@@ -1,5 +1,6 @@
 /* What the machine can do: one process' part of a state to a new file, or back, with nothing but C around it. */
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -17,20 +18,31 @@ static int move_all(int fd, char *data, size_t nbytes, off_t offset, int is_writ
     return 0;
 }
 
-static int move_pieces(int fd, char *const *data, const size_t *nbytes, size_t n, int is_write) {
+static int move_pieces(int fd, char *const *data, const size_t *nbytes, size_t n, int is_write, int is_early) {
     off_t offset = 0;
     for (size_t i = 0; i < n; offset += (off_t)nbytes[i++]) {
         const int error = move_all(fd, data[i], nbytes[i], offset, is_write);
         if (error != 0) return error;
+#ifdef __linux__
+        if (is_early) (void)sync_file_range(fd, offset, (off_t)nbytes[i], SYNC_FILE_RANGE_WRITE);
+#endif
     }
     return 0;
 }
 
-/* pwrite the pieces to a file that does not exist yet, then fdatasync. Returns an errno. */
-int write_new_file(const char *path, char *const *data, const size_t *nbytes, size_t n) {
+static int reserve(int fd, const size_t *nbytes, size_t n) {
+    off_t total = 0;
+    for (size_t i = 0; i < n; ++i) total += (off_t)nbytes[i];
+    return posix_fallocate(fd, 0, total);
+}
+
+/* pwrite the pieces to a file that does not exist yet, then fdatasync; if `is_early`, reserve the space first and
+ * have the kernel begin storing each piece once it is written. Returns an errno. */
+int write_new_file(const char *path, char *const *data, const size_t *nbytes, size_t n, int is_early) {
     const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return errno;
-    int error = move_pieces(fd, data, nbytes, n, 1);
+    int error = is_early ? reserve(fd, nbytes, n) : 0;
+    if (error == 0) error = move_pieces(fd, data, nbytes, n, 1, is_early);
     if (error == 0 && fdatasync(fd) != 0) error = errno;
     if (close(fd) != 0 && error == 0) error = errno;
     return error;
@@ -40,7 +52,7 @@ int write_new_file(const char *path, char *const *data, const size_t *nbytes, si
 int read_file(const char *path, char *const *data, const size_t *nbytes, size_t n) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return errno;
-    const int error = move_pieces(fd, data, nbytes, n, 0);
+    const int error = move_pieces(fd, data, nbytes, n, 0, 0);
     close(fd);
     return error;
 }

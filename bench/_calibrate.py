@@ -38,9 +38,9 @@ class Machine:
             rates.append(COPY_BYTES / (time.perf_counter() - began))
         return max(rates)
 
-    def write_new_file(self, path: Path, pieces: Sequence[np.ndarray]) -> None:
-        """Write bytes to a new file, with pwrite and fdatasync."""
-        _check(self._c.write_new_file(os.fsencode(path), *_list_of(pieces)), path)
+    def write_new_file(self, path: Path, pieces: Sequence[np.ndarray], *, is_early: bool = False) -> None:
+        """Write bytes to a new file, with pwrite and fdatasync; with early write-back if `is_early`."""
+        _check(self._c.write_new_file(os.fsencode(path), *_list_of(pieces), int(is_early)), path)
 
     def read_file(self, path: Path, pieces: Sequence[np.ndarray]) -> None:
         """Fill arrays from a file, with pread."""

@@ -67,10 +67,10 @@ class Bench:
         settle(lambda: None)
         return seconds
 
-    def write_in_c(self) -> float:
+    def write_in_c(self, *, is_early: bool = False) -> float:
         """Write the same bytes to new files."""
         path = self.place / f"c-{WORLD.rank}"
-        seconds = timed(lambda: self.machine.write_new_file(path, self.pieces))
+        seconds = timed(lambda: self.machine.write_new_file(path, self.pieces, is_early=is_early))
         path.unlink()
         settle(lambda: None)
         return seconds
@@ -86,10 +86,15 @@ class Bench:
 
 def repetition(bench: Bench, number: int) -> dict[str, Any]:
     """Measure all variants once, in an order that turns with the repetitions."""
-    variants = {"save": bench.save, "save+retention": bench.save_with_retention, "c": bench.write_in_c}
-    names = list(variants)
+    variants = {
+        "save": bench.save,
+        "save+retention": bench.save_with_retention,
+        "c": bench.write_in_c,
+        "c, early": lambda: bench.write_in_c(is_early=True),
+    }
+    names, first = list(variants), number % len(variants)
     found: dict[str, Any] = {"load": os.getloadavg()[0], "memcpy": [slowest_copy(bench.machine.copy_rate)]}
-    for name in names[number % 3 :] + names[: number % 3]:
+    for name in names[first:] + names[:first]:
         found[name] = variants[name]()
         if name == "save":
             found["spans"] = bench.spans()

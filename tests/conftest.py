@@ -128,7 +128,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def is_kept(item: pytest.Item) -> bool:
         if _with_mpi(config):
-            return bool({"ranks", "group"} & set(getattr(item, "fixturenames", ()))) or any(item.iter_markers("mpi_only"))
+            return bool({"ranks", "group"} & set(getattr(item, "fixturenames", ()))) or any(
+                item.iter_markers("mpi_only")
+            )
         return not any(item.iter_markers("mpi_only"))
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])

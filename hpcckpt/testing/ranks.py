@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,13 @@ class _Group:
         self.slots: list[Any] = [None] * size
         self.shared: Any = None
         self.n_messages = 0
+        self.duplicates: list[_Group] = []
+
+    def abort(self) -> None:
+        """Wake whoever waits in this group or in a duplicate of it."""
+        self.barrier.abort()
+        for group in list(self.duplicates):
+            group.abort()
 
     def wait(self) -> None:
         try:
@@ -49,8 +57,7 @@ class ThreadCommunicator(Communicator):
         self.rank = rank
         self.size = group.size
 
-    def allgather(self, value: T) -> list[T]:
-        """Return all ranks' values. Collective."""
+    def _exchange(self, value: Any) -> list[Any]:
         group = self._group
         group.slots[self.rank] = value
         group.wait()
@@ -58,15 +65,20 @@ class ThreadCommunicator(Communicator):
         group.wait()
         return values
 
+    def allgather(self, value: T) -> list[T]:
+        """Return copies of all ranks' values: as between processes, nothing is shared. Collective."""
+        return [pickle.loads(message) for message in self._exchange(pickle.dumps(value))]
+
     def bcast(self, value: T | None) -> T:
-        """Return root's value. Collective."""
-        result: T = self.allgather(value)[0]  # type: ignore[assignment]
+        """Return a copy of root's value. Collective."""
+        message = self._exchange(pickle.dumps(value) if self.is_root else b"")[0]
+        result: T = pickle.loads(message)
         return result
 
     def gather(self, value: T) -> list[T] | None:
-        """Return all ranks' values on root. Collective."""
-        values = self.allgather(value)
-        return values if self.is_root else None
+        """Return copies of all ranks' values on root. Collective."""
+        messages = self._exchange(pickle.dumps(value))
+        return [pickle.loads(message) for message in messages] if self.is_root else None
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
@@ -75,14 +87,16 @@ class ThreadCommunicator(Communicator):
     def duplicate(self) -> ThreadCommunicator:
         """Return a communicator on a group of its own. Collective."""
         fresh = _Group(self.size, self._group.barrier._timeout or 60.0) if self.is_root else None  # type: ignore[attr-defined]
-        return ThreadCommunicator(self.bcast(fresh), self.rank)
+        if fresh is not None:
+            self._group.duplicates.append(fresh)
+        return ThreadCommunicator(self._exchange(fresh)[0], self.rank)
 
     def free(self) -> None:
         """Do nothing. Collective."""
 
     def break_off(self) -> None:
         """Wake all ranks that wait for this one; they raise PeerGoneError. Independent."""
-        self._group.barrier.abort()
+        self._group.abort()
 
 
 def run_ranks(n_ranks: int, body: Callable[[Communicator], T], timeout_s: float = 60.0) -> list[T]:

@@ -50,7 +50,8 @@ step() {
     set -e
     if [ "$rc" != 0 ]; then
         say "failed after $((SECONDS - t0)) s"
-        tail -n 15 "$log" | sed 's/^/    | /' >&2
+        # The reason often stands far above the end.
+        { grep -E 'error:|Error at|ERROR:' "$log" | head -n 5 || true; echo ...; tail -n 12 "$log"; } | sed 's/^/    | /' >&2
         say "  what to do: $help"
         say "  whole log:  $log"
         exit 1

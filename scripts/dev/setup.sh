@@ -26,12 +26,13 @@ find_python() {
         a) high=11 ;; # TensorFlow 2.15 has no wheels for later ones
         *) high=13 ;;
     esac
-    for p in ${HPCCKPT_PYTHON:+"$HPCCKPT_PYTHON"} python3.11 python3.12 python3.13 python3 /usr/bin/python3.11; do
+    # The one that an environment was made with goes first: another PATH is no reason to make it anew.
+    for p in ${HPCCKPT_PYTHON:+"$HPCCKPT_PYTHON"} "$VENV/.stamps/python" python3.11 python3.12 python3.13 python3 /usr/bin/python3.11; do
         if "$p" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, $high))" >/dev/null 2>&1; then
             PYTHON=$("$p" -c 'import os, sys; print(os.path.realpath(sys.executable))')
             return
         fi
-        [ "$p" != "${HPCCKPT_PYTHON:-}" ] || die "HPCCKPT_PYTHON=$p is no Python 3.11${high:+ to 3.$high}"
+        [ "$p" != "${HPCCKPT_PYTHON:-}" ] || die "HPCCKPT_PYTHON=$p is no Python from 3.11 to 3.$high"
     done
     die "stack $STACK needs a Python from 3.11 to 3.$high, and there is none.
   Debian, Ubuntu:  apt-get install python3.11 python3.11-venv python3.11-dev
@@ -54,6 +55,8 @@ make_venv() {
     python_is_whole || apt_install "python$version-venv" "python$version-dev"
     rm -rf "$VENV"
     "$PYTHON" -m venv "$VENV"
+    mkdir -p "$STAMPS"
+    ln -s "$PYTHON" "$STAMPS/python"
 }
 
 # --------------------------------------------------------------------------------------------------- MPI and HDF5
@@ -77,7 +80,8 @@ choose_mpi() {
 # Once apt has installed it, MPI is simply on the PATH: the stamp must not change with that.
 mpi_key() { if [ "$MPI" = pypi ]; then echo pypi; else echo path; fi; }
 
-install_mpi() {
+install_compiler_and_mpi() {
+    have c++ || apt_install g++ make || { echo "there is no C++ compiler (c++) on the PATH"; return 1; }
     case $MPI in
         site) has_site_mpi || { echo "HPCCKPT_MPI=site, but there is no mpicc and mpirun on the PATH"; return 1; } ;;
         apt) apt_install g++ make openmpi-bin libopenmpi-dev libhdf5-openmpi-dev ;;
@@ -153,7 +157,7 @@ install_project() {
     # Without this a compiler's error would quietly give an environment without the native part.
     if [ "${HPCCKPT_PURE:-0}" = 0 ]; then export HPCCKPT_REQUIRE_NATIVE=1; fi
     # A build folder that stays makes the next build an incremental one.
-    pip_install --no-build-isolation -C "build-dir=build/native-$STACK" -e ".[test,train,plot]"
+    pip_install --no-build-isolation --config-settings="build-dir=build/native-$STACK" -e ".[test,train,plot]"
     "$VENV/bin/python" -c 'import hpcckpt.native'
 }
 
@@ -176,7 +180,7 @@ step_project() {
 
 stack_a() {
     local mpi hdf5 h5py_title="h5py (no parallel HDF5 found: without MPI)"
-    step "MPI (${MPI/site/your own})" mpi "$(mpi_key)" "$MPI_HELP" install_mpi
+    step "C++ compiler and MPI (${MPI/site/your own})" mpi "$(mpi_key)" "$COMPILER; $MPI_HELP" install_compiler_and_mpi
     mpi=$(mpi_identity)
     hdf5=$(parallel_hdf5)
     PACKAGES=$({ cat "$CONSTRAINTS"; tensorflow_of "$TENSORFLOW_A"; } | hash_of)
@@ -200,7 +204,7 @@ stack_b() {
 }
 
 stack_lint() {
-    step "the linters" packages "$(hash_of <"$CONSTRAINTS")" "$NETWORK" pip_install -r "$CONSTRAINTS"
+    step "the linters" packages "$(hash_of <"$CONSTRAINTS")" "$NETWORK" "$VENV/bin/python" -m pip install -r "$CONSTRAINTS"
 }
 
 # Two runs at once would tear one environment: the second waits, then finds the work done.

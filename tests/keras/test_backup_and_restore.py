@@ -18,6 +18,7 @@ import hpcckpt as hc
 from hpcckpt.discovery import scan
 from hpcckpt.errors import NoSpaceError, OptionError, StateError, StateMismatchError, StepNotFoundError
 from hpcckpt.keras import BackupAndRestore
+from hpcckpt.testing.faults import Fault, armed
 
 STEPS = 10  # in an epoch of 50 rows, 5 in a batch
 
@@ -293,9 +294,10 @@ def test_one_line_is_written_for_each_save_and_restore(run_dir: Path, fit: Any, 
 # -- what it does when something is wrong --------------------------------------------------------
 
 
-def test_a_save_that_fails_ends_training_and_leaves_the_last_backup(run_dir: Path, fit: Any, faults: Any) -> None:
+def test_a_save_that_fails_ends_training_and_leaves_the_last_backup(run_dir: Path, fit: Any) -> None:
     fit(small(), rows(), 1, backup(run_dir))
-    with faults.at("2-write", OSError(errno.ENOSPC, "full")), pytest.raises(NoSpaceError):
+    full = Fault("2-write", "raise", error=OSError(errno.ENOSPC, "full"))
+    with armed(full), pytest.raises(NoSpaceError):
         fit(small(), rows(), 2, backup(run_dir))
     assert saved_steps(run_dir) == [10]
 

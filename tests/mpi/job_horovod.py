@@ -25,8 +25,8 @@ def main() -> None:
         ckpt.restore(back)
     hvd.allreduce(np.float64(0), name="after")
     said = {"rank": hvd.rank(), "size": hvd.size(), "sum": total, "restored": float(back["total"][3])}
-    world.Barrier()
-    print("horovod", json.dumps({**said, "libraries": mapped_mpi_libraries()}), flush=True)
+    for found in world.gather({**said, "libraries": mapped_mpi_libraries()}) or []:
+        print("horovod", json.dumps(found), flush=True)
     hvd.shutdown()
 
 

@@ -57,7 +57,7 @@ def test_a_job_that_stands_still_keeps_its_lock(tmp_path: Path, n_ranks: int) ->
             run_ranks(2, lambda comm: hc.Checkpointer(tmp_path, comm=comm).save(5, state_of(comm, 5)))
         os.kill(pid, signal.SIGCONT)
         out, err = job.communicate(timeout=30)
-    assert (job.returncode, out) == (0, "survived\n" * n_ranks), err
+    assert (job.returncode, out.count("survived")) == (0, n_ranks), err
     assert hc.latest_checkpoint(tmp_path) == tmp_path / layout.step_dirname(2)
 
 

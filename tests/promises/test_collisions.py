@@ -90,9 +90,8 @@ def test_a_failed_save_leaves_a_damaged_step_where_it_was(ranks, run_dir, damage
     """It may be all there is to reconstruct from."""
 
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.NoSpaceError):
-                ckpt.save(10, state(99))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.NoSpaceError):
+            ckpt.save(10, state(99))
 
     save_steps(ranks, run_dir, 10)
     ranks.on_root(lambda: damage.cut(damage.first_file(run_dir / layout.step_dirname(10))))
@@ -162,9 +161,8 @@ def test_a_run_that_goes_on_from_the_newest_step_meets_nothing(ranks, run_dir):
 
 def test_a_fresh_run_does_not_save_below_what_stands(ranks, run_dir):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.NewerStepError, match="step 20"):
-                ckpt.save(15, state(15))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.NewerStepError, match="step 20"):
+            ckpt.save(15, state(15))
 
     save_steps(ranks, run_dir, 10, 20)
     ranks(body)
@@ -206,7 +204,10 @@ def test_each_step_names_its_parent_and_its_run(ranks, run_dir):
 def test_a_branch_names_the_step_it_left_from(ranks, run_dir):
     save_steps(ranks, run_dir, 10, 20)
     go_back(ranks, run_dir, 10, 15, on_newer="aside")
-    assert read_manifest(run_dir / layout.step_dirname(15)).parent == read_manifest(run_dir / layout.step_dirname(10)).save_id
+    assert (
+        read_manifest(run_dir / layout.step_dirname(15)).parent
+        == read_manifest(run_dir / layout.step_dirname(10)).save_id
+    )
 
 
 def test_a_failed_save_is_nobodys_parent(ranks, run_dir):

@@ -30,7 +30,10 @@ def strip(full: np.ndarray[Any, Any], comm: Any, axis: int) -> hc.Sharded:
 def tile(full: np.ndarray[Any, Any], comm: Any) -> hc.Sharded:
     """Return this rank's box of the squarest grid of boxes over the first two axes."""
     rows = next(r for r in range(int(comm.size**0.5), 0, -1) if comm.size % r == 0)
-    (r0, r1), (c0, c1) = cut(full.shape[0], rows)[comm.rank % rows], cut(full.shape[1], comm.size // rows)[comm.rank // rows]
+    (r0, r1), (c0, c1) = (
+        cut(full.shape[0], rows)[comm.rank % rows],
+        cut(full.shape[1], comm.size // rows)[comm.rank // rows],
+    )
     return hc.Sharded(full[r0:r1, c0:c1].copy(), full.shape, (r0, c0, *[0] * (full.ndim - 2)))
 
 
@@ -171,7 +174,9 @@ def test_replicated_bytes_are_written_once_and_evenly(group, run_dir, n):
 def test_replicated_bytes_level_what_shards_leave_uneven(group, run_dir, n):
     def body(comm):
         state = {
-            "shard": hc.Sharded(np.ones(300_000 if comm.rank == 0 else 0), (300_000,), (0 if comm.rank == 0 else 300_000,)),
+            "shard": hc.Sharded(
+                np.ones(300_000 if comm.rank == 0 else 0), (300_000,), (0 if comm.rank == 0 else 300_000,)
+            ),
             "dense": np.ones(300_000 * (n - 1)),
         }
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
@@ -256,4 +261,8 @@ def test_per_rank_entries_are_loaded_once_for_each_rank(group, run_dir):
 
     group(3, save)
     loaded = hc.load(run_dir, "array")
-    assert {name: array.tolist() for name, array in loaded.items()} == {"array#0": [0], "array#1": [1, 1], "array#2": [2] * 3}
+    assert {name: array.tolist() for name, array in loaded.items()} == {
+        "array#0": [0],
+        "array#1": [1, 1],
+        "array#2": [2] * 3,
+    }

@@ -162,7 +162,10 @@ def test_failures_of_different_kinds_are_told_together(ranks, run_dir):
             return failure_of(lambda: ckpt.save(1, state(1)))
 
     size = ranks.size
-    with armed(Fault("2-write", "raise", 0, error=FAILURES["full"][0]), Fault("2-write", "raise", size - 1, error=FAILURES["disk"][0])):
+    with armed(
+        Fault("2-write", "raise", 0, error=FAILURES["full"][0]),
+        Fault("2-write", "raise", size - 1, error=FAILURES["disk"][0]),
+    ):
         results = ranks(body)
     assert results == [results[0]] * size
     _, _, message, failures = results[0]

@@ -241,9 +241,8 @@ def test_a_checkpointer_left_by_an_exception_gives_its_lock_back(run_dir):
 
 def test_a_first_save_that_is_refused_gives_the_lock_back_on_closing(run_dir):
     save(run_dir, 5)
-    with hc.Checkpointer(run_dir) as ckpt:
-        with pytest.raises(errors.NewerStepError):
-            ckpt.save(1, {"w": np.ones(10)})
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(errors.NewerStepError):
+        ckpt.save(1, {"w": np.ones(10)})
     assert not (run_dir / layout.LOCK).exists()
 
 

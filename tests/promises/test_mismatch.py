@@ -47,9 +47,8 @@ def saved(ranks, run_dir):
 def test_a_mismatch_lists_every_difference_and_changes_nothing(ranks, saved):
     def body(comm):
         state = other()
-        with hc.Checkpointer(saved, comm=comm) as ckpt:
-            with pytest.raises(errors.StateMismatchError) as caught:
-                ckpt.restore(state)
+        with hc.Checkpointer(saved, comm=comm) as ckpt, pytest.raises(errors.StateMismatchError) as caught:
+            ckpt.restore(state)
         assert all(not np.any(state[name]) for name in ("same", "shape", "dtype", "new"))
         assert state["epoch"] == 0
         return str(caught.value)
@@ -106,7 +105,10 @@ def test_a_state_with_no_name_in_common_is_refused_even_then(ranks, saved):
 
 def test_a_tensor_that_became_an_object_is_named(ranks, saved):
     def body(comm):
-        state = {**{name: np.zeros_like(value) for name, value in SAVED.items() if name != "epoch"}, "epoch": np.zeros(1)}
+        state = {
+            **{name: np.zeros_like(value) for name, value in SAVED.items() if name != "epoch"},
+            "epoch": np.zeros(1),
+        }
         with hc.Checkpointer(saved, comm=comm) as ckpt, pytest.raises(errors.StateMismatchError, match="epoch"):
             ckpt.restore(state)
 
@@ -118,9 +120,8 @@ def test_a_mismatch_on_one_rank_is_raised_on_all(ranks, saved):
         state = {name: np.zeros_like(value) for name, value in SAVED.items() if name != "epoch"} | {"epoch": 0}
         if comm.rank == comm.size - 1:
             state["shape"] = np.zeros((3, 2))
-        with hc.Checkpointer(saved, comm=comm) as ckpt:
-            with pytest.raises(errors.StateMismatchError) as caught:
-                ckpt.restore(state)
+        with hc.Checkpointer(saved, comm=comm) as ckpt, pytest.raises(errors.StateMismatchError) as caught:
+            ckpt.restore(state)
         return dict(caught.value.failures).keys() == {comm.size - 1}, float(np.sum(state["same"]))
 
     assert ranks(body) == [(True, 0.0)] * ranks.size
@@ -176,9 +177,8 @@ def test_what_cannot_be_saved_is_named_on_every_rank_before_anything_is_written(
     state, text = UNFIT[case]
 
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.StateError) as caught:
-                ckpt.save(1, state if comm.rank == comm.size - 1 else {"fine": np.zeros(1)})
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StateError) as caught:
+            ckpt.save(1, state if comm.rank == comm.size - 1 else {"fine": np.zeros(1)})
         return str(caught.value)
 
     for message in ranks(body):
@@ -193,7 +193,9 @@ def test_every_value_that_cannot_be_saved_is_named_at_once(run_dir):
     assert all(name in str(caught.value) for name in ("one", "deep/two", "deep/three/0"))
 
 
-@pytest.mark.parametrize("objects", [{"a": Opaque()}, {"a": {1: 2}}, {"a": "\ud800"}, {"a": np.zeros(1)}, {"a": 10**5000}])
+@pytest.mark.parametrize(
+    "objects", [{"a": Opaque()}, {"a": {1: 2}}, {"a": "\ud800"}, {"a": np.zeros(1)}, {"a": 10**5000}]
+)
 def test_objects_that_are_no_json_are_refused_on_every_rank(ranks, run_dir, objects):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StateError, match="JSON"):

@@ -181,7 +181,10 @@ def test_a_tensor_that_no_rank_holds_is_a_hole(ranks, run_dir):
     assert "shards cover 0 of 5 elements" in text
 
 
-@pytest.mark.parametrize(("shape", "global_shape", "offset"), [((3,), (2,), (0,)), ((1,), (2,), (2,)), ((1,), (2,), (-1,)), ((1, 1), (2,), (0,)), ((), (2,), (0,))])
+@pytest.mark.parametrize(
+    ("shape", "global_shape", "offset"),
+    [((3,), (2,), (0,)), ((1,), (2,), (2,)), ((1,), (2,), (-1,)), ((1, 1), (2,), (0,)), ((), (2,), (0,))],
+)
 def test_a_shard_outside_its_tensor_is_refused_when_it_is_made(shape, global_shape, offset):
     with pytest.raises(errors.ShardingError, match="does not fit"):
         hc.Sharded(np.zeros(shape), global_shape, offset)

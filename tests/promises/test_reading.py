@@ -163,9 +163,8 @@ def test_a_damaged_newest_step_is_skipped_with_a_warning_that_names_it(ranks, ru
 @pytest.mark.parametrize("harm", UNSEEN_UNTIL_READ + SEEN_AT_ONCE, ids=lambda harm: harm.__name__)
 def test_a_damaged_step_that_was_asked_for_is_an_error_that_names_it(ranks, run_dir, steps, damage, harm):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.OlderStepError) as caught:
-                ckpt.restore(state(0), 30)
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.OlderStepError) as caught:
+            ckpt.restore(state(0), 30)
         return str(caught.value)
 
     ranks.on_root(lambda: harm(damage, steps[30]))
@@ -205,9 +204,8 @@ def test_a_damaged_step_is_never_loaded(run_dir, damage, harm):
 
 def test_every_damaged_step_is_named_when_none_is_left(ranks, run_dir, steps, damage):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.StepNotFoundError) as caught:
-                ckpt.restore(state(0))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StepNotFoundError) as caught:
+            ckpt.restore(state(0))
         return str(caught.value)
 
     def harm_all():
@@ -222,9 +220,8 @@ def test_every_damaged_step_is_named_when_none_is_left(ranks, run_dir, steps, da
 
 def test_a_flipped_bit_is_named_by_tensor_file_and_place(ranks, run_dir, steps, damage):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.CorruptError) as caught:
-                ckpt.restore(state(0), 30)
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.CorruptError) as caught:
+            ckpt.restore(state(0), 30)
         return str(caught.value)
 
     ranks.on_root(lambda: flip_data(damage, steps[30]))

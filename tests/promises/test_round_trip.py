@@ -130,9 +130,7 @@ def test_a_read_only_array_is_replaced_in_its_container(ranks, run_dir):
         array.flags.writeable = False
         return array
 
-    for target in save_and_restore(
-        ranks, run_dir, lambda comm: {"x": frozen(7.0)}, lambda comm: {"x": frozen(0.0)}
-    ):
+    for target in save_and_restore(ranks, run_dir, lambda comm: {"x": frozen(7.0)}, lambda comm: {"x": frozen(0.0)}):
         assert target["x"].tolist() == [7.0] * 4
 
 
@@ -160,7 +158,10 @@ def test_nested_dicts_lists_and_scalars_come_back(ranks, run_dir):
 def test_empty_and_zero_dimensional_tensors_come_back(ranks, run_dir, shape):
     expected = np.full(shape, 3.5)
     for target in save_and_restore(
-        ranks, run_dir, lambda comm: {"x": expected, "y": np.ones(3)}, lambda comm: {"x": np.zeros(shape), "y": np.zeros(3)}
+        ranks,
+        run_dir,
+        lambda comm: {"x": expected, "y": np.ones(3)},
+        lambda comm: {"x": np.zeros(shape), "y": np.zeros(3)},
     ):
         assert_same_bits(target["x"], expected)
         assert target["y"].tolist() == [1, 1, 1]
@@ -213,9 +214,7 @@ def test_objects_of_the_state_come_back_in_their_places(ranks, run_dir):
     def state(epoch, words):
         return {"epoch": epoch, "deep": {"words": words, "none": None}, "w": np.zeros(1)}
 
-    for target in save_and_restore(
-        ranks, run_dir, lambda comm: state(7, ["a", {"b": 1.5}]), lambda comm: state(0, [])
-    ):
+    for target in save_and_restore(ranks, run_dir, lambda comm: state(7, ["a", {"b": 1.5}]), lambda comm: state(0, [])):
         assert target["epoch"] == 7
         assert target["deep"] == {"words": ["a", {"b": 1.5}], "none": None}
 
@@ -274,7 +273,9 @@ def test_a_large_tensor_of_many_blocks_comes_back(ranks, run_dir):
         assert_same_bits(target["x"], expected)
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "ünï/€", "with space", "a[0:3]", "x@0:5", "x" * 4096, "'\"\\", "#1", "."*3])
+@pytest.mark.parametrize(
+    "name", ["a/b/c", "ünï/€", "with space", "a[0:3]", "x@0:5", "x" * 4096, "'\"\\", "#1", "." * 3]
+)
 def test_names_are_free_text(ranks, run_dir, name):
     for target in save_and_restore(
         ranks, run_dir, lambda comm: {name: np.arange(50)}, lambda comm: {name: np.zeros(50, int)}

@@ -19,7 +19,11 @@ identities = st.text("0123456789abcdef", min_size=8, max_size=64)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | texts,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(texts, inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["$float", "$$float", "$$$float", "$"]), st.just("nan") | inner, max_size=2)
+    ),
     max_leaves=12,
 )
 tensors = st.builds(

@@ -1,0 +1,88 @@
+"""What docstrings promise exists: the exceptions they name, and a docstring for every public name."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from pathlib import Path
+
+import pytest
+
+import hpcckpt
+from hpcckpt import errors
+
+PACKAGE = Path(hpcckpt.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PUBLIC = [path for path in MODULES if not path.name.startswith("_") or path.name == "__init__.py"]
+_RAISES = re.compile(
+    r"^\s*Raises\n\s*-{3,}\n(?P<body>.*?)(?=^\s*[A-Z]\w+(?: \w+)?\n\s*-{3,}\n|\Z)", re.MULTILINE | re.DOTALL
+)
+
+
+def documented(path: Path):
+    """Yield every docstring of a module with the name it belongs to."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield getattr(node, "name", path.stem), ast.get_docstring(node) or ""
+
+
+def exceptions_named(docstring: str) -> list[str]:
+    """Return the names in a docstring's "Raises" section."""
+    found = _RAISES.search(docstring + "\n")
+    if found is None:
+        return []
+    lines = [line for line in found["body"].splitlines() if line and not line.startswith(" ")]
+    return [name.strip() for line in lines for name in line.split(",")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_exception_a_docstring_names_exists(path):
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    own |= {alias.asname or alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    own |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}  # click.UsageError
+    unknown = [
+        f"{name}: {exception}"
+        for name, text in documented(path)
+        for exception in exceptions_named(text)
+        if not (hasattr(errors, exception) or hasattr(builtins, exception) or exception in own)
+    ]
+    assert unknown == []
+
+
+def test_raises_sections_are_found():
+    assert exceptions_named(errors.__doc__) == []
+    names = exceptions_named(hpcckpt.Checkpointer.__doc__.replace("\n    ", "\n"))
+    assert names == ["OptionError", "BackendNotFoundError", "BackendConflictError", "BackendError"]
+
+
+def is_public(node: ast.AST) -> bool:
+    return isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_public_name_is_documented(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = [node for node in tree.body if is_public(node)]
+    nodes += [method for node in nodes if isinstance(node, ast.ClassDef) for method in node.body if is_public(method)]
+    bare = [node.name for node in nodes if not ast.get_docstring(node)]
+    assert bare == []
+    assert ast.get_docstring(tree) or not tree.body
+
+
+COMMUNICATING = {"checkpointer.py", "saving.py", "restoring.py"}
+
+
+@pytest.mark.parametrize("name", sorted(COMMUNICATING))
+def test_every_function_that_takes_a_communicator_says_who_calls_it(name):
+    tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    functions = [f for c in classes for f in c.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")]
+    silent = []
+    for function in functions:
+        is_property = any(getattr(d, "id", "") == "property" for d in function.decorator_list)
+        first = (ast.get_docstring(function) or "").splitlines()[0]
+        if not is_property and not re.search(r"(Collective|Independent|Root only)[^.]*\.$", first):
+            silent.append(function.name)
+    assert silent == []
