@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static int move_all(int fd, char *data, size_t nbytes, off_t offset, int is_write) {
+static int move_all(int fd, char* data, size_t nbytes, off_t offset, int is_write) {
     while (nbytes > 0) {
         const ssize_t moved = is_write ? pwrite(fd, data, nbytes, offset) : pread(fd, data, nbytes, offset);
         if (moved < 0 && errno == EINTR) continue;
@@ -18,7 +18,7 @@ static int move_all(int fd, char *data, size_t nbytes, off_t offset, int is_writ
     return 0;
 }
 
-static int move_pieces(int fd, char *const *data, const size_t *nbytes, size_t n, int is_write, int is_early) {
+static int move_pieces(int fd, char* const* data, const size_t* nbytes, size_t n, int is_write, int is_early) {
     off_t offset = 0;
     for (size_t i = 0; i < n; offset += (off_t)nbytes[i++]) {
         const int error = move_all(fd, data[i], nbytes[i], offset, is_write);
@@ -30,7 +30,7 @@ static int move_pieces(int fd, char *const *data, const size_t *nbytes, size_t n
     return 0;
 }
 
-static int reserve(int fd, const size_t *nbytes, size_t n) {
+static int reserve(int fd, const size_t* nbytes, size_t n) {
     off_t total = 0;
     for (size_t i = 0; i < n; ++i) total += (off_t)nbytes[i];
     return posix_fallocate(fd, 0, total);
@@ -38,7 +38,7 @@ static int reserve(int fd, const size_t *nbytes, size_t n) {
 
 /* pwrite the pieces to a file that does not exist yet, then fdatasync; if `is_early`, reserve the space first and
  * have the kernel begin storing each piece once it is written. Returns an errno. */
-int write_new_file(const char *path, char *const *data, const size_t *nbytes, size_t n, int is_early) {
+int write_new_file(const char* path, char* const* data, const size_t* nbytes, size_t n, int is_early) {
     const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return errno;
     int error = is_early ? reserve(fd, nbytes, n) : 0;
@@ -49,7 +49,7 @@ int write_new_file(const char *path, char *const *data, const size_t *nbytes, si
 }
 
 /* pread the pieces from a file. Returns an errno. */
-int read_file(const char *path, char *const *data, const size_t *nbytes, size_t n) {
+int read_file(const char* path, char* const* data, const size_t* nbytes, size_t n) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return errno;
     const int error = move_pieces(fd, data, nbytes, n, 0, 0);
@@ -57,4 +57,4 @@ int read_file(const char *path, char *const *data, const size_t *nbytes, size_t 
     return error;
 }
 
-void copy(char *to, const char *from, size_t nbytes) { memcpy(to, from, nbytes); }
+void copy(char* to, const char* from, size_t nbytes) { memcpy(to, from, nbytes); }

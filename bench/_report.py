@@ -82,6 +82,8 @@ def _print_tables(summary: dict[str, Any]) -> None:
     console = Console(width=100)
     facts = {k: v for k, v in summary.items() if k not in {"runs", "spans", "load"} and not isinstance(v, dict)}
     console.print(", ".join(f"{name} {_text(value)}" for name, value in facts.items()), highlight=False)
+    if summary["file_system"] in {"tmpfs", "ramfs"}:
+        console.print("this is memory, not a disk: choose another --directory")
     if not summary["repetitions"]:
         console.print("no repetition was steady: the machine is busy, try again")
         return
@@ -121,6 +123,7 @@ def _draw(found: list[Repetition], facts: dict[str, Any], args: argparse.Namespa
     unsteady = [number for number, r in enumerate(found) if not is_steady(r, args.drift)]
     for number in unsteady:
         axes.axvspan(number - 0.4, number + 0.4, alpha=0.2, color="grey")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="repetition (grey: discarded)", ylabel="GB/s", ylim=(0, None), title=facts["file_system"])
     axes.legend()
     figure.savefig(args.plot, dpi=120, bbox_inches="tight")

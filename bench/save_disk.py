@@ -93,7 +93,8 @@ def repetition(bench: Bench, number: int) -> dict[str, Any]:
         "c, early": lambda: bench.write_in_c(is_early=True),
     }
     names, first = list(variants), number % len(variants)
-    found: dict[str, Any] = {"load": os.getloadavg()[0], "memcpy": [slowest_copy(bench.machine.copy_rate)]}
+    found: dict[str, Any] = dict.fromkeys(names)
+    found |= {"load": os.getloadavg()[0], "memcpy": [slowest_copy(bench.machine.copy_rate)]}
     for name in names[first:] + names[:first]:
         found[name] = variants[name]()
         if name == "save":

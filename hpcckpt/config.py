@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 from hpcckpt import errors
 from hpcckpt.errors import OptionError, Problem
@@ -48,8 +48,12 @@ def parse_best(value: Best | str | None) -> Best | None:
     return Best(":".join(parts), mode, count)  # type: ignore[arg-type]  # checked in problems()
 
 
-def _is_count(value: object, low: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and value >= low
+def _is_count(value: Any, low: int) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= low
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, Real) and float(value) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Options:
             ("keep_best.count", not is_best or _is_count(best.count, 1), "must be at least 1"),
             ("on_newer", self.on_newer in ("error", "aside"), "must be one of aside, error"),
             ("check_replicas", _is_count(self.check_replicas, 0), "must be at least 0"),
-            ("lock_expiry_s", isinstance(self.lock_expiry_s, Real) and self.lock_expiry_s > 0, "must be positive"),
+            ("lock_expiry_s", _is_positive(self.lock_expiry_s), "must be positive"),
             ("threads", _is_count(self.threads, 0), "must be at least 0"),
         ]
         return [Problem(f"options.{name}", message) for name, is_met, message in rules if not is_met]

@@ -1,4 +1,4 @@
-"""Which steps a run directory holds, and which of them can be restored. Needs no MPI and no NumPy.
+"""Which steps a run directory holds, and which of them can be restored. Needs no MPI.
 
 *Restorable* means: the manifest is valid and every data file is there, an ordinary file of the
 recorded size.  Bytes are verified when they are read.  No symbolic link is ever followed below the
@@ -7,7 +7,6 @@ run directory.
 
 from __future__ import annotations
 
-import contextlib
 import contextlib
 import os
 import stat

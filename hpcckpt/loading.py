@@ -9,7 +9,6 @@ stretch of the file that holds it is read to a scratch buffer and picked out wit
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

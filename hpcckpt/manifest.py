@@ -231,7 +231,6 @@ def validate(document: Mapping[str, Any]) -> list[Problem]:
 
 def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     get = document.get
-    metrics, objects = get("metrics"), get("objects")
     rules = [
         ("format", _is_count(get("format"), 1, FORMAT_VERSION), f"must be 1 to {FORMAT_VERSION}"),
         ("save_id", _is_identity(get("save_id")), "must be 8 to 64 hexadecimal digits"),
@@ -243,15 +242,15 @@ def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
         ("backend", isinstance(get("backend"), str), "must be a backend's name"),
         ("block_bytes", _is_count(get("block_bytes"), 1, 1 << 30), "must be 1 to 2**30"),
         ("level", get("level") in ("exact", "state", "weights"), "must be one of exact, state, weights"),
-        ("objects", _is_table(objects) and all(map(_is_table, objects.values())), "must be an object of objects"),
+        ("objects", _is_table(get("objects"), _is_table), "must be an object of objects"),
         ("environment", _is_table(get("environment")), "must be an object"),
-        ("metrics", _is_table(metrics) and all(map(_is_number, metrics.values())), "must map names to numbers"),
+        ("metrics", _is_table(get("metrics"), _is_number), "must map names to numbers"),
     ]
     return (Problem(name, message) for name, is_met, message in rules if not is_met)
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
+def _is_table(value: Any, is_fitting: Callable[[Any], bool] = lambda _: True) -> bool:
+    return isinstance(value, dict) and all(map(is_fitting, value.values()))
 
 
 def _is_identity(value: Any) -> bool:

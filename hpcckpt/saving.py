@@ -246,9 +246,7 @@ def read_objects(tree: StateTree) -> dict[str, Any]:
     return {name: leaf.read() for name, leaf in tree.objects.items()}
 
 
-def _publish(
-    run: Run, staged: commit.Staged, plan: SavePlan, content: _Content, way: commit.Way
-) -> tuple[Path, int]:
+def _publish(run: Run, staged: commit.Staged, plan: SavePlan, content: _Content, way: commit.Way) -> tuple[Path, int]:
     """Check, describe and publish what was written; return the step's path and number of files. Collective."""
 
     def publish() -> tuple[Path, int]:

@@ -285,7 +285,7 @@ _MAX_JSON_INT = 1 << 4096  # readers limit the digits they convert
 
 
 def is_json(value: Any, room: int = MAX_JSON_DEPTH) -> bool:
-    """Say whether a value can be stored as a JSON object: plain scalars, lists, dicts with string keys; not too deep."""
+    """Say whether a value can be stored as JSON: plain scalars, lists, dicts with string keys; not too deep."""
     if isinstance(value, np.generic) or room == 0:
         return False
     if isinstance(value, str):

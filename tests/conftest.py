@@ -74,7 +74,7 @@ class MpiRanks:
             comm = self._wrap(group)
             try:
                 value = body(comm)
-            except Exception as raised:
+            except Exception as raised:  # noqa: BLE001 - the other ranks must hear of it first
                 error = raised
         outcomes = self._world.allgather((value, None if error is None else repr(error)))
         group.Free()

@@ -239,7 +239,11 @@ def exchange(a: Path, b: Path) -> None:
             raise OSError(code, os.strerror(code), os.fspath(b))
     kept = a.with_name(f".aside-{b.name}-{layout.new_nonce()}")  # never swept: a kill between the two loses nothing
     os.rename(b, kept)
-    os.rename(a, b)
+    try:
+        os.rename(a, b)
+    except OSError:
+        os.rename(kept, b)
+        raise
     os.rename(kept, a)
 
 

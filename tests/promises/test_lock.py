@@ -66,9 +66,11 @@ def test_a_directory_that_a_running_job_uses_is_refused_by_name(run_dir, other_j
 
 def test_every_rank_is_told_that_the_directory_is_in_use(run_dir, other_job):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.LockedError, match=f"process {other_job.pid} on "):
-                ckpt.save(2, {"w": np.ones(10)})
+        with (
+            hc.Checkpointer(run_dir, comm=comm) as ckpt,
+            pytest.raises(errors.LockedError, match=f"process {other_job.pid} on "),
+        ):
+            ckpt.save(2, {"w": np.ones(10)})
 
     run_ranks(3, body)
 
@@ -233,9 +235,13 @@ def test_a_checkpointer_that_is_forgotten_gives_its_lock_back(run_dir):
 
 
 def test_a_checkpointer_left_by_an_exception_gives_its_lock_back(run_dir):
-    with pytest.raises(ZeroDivisionError), hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(1, {"w": np.ones(10)})
-        raise ZeroDivisionError
+    def train():
+        with hc.Checkpointer(run_dir) as ckpt:
+            ckpt.save(1, {"w": np.ones(10)})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     assert not (run_dir / layout.LOCK).exists()
 
 

@@ -235,9 +235,11 @@ def test_a_flipped_bit_is_named_by_tensor_file_and_place(ranks, run_dir, steps, 
 
 def test_a_step_that_is_not_there_is_named_with_those_that_are(ranks, run_dir, steps):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            with pytest.raises(errors.StepNotFoundError, match="no step 25 .*10, 20, 30"):
-                ckpt.restore(state(0), 25)
+        with (
+            hc.Checkpointer(run_dir, comm=comm) as ckpt,
+            pytest.raises(errors.StepNotFoundError, match=r"no step 25 .*10, 20, 30"),
+        ):
+            ckpt.restore(state(0), 25)
 
     ranks(body)
 
@@ -414,11 +416,11 @@ def test_a_manifest_that_lies_is_refused_and_allocates_nothing(run_dir, damage, 
         ckpt.save(30, state(30))
     path = run_dir / layout.step_dirname(30)
     damage.reseal(path / layout.MANIFEST, LIES[lie])
-    with memory_limit(4 << 30), pytest.raises(errors.HpcckptError):
-        if lie in {"another step", "a backend nobody has"}:  # seen by a restore, or where the backend is needed
-            with hc.Checkpointer(run_dir) as ckpt:
-                ckpt.restore(state(0), 30)
-        hc.load(path)
+    with memory_limit(4 << 30):
+        with pytest.raises(errors.HpcckptError):
+            hc.load(path)
+        with hc.Checkpointer(run_dir) as ckpt, pytest.raises(errors.HpcckptError):
+            ckpt.restore(state(0), 30)
 
 
 def memory_limit(nbytes: int) -> Any:

@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_while_a_step_is_written_loses_nothing(small_disk, 
         filler = small_disk / "filler"
         with monkeypatch.context() as patch:
             patch.setattr("hpcckpt.collective.commit.check_space", lambda *_: filler.write_bytes(bytes(3 * MIB)))
-            with pytest.raises(errors.NoSpaceError, match="rank-00000.safetensors"):
+            with pytest.raises(errors.NoSpaceError, match=r"rank-00000\.safetensors"):
                 ckpt.save(2, state(3 * MIB))
         assert leftovers(run_dir) == []
         assert ckpt.all_steps() == [1]

@@ -231,7 +231,7 @@ def test_a_header_nested_a_million_deep_is_called_corrupt():
 def test_a_file_of_another_save_is_named_with_both():
     sealed, record, _ = sealed_file([])
     other = Manifest("b" * 32, "b" * 32, None, 7, 3, "now", "rankfile", 64, (), ())
-    with pytest.raises(CorruptError, match="belongs to save 'a+', not 'b+'"):
+    with pytest.raises(CorruptError, match=r"belongs to save 'a+', not 'b+'"):
         decode(sealed, record, other)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import string
 
 import ml_dtypes
@@ -45,12 +44,11 @@ def test_a_name_that_is_allowed_can_be_a_path_and_can_be_written(name):
 
 @pytest.mark.parametrize("token", ITEMSIZE)
 def test_every_named_dtype_has_its_size(token):
-    try:
-        dtype = numpy_dtype(token)
-    except ConfigError as error:
-        assert not hasattr(ml_dtypes, token)
-        assert "ml_dtypes" in str(error)
+    if token != "bool" and not hasattr(np, token) and not hasattr(ml_dtypes, token):
+        with pytest.raises(ConfigError, match="ml_dtypes"):
+            numpy_dtype(token)
         return
+    dtype = numpy_dtype(token)
     assert dtype.itemsize == ITEMSIZE[token]
     assert dtype_token(dtype) == token
 
@@ -147,11 +145,12 @@ anything = (
 
 @given(st.dictionaries(st.sampled_from(sorted(set(Options.__slots__) - {"backend"})), anything))
 def test_checking_options_never_raises_anything_else(options):
-    try:
-        checked = Options(**options).check()
-    except OptionError as error:
-        assert re.match(r"options\.\w+", str(error))
+    given = Options(**options)
+    if given.problems():
+        with pytest.raises(OptionError, match=r"^options\.\w+"):
+            given.check()
         return
+    checked = given.check()
     assert checked.max_to_keep is None or checked.max_to_keep >= 1
     assert checked.threads >= 0
 
