@@ -68,11 +68,13 @@ class Bench:
         return seconds
 
     def write_in_c(self, *, is_early: bool = False) -> float:
-        """Write the same bytes to new files."""
-        path = self.place / f"c-{WORLD.rank}"
-        seconds = timed(lambda: self.machine.write_new_file(path, self.pieces, is_early=is_early))
-        path.unlink()
-        settle(lambda: None)
+        """Write the same bytes to new files, in a directory like that of a step."""
+        data = self.place / "c" / "step" / "data"
+        settle(lambda: data.mkdir(parents=True))
+        seconds = timed(
+            lambda: self.machine.write_new_file(data / f"rank-{WORLD.rank}", self.pieces, is_early=is_early)
+        )
+        settle(lambda: shutil.rmtree(data.parent))
         return seconds
 
     def spans(self) -> dict[str, float]:

@@ -380,7 +380,8 @@ def select(known: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
         return every
     chosen: set[str] = set()
     for pattern in patterns:
-        matched = {name for name in every if name == pattern or fnmatch.fnmatchcase(name, pattern)}
+        is_name = pattern in every  # also one that looks like a pattern: "w[0]"
+        matched = {pattern} if is_name else {name for name in every if fnmatch.fnmatchcase(name, pattern)}
         if not matched:
             raise OptionError(f"{pattern!r} matches no tensor; see 'hpcckpt tensors'")
         chosen |= matched

@@ -120,7 +120,7 @@ tensorflow_of() { # the CPU build is a quarter of the size
 # compiled NAME VERSION KEY ENV...: builds a wheel once per key, keeps it, installs it. pip's own cache does not know
 # that the same source gives another wheel under another MPI or TensorFlow.
 compiled() {
-    local name=$1 version=$2 dir=$CACHE/$1-$3 part=$CACHE/$1-$3.$$
+    local name=$1 version=$2 dir=$CACHE/$1-$3 part=$ROOT/build/wheels-$1
     shift 3
     if ! compgen -G "$dir/$name-*.whl" >/dev/null; then
         rm -rf "$part"

@@ -211,6 +211,17 @@ def test_a_save_that_lost_its_lock_publishes_nothing(ranks, run_dir):
     assert ranks.on_root(lambda: leftovers(run_dir)) == []
 
 
+@pytest.mark.parametrize("phase", ["1-begin", "2-write", "2-synced"])
+def test_a_lock_lost_while_a_step_is_written_keeps_it_from_being_published(ranks, run_dir, faults, phase):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.LockLostError, match="on elsewhere"):
+            ckpt.save(2, {"w": np.ones(10)})
+
+    with faults.calling(phase, lambda: write_lock(run_dir, host="elsewhere")):
+        ranks(body)
+    assert hc.latest_checkpoint(run_dir) is None
+
+
 def test_a_lock_that_was_lost_is_not_removed_on_closing(run_dir):
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.save(1, {"w": np.ones(10)})
