@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import tempfile
 import time
@@ -77,6 +78,13 @@ class Bench:
         settle(lambda: shutil.rmtree(data.parent))
         return seconds
 
+    def even_out(self) -> None:
+        """Write and remove as much as a variant does: what a disk does next depends on what was freed last."""
+        scratch = self.place / f"scratch-{WORLD.rank}"
+        self.machine.write_new_file(scratch, self.pieces)
+        scratch.unlink()
+        settle(lambda: None)
+
     def spans(self) -> dict[str, float]:
         """Return how long each stretch up to a phase took: on the slowest rank for phase 2, else on root."""
         own = {phase: at - before for (_, before), (phase, at) in pairwise(self.marks)}
@@ -87,17 +95,17 @@ class Bench:
 
 
 def repetition(bench: Bench, number: int) -> dict[str, Any]:
-    """Measure all variants once, in an order that turns with the repetitions."""
+    """Measure all variants once, in an order of chance that is the same on all ranks."""
     variants = {
         "save": bench.save,
         "save+retention": bench.save_with_retention,
         "c": bench.write_in_c,
         "c, early": lambda: bench.write_in_c(is_early=True),
     }
-    names, first = list(variants), number % len(variants)
-    found: dict[str, Any] = dict.fromkeys(names)
+    found: dict[str, Any] = dict.fromkeys(variants)
     found |= {"load": os.getloadavg()[0], "memcpy": [slowest_copy(bench.machine.copy_rate)]}
-    for name in names[first:] + names[:first]:
+    for name in random.Random(number).sample(sorted(variants), len(variants)):
+        bench.even_out()
         found[name] = variants[name]()
         if name == "save":
             found["spans"] = bench.spans()

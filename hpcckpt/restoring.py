@@ -79,7 +79,8 @@ def _restore_one(run: Run, tree: StateTree, step: int, wish: _Wish) -> Restored:
         if run.comm.is_root:
             _unpin(run.directory, step)
     run.comm.agree(f"{where}: assign", lambda: _assign(tree, arrays, match.objects))
-    check_replicas(run.comm, tree, where)
+    restored_part = StateTree({name: tree.tensors[name] for name in match.tensors}, {})
+    check_replicas(run.comm, restored_part, where)
     run.lineage = Lineage(reader.manifest.run_id, reader.manifest.save_id, step)
     return Restored(
         step=step,

@@ -286,3 +286,21 @@ def test_without_a_communicator_all_ranks_of_the_launch_save_together(run_dir):
 
     with hc.Checkpointer(run_dir) as ckpt:
         assert ckpt.save(1, {"w": np.ones(4)}).result().files == MPI.COMM_WORLD.Get_size()
+
+
+def test_a_partial_restore_compares_only_what_it_restored(ranks, run_dir):
+    """What the checkpoint does not have may differ between ranks still: it is about to be made equal by the program."""
+
+    def save(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"old": np.arange(4.0)})
+
+    def restore(comm):
+        state = {"old": np.zeros(4), "new": np.full(3, float(comm.rank))}
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            restored = ckpt.restore(state, strict=False)
+        return state["old"].tolist(), state["new"].tolist(), restored.missing
+
+    ranks(save)
+    for rank, (old, new, missing) in enumerate(ranks(restore)):
+        assert (old, new, missing) == ([0.0, 1.0, 2.0, 3.0], [float(rank)] * 3, ("new",))
