@@ -1,8 +1,9 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fix setup setup-b bench campaign clean
+.PHONY: help demo test lint fix setup setup-b bench clean
 # What is handed on to the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
+RANKS ?= 2
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{printf "%-18s%s\n", $$1, $$2}'
@@ -25,13 +26,10 @@ setup:  ## stack A in .venv: TensorFlow 2.15, Horovod, MPI; builds the native pa
 setup-b:  ## stack B in .venv-b: TensorFlow 2.21, Keras 3, NumPy 2
 	@scripts/dev/setup.sh b
 
-bench: setup  ## measure: every bench/*.py that does not begin with _
-	@set -e; for program in $$(ls bench/[a-z]*.py 2>/dev/null | grep -v campaign); do \
-	    echo "== $$program"; scripts/dev/in-venv.sh python "$$program" $(ARGS); done
-
-campaign: setup  ## kill and resume, many times, at random moments
-	@[ -f bench/campaign.py ] || { echo "there is no bench/campaign.py yet"; exit 1; }
-	@scripts/dev/in-venv.sh python bench/campaign.py $(ARGS)
+bench: setup  ## measure against C, on the disk that holds this folder; RANKS=2, and see bench/README.md
+	@set -e; mkdir -p bench/results; for name in save_disk restore; do \
+	    echo "== $$name"; scripts/dev/in-venv.sh sh -c \
+	    "\$$HPCCKPT_MPIRUN -n $(RANKS) python bench/$$name.py --directory bench/results $(ARGS)"; done
 
 clean:  ## remove the environments and what was built; your runs stay
 	rm -rf .venv .venv-b .venv-lint build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
