@@ -51,6 +51,20 @@ def aside_dirname(step: int, nonce: str) -> str:
     return f".aside-{step_dirname(step)}-{nonce}"
 
 
+_REPLACED = re.compile(r"\.replaced-[0-9a-f]{12}-(.+)")
+
+
+def replaced_dirname(dirname: str, nonce: str) -> str:
+    """Return where a directory waits while another one takes its name."""
+    return f".replaced-{nonce}-{dirname}"
+
+
+def replaced_original(dirname: str) -> str | None:
+    """Return the name that a waiting directory had, or ``None``; the inverse of `replaced_dirname`."""
+    match = _REPLACED.fullmatch(dirname)
+    return match[1] if match else None
+
+
 def is_temporary(dirname: str) -> bool:
     """Say whether this is the directory of a save in progress, or of one that was killed."""
     return dirname.startswith(".step-") and ".tmp-" in dirname

@@ -64,8 +64,22 @@ def leftovers(directory: Path) -> list[str]:
     return sorted(name for name in os.listdir(directory) if layout.is_temporary(name) or layout.is_retired(name))
 
 
+def give_back_names(directory: Path) -> None:
+    """Give directories that waited for an exchange of names theirs back, or retire them if it is taken. Root only."""
+    for name in sorted(os.listdir(directory)):
+        original = layout.replaced_original(name)
+        if original is None or not (directory / name).is_dir():
+            continue
+        if os.path.lexists(directory / original):
+            retire(directory, name)
+        else:
+            os.rename(directory / name, directory / original)
+            native.fsync_dir(str(directory))
+
+
 def sweep(directory: Path) -> list[str]:
-    """Remove what killed jobs left: temporary and retired directories. Root only, under the lock."""
+    """Undo and remove what killed jobs left half done. Root only, under the lock."""
+    give_back_names(directory)
     names = leftovers(directory)
     errors = [error for name in names if (error := _error_of_removing(directory / name)) is not None]
     if errors:

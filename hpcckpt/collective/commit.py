@@ -237,7 +237,8 @@ def exchange(a: Path, b: Path) -> None:
         code = ctypes.get_errno()
         if code not in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:
             raise OSError(code, os.strerror(code), os.fspath(b))
-    kept = a.with_name(f".aside-{b.name}-{layout.new_nonce()}")  # never swept: a kill between the two loses nothing
+    # Killed between these renames, b's name is free and b waits: the next sweep gives it back.
+    kept = a.with_name(layout.replaced_dirname(b.name, layout.new_nonce()))
     os.rename(b, kept)
     try:
         os.rename(a, b)

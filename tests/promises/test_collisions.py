@@ -94,6 +94,41 @@ def test_overwrite_replaces_a_good_step_where_names_cannot_be_exchanged(ranks, r
     assert names(run_dir, ".") == []
 
 
+@pytest.mark.parametrize("n_renames", [1, 2])
+def test_a_job_killed_while_it_replaces_a_step_leaves_the_old_or_the_new_one(
+    run_dir, no_exchange, monkeypatch, n_renames
+):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"x": np.zeros(4)})
+
+    class Killed(BaseException):
+        pass
+
+    rename, done = os.rename, []
+
+    def until_killed(source, target):
+        if len(done) == n_renames:
+            raise Killed
+        rename(source, target)
+        done.append(target)
+
+    ckpt = hc.Checkpointer(run_dir)
+    monkeypatch.setattr(os, "rename", until_killed)
+    monkeypatch.setattr("hpcckpt.collective.commit.abandon", lambda _staged: None)  # a killed job tidies nothing up
+    with pytest.raises(Killed):
+        ckpt.save(1, {"x": np.ones(4)}, overwrite=True)
+    monkeypatch.setattr(os, "rename", rename)
+    ckpt.close()
+
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(2, {"x": np.full(4, 2.0)})
+        assert ckpt.all_steps() == [1, 2]
+        state = {"x": np.full(4, -1.0)}
+        ckpt.restore(state, step=1)
+    assert state["x"].tolist() == [n_renames - 1.0] * 4
+    assert not [path.name for path in run_dir.iterdir() if path.name.startswith(".")]
+
+
 def test_overwrite_that_fails_half_way_through_gives_the_name_back(run_dir, no_exchange, monkeypatch):
     rename = os.rename
 
