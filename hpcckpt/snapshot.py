@@ -101,6 +101,11 @@ def _no_target() -> None:
     return None
 
 
+Holder = Callable[[Sequence[Any]], list[Array]]
+"""Given the sources of several leaves, returns their values as C-contiguous, little-endian arrays that later updates
+of the program leave as they are; each keeps alive what it needs."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorLeaf:
     """One tensor of the state.
@@ -115,12 +120,18 @@ class TensorLeaf:
         Puts restored values, an array of the extent's shape, into the state.
     target : callable
         Returns memory to restore into directly (a writable, C-contiguous array that nobody shares), or ``None``.
+    source : object
+        What `holder` holds.
+    holder : callable, optional
+        Holds the values of many leaves at once, without a copy where that is possible; a leaf without one is copied.
     """
 
     declaration: Declaration
     read: Callable[[], Array]
     assign: Callable[[Array], None]
     target: Callable[[], Array | None] = field(default=_no_target)
+    source: Any = None
+    holder: Holder | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
