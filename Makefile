@@ -1,6 +1,6 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fix setup setup-b bench clean
+.PHONY: help demo test campaign lint fix setup setup-b bench clean
 # What is handed on to the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
 RANKS ?= 2
@@ -13,6 +13,9 @@ demo: setup  ## train LeNet5 on 2 ranks, kill it, go on with 1, kill it, end wit
 
 test:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
 	@scripts/dev/test.sh $(PARTS)
+
+campaign: setup  ## faults by the thousand, in full; a part: ARGS="corruption --count 500"; see tests/campaign/README.md
+	@scripts/dev/campaign.sh $(ARGS)
 
 lint:  ## ruff, mypy, import-linter, shellcheck, clang-format, codespell
 	@scripts/dev/lint.sh

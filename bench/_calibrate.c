@@ -48,6 +48,16 @@ int write_new_file(const char* path, char* const* data, const size_t* nbytes, si
     return error;
 }
 
+/* pwrite the pieces over what a file holds already, then fdatasync. Returns an errno. */
+int write_over_file(const char* path, char* const* data, const size_t* nbytes, size_t n) {
+    const int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return errno;
+    int error = move_pieces(fd, data, nbytes, n, 1, 0);
+    if (error == 0 && fdatasync(fd) != 0) error = errno;
+    if (close(fd) != 0 && error == 0) error = errno;
+    return error;
+}
+
 /* pread the pieces from a file. Returns an errno. */
 int read_file(const char* path, char* const* data, const size_t* nbytes, size_t n) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);

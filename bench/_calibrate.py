@@ -42,6 +42,10 @@ class Machine:
         """Write bytes to a new file, with pwrite and fdatasync; with early write-back if `is_early`."""
         _check(self._c.write_new_file(os.fsencode(path), *_list_of(pieces), int(is_early)), path)
 
+    def write_over_file(self, path: Path, pieces: Sequence[np.ndarray]) -> None:
+        """Write bytes over those of a file that is as large, with pwrite and fdatasync."""
+        _check(self._c.write_over_file(os.fsencode(path), *_list_of(pieces)), path)
+
     def read_file(self, path: Path, pieces: Sequence[np.ndarray]) -> None:
         """Fill arrays from a file, with pread."""
         _check(self._c.read_file(os.fsencode(path), *_list_of(pieces)), path)

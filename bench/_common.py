@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
+NAP_S = 0.0002
 
 
-def parse(description: str) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--directory", default=".", help="where to write; on the disk that counts, not in memory")
-    parser.add_argument("--mib", type=int, default=1024, help="size of the state")
-    parser.add_argument("--tensors", type=int, default=200, help="number of tensors")
-    parser.add_argument("--repeat", type=int, default=9, help="repetitions")
-    parser.add_argument("--threads", type=int, default=0, help="native threads per rank; 0 chooses")
-    parser.add_argument("--drift", type=float, default=0.15, help="how far the memcpy figures of a repetition may part")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", metavar="PNG", help="draw the repetitions, where matplotlib is there")
-    return parser.parse_args()
+def parser(description: str | None, *, mib: int = 1024, repeat: int = 7) -> argparse.ArgumentParser:
+    """Return the options that all benchmarks have."""
+    options = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    options.add_argument("--directory", default=".", help="where to write: a disk, or memory (/dev/shm)")
+    options.add_argument("--mib", type=int, default=mib, help="size of the state")
+    options.add_argument("--tensors", type=int, default=200, help="number of tensors")
+    options.add_argument("--repeat", type=int, default=repeat, help="rounds")
+    options.add_argument("--threads", type=int, default=0, help="native threads per rank; 0 chooses")
+    options.add_argument("--drift", type=float, default=0.15, help="how far memcpy before and after may part")
+    options.add_argument("--json", metavar="FILE", help="write every measurement there too")
+    return options
 
 
 def make_state(n_tensors: int, nbytes: int) -> dict[str, np.ndarray]:
@@ -34,25 +38,61 @@ def make_state(n_tensors: int, nbytes: int) -> dict[str, np.ndarray]:
     return {f"layer{n:03d}/kernel": np.full(each, n, np.float32) for n in range(n_tensors)}
 
 
+def own_part(state: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Return the bytes that this process writes when the tensors are laid end to end and cut evenly."""
+    total, pieces, position = sum(a.nbytes for a in state.values()), [], 0
+    begin, end = (total * (WORLD.rank + more) // WORLD.size for more in (0, 1))
+    for array in state.values():
+        data = array.reshape(-1).view(np.uint8)
+        part = data[max(0, begin - position) : max(0, end - position)]
+        position += data.nbytes
+        pieces += [part] if part.nbytes else []
+    return pieces
+
+
+@contextmanager
+def scratch(directory: str) -> Iterator[Path]:
+    """Give all ranks one new directory, and remove it when they are done."""
+    place = WORLD.bcast(tempfile.mkdtemp(prefix="hpcckpt-bench-", dir=directory) if WORLD.rank == 0 else None)
+    try:
+        yield Path(place)
+        meet()
+    finally:
+        if WORLD.rank == 0:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def meet() -> None:
+    """Wait for all ranks asleep: a rank that has nothing to do must not take a core from one that has."""
+    request = WORLD.Ibarrier()
+    while not request.Test():
+        time.sleep(NAP_S)
+
+
 def timed(fn: Callable[[], Any]) -> float:
     """Return the seconds from the first rank's start to the last rank's end."""
-    WORLD.Barrier()
+    meet()
     began = time.perf_counter()
     fn()
-    WORLD.Barrier()
+    meet()
     return WORLD.allreduce(time.perf_counter() - began, op=MPI.MAX)
 
 
 def settle(fn: Callable[[], Any]) -> None:
     """Do something outside the clock, on root, and let the disk come to rest."""
-    WORLD.Barrier()
+    meet()
     if WORLD.rank == 0:
         fn()
         os.sync()
-    WORLD.Barrier()
+    meet()
+
+
+def warm_memory(nbytes: int) -> None:
+    """Touch and free memory, so that whatever is measured next finds pages that the host has not taken back."""
+    np.ones(nbytes, np.uint8)
 
 
 def slowest_copy(copy_rate: Callable[[], float]) -> float:
     """Return the slowest rank's memcpy rate, all ranks copying at once. Collective."""
-    WORLD.Barrier()
+    meet()
     return WORLD.allreduce(copy_rate(), op=MPI.MIN)

@@ -1,4 +1,4 @@
-"""What a benchmark says: a table for people, JSON for programs, a plot."""
+"""What a benchmark says: a table for people, JSON for programs and for ``report.py``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,38 @@ import argparse
 import json
 import os
 import platform
-import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from _rounds import Rounds, spread
+
 from hpcckpt import native
 
-Repetition = dict[str, Any]
+Spread = dict[str, float] | None
+WIDTH = 132
+
+
+@dataclass
+class Table:
+    """Rows of cells, with what a figure means nothing without.
+
+    Attributes
+    ----------
+    title : str
+        What was measured, and where.
+    columns : list of str
+        Their heads.
+    rows : list of list of str
+        The cells.
+    notes : list of str
+        Lines to stand below.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def machine_facts(directory: str) -> dict[str, Any]:
@@ -35,95 +60,43 @@ def file_system(directory: str) -> str:
     return found[1]
 
 
-def is_steady(repetition: Repetition, drift: float) -> bool:
-    """Say whether the machine was as fast after a repetition as before it."""
-    before, after = repetition["memcpy"]
-    return abs(after / before - 1.0) <= drift
+def place_of(facts: dict[str, Any]) -> str:
+    """Return the file system's name, and that it is memory where it is."""
+    kind = facts["file_system"]
+    return f"{kind} (memory)" if kind in {"tmpfs", "ramfs"} else kind
 
 
-def summarize(found: list[Repetition], facts: dict[str, Any], drift: float) -> dict[str, Any]:
-    """Return medians and spreads of the steady repetitions; throughput is in bytes per second."""
-    steady = [repetition for repetition in found if is_steady(repetition, drift)]
-    variants = [name for name in found[0] if name not in {"load", "memcpy", "spans"}]
-    summary: dict[str, Any] = {**facts, "repetitions": len(steady), "discarded": len(found) - len(steady)}
-    if not steady:
-        return summary
-    summary["load"] = [min(r["load"] for r in found), max(r["load"] for r in found)]
-    summary["memcpy"] = statistics.median(rate for r in steady for rate in r["memcpy"])
-    for name in variants:
-        rates = sorted(facts["nbytes"] / r[name] for r in steady)
-        ratios = sorted(r["c"] / r[name] for r in steady)
-        summary[name] = {"rate": _spread(rates), "of_c": _spread(ratios)}
-    names = list(steady[0].get("spans", {}))
-    summary["spans"] = {name: statistics.median(r["spans"].get(name, 0.0) for r in steady) for name in names}
-    summary["runs"] = found
-    return summary
+def condition(found: Rounds, facts: dict[str, Any]) -> str:
+    """Return one line on how the machine was."""
+    memcpy = spread(found.memcpy)
+    speed = f"memcpy {memcpy['median'] / 1e9:.1f} GB/s, " if memcpy else ""
+    return (
+        f"{facts['cores']} cores, {speed}load {min(found.load):.1f} to {max(found.load):.1f}, "
+        f"{len(found.load)} rounds, {found.discarded} measurements discarded, {facts['implementation']} part"
+    )
 
 
-def _spread(ordered: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(ordered), "least": ordered[0], "most": ordered[-1]}
+def figure(value: Spread, unit: float = 1.0, digits: int = 2) -> list[str]:
+    """Return two cells: the median, and least to most."""
+    if value is None:
+        return ["-", "not steady"]
+    least, median, most = (value[key] / unit for key in ("least", "median", "most"))
+    return [f"{median:.{digits}f}", f"{least:.{digits}f} to {most:.{digits}f}"]
 
 
-def report(found: list[Repetition], facts: dict[str, Any], args: argparse.Namespace) -> None:
-    """Print what was found, and draw it if that was asked for."""
-    summary = summarize(found, facts, args.drift)
-    if args.json:
-        print(json.dumps(summary))
-    else:
-        _print_tables(summary)
-    if args.plot:
-        _draw(found, facts, args)
-
-
-def _print_tables(summary: dict[str, Any]) -> None:
+def publish(table: Table, args: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Print a table, and write it with the data to ``--json`` if that was asked for."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
-    console = Console(width=100)
-    facts = {k: v for k, v in summary.items() if k not in {"runs", "spans", "load"} and not isinstance(v, dict)}
-    console.print(", ".join(f"{name} {_text(value)}" for name, value in facts.items()), highlight=False)
-    if summary["file_system"] in {"tmpfs", "ramfs"}:
-        console.print("this is memory, not a disk: choose another --directory")
-    if not summary["repetitions"]:
-        console.print("no repetition was steady: the machine is busy, try again")
-        return
-    console.print("load average {:.2f} to {:.2f}".format(*summary["load"]), highlight=False)
-    table = Table("variant", "GB/s median", "least to most", "of C, median", "least to most")
-    for name, row in summary.items():
-        if isinstance(row, dict) and "rate" in row:
-            rate, ratio = row["rate"], row["of_c"]
-            table.add_row(
-                name,
-                f"{rate['median'] / 1e9:.2f}",
-                f"{rate['least'] / 1e9:.2f} to {rate['most'] / 1e9:.2f}",
-                f"{ratio['median']:.2f}",
-                f"{ratio['least']:.2f} to {ratio['most']:.2f}",
-            )
-    console.print(table)
-    spans = Table("up to phase", "ms, median")
-    for name, seconds in summary.get("spans", {}).items():
-        spans.add_row(name, f"{seconds * 1e3:.1f}")
-    if summary.get("spans"):
-        console.print(spans)
-
-
-def _text(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _draw(found: list[Repetition], facts: dict[str, Any], args: argparse.Namespace) -> None:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("no plot: matplotlib is not installed")
-        return
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for name in (name for name in found[0] if name not in {"load", "memcpy", "spans"}):
-        axes.plot([facts["nbytes"] / r[name] / 1e9 for r in found], "o-", label=name)
-    unsteady = [number for number, r in enumerate(found) if not is_steady(r, args.drift)]
-    for number in unsteady:
-        axes.axvspan(number - 0.4, number + 0.4, alpha=0.2, color="grey")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel="repetition (grey: discarded)", ylabel="GB/s", ylim=(0, None), title=facts["file_system"])
-    axes.legend()
-    figure.savefig(args.plot, dpi=120, bbox_inches="tight")
+    console = Console(width=WIDTH)  # what mpirun shows as a terminal is always 80 wide
+    shown = RichTable(*table.columns, title=table.title, title_justify="left")
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown)
+    for note in table.notes:
+        console.print(note, highlight=False)
+    if args.json:
+        path = Path(args.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**data, "table": vars(table)}), encoding="utf-8")

@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcckpt import discovery, saving
+from hpcckpt import discovery, publishing, saving
 from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
 from hpcckpt.collective.communicator import Communicator, as_communicator, usable_cores
 from hpcckpt.config import Best, OnNewer, Options, parse_best
-from hpcckpt.errors import BackendConflictError, ClosedError
+from hpcckpt.draining import Draining
+from hpcckpt.errors import BackendConflictError, ClosedError, HpcckptError
+from hpcckpt.holding import ArenaPool
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
 
 __all__ = ["Checkpointer", "PendingSave", "Restored", "SavedStep"]
 
 T = TypeVar("T")
+_log = logging.getLogger("hpcckpt")
 
 
 class PendingSave:
-    """A save that was asked for. Saves are synchronous in this version, so it is always done.
+    """A save that was asked for, and that goes on in the background.
 
     Parameters
     ----------
-    saved : SavedStep
-        The outcome.
+    run : Run
+        The run it belongs to.
+    underway : saving.Underway
+        The save.
     """
 
-    def __init__(self, saved: SavedStep) -> None:
-        self._saved = saved
+    def __init__(self, run: Run, underway: saving.Underway) -> None:
+        self._run = run
+        self._underway = underway
 
     def done(self) -> bool:
-        """Say whether the outcome is known. Independent."""
-        return True
+        """Say whether the outcome is known here; never blocks. Independent."""
+        if self._underway.answer is None:
+            self._run.draining.poll()
+        return self._underway.answer is not None
 
     def result(self) -> SavedStep:
-        """Return the committed step, or raise what kept it from being committed. Collective."""
-        return self._saved
+        """Return the committed step, or raise what kept it from being committed. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            The same on every rank, and also of the failure's own class.
+        """
+        saving.wait(self._run, self._underway)
+        return saving.outcome_of(self._underway)
 
 
 class Checkpointer:
@@ -60,7 +79,8 @@ class Checkpointer:
     keep_period : int, optional
         Keep steps divisible by this besides.
     async_save : bool
-        Accepted for programs that will run with later versions; saves are synchronous in this one.
+        Whether `save` returns after the snapshot; the rest goes on in the background, and moves on whenever `poll`
+        or another method is called. Otherwise `save` returns when the step is committed.
     on_newer : {"error", "aside"}
         What saving does when steps stand in the directory that are newer than the one this run goes
         on from: refuse, or move them aside (they are never deleted).
@@ -70,6 +90,21 @@ class Checkpointer:
         Seconds of silence after which a lock held on another host counts as left by a dead job.
     threads : int
         Native I/O threads per rank; 0 chooses.
+    max_in_flight : int
+        How many saves may be in the background before the next one waits for the oldest.
+    max_bytes_in_flight : int, optional
+        Bytes per rank that saves in the background may hold; a save beyond them waits for the others, and one that
+        is larger by itself is written before `save` returns.
+    recycle : bool
+        Write over the files of retired steps, which is several times faster on most file systems. Turn it off if other
+        programs map files of this directory into memory while the run goes on.
+    incremental : bool
+        Link tensors that did not change since the newest step instead of writing them again. Only what is held
+        without a copy can be known not to have changed: TensorFlow variables on CPU.
+    nan_guard : bool
+        Refuse a step with NaN or infinite values (`NonFiniteError`), so that it never displaces a good one.
+    peer_timeout_s : float
+        How long a rank that waits puts up with the silence of another one; then it says so and ends the job.
 
     Raises
     ------
@@ -93,8 +128,13 @@ class Checkpointer:
         check_replicas: int = 100,
         lock_expiry_s: float = 600.0,
         threads: int = 0,
+        max_in_flight: int = 1,
+        max_bytes_in_flight: int | None = None,
+        recycle: bool = True,
+        incremental: bool = False,
+        nan_guard: bool = False,
+        peer_timeout_s: float = 1800.0,
     ) -> None:
-        del async_save
         group = as_communicator(comm)
         options = group.agree(
             "checkpointer: options",
@@ -107,13 +147,24 @@ class Checkpointer:
                 check_replicas,
                 lock_expiry_s,
                 threads,
+                async_save,
+                max_in_flight,
+                max_bytes_in_flight,
+                recycle,
+                incremental,
+                nan_guard,
+                peer_timeout_s,
             ).check(),
         )
         info = _agreed_backend(group, backend)
-        made = group.agree("checkpointer: load backend", lambda: load_class(info)(threads=threads or usable_cores()))
+        n_threads = threads or usable_cores()
+        made = group.agree("checkpointer: load backend", lambda: load_class(info)(threads=n_threads))
         where = group.bcast(Path(os.path.abspath(directory)))
-        self._run = Run(where, group, made, options)
+        draining = Draining(group.duplicate(), options.peer_timeout_s)
+        self._run = Run(where, group, made, options, draining, ArenaPool(n_threads))
         self._release = weakref.finalize(self, _release_lock, self._run)
+        _open_runs.add(self._run)
+        _finish_at_exit_too()
 
     @property
     def directory(self) -> Path:
@@ -157,13 +208,14 @@ class Checkpointer:
         Raises
         ------
         CollectiveError
-            If any rank failed: the same on every rank, and also of the failure's own class
-            (`StepExistsError`, `NoSpaceError`, `LockedError`, `TreeMismatchError`, …).
+            If an earlier save failed in the background and nobody has asked for its result, or, with
+            ``async_save=False`` and at the first save, if this one failed: the same on every rank, and also of the
+            failure's own class (`StepExistsError`, `NoSpaceError`, `LockedError`, `TreeMismatchError`, …).
             The previous checkpoint is untouched and training may go on.
         """
         self._check_open()
         request = saving.Request(int(step), metrics or {}, objects or {}, overwrite)
-        return PendingSave(saving.save(self._run, state, request))
+        return PendingSave(self._run, saving.save(self._run, state, request))
 
     def restore(self, state: Any, step: int | None = None, *, strict: bool = True) -> Restored:
         """Restore a step into `state`, in place. Collective.
@@ -186,16 +238,24 @@ class Checkpointer:
         StateMismatchError
             If state and step differ; the state is unchanged.
         """
-        self._check_open()
+        self.wait()
         return restore(self._run, state, step, strict=strict)
 
     def poll(self) -> None:
-        """Advance saves in the background; never blocks. Independent."""
+        """Carry on what goes on in the background; never blocks. Call it after every batch. Independent."""
         self._check_open()
+        self._run.draining.poll()
 
     def wait(self) -> None:
-        """Wait until all saves are committed; raise what kept one from it. Collective."""
+        """Wait until all saves are committed; raise what kept one from it. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If a save failed whose failure was not raised yet; alike on every rank.
+        """
         self._check_open()
+        saving.make_room(self._run, 0)
 
     def latest_step(self) -> int | None:
         """Return the newest restorable step, or ``None``. Collective."""
@@ -227,10 +287,21 @@ class Checkpointer:
         return self._on_root(f"unpin step {step}", lambda: discovery.unpin(self.directory, step))
 
     def close(self) -> None:
-        """Give back the run's lock and the communicator. Collective."""
-        if not self._run.closed:
+        """Wait for all saves, then give back the run's lock and the communicator. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If a save failed whose failure was not raised yet; all is given back all the same.
+        """
+        if self._run.closed:
+            return
+        try:
+            saving.make_room(self._run, 0)
+        finally:
             self._run.closed = True
             self._release()
+            self._run.draining.comm.free()
             self._run.comm.free()
 
     def __enter__(self) -> Checkpointer:
@@ -239,7 +310,7 @@ class Checkpointer:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
-        else:  # other ranks may not come: give back what needs no peers
+        elif not self._run.underway:  # other ranks may not come: give back what needs no peers
             self._release()
 
     def _on_root(self, phase: str, fn: Callable[[], T]) -> T:
@@ -251,10 +322,38 @@ class Checkpointer:
             raise ClosedError(f"the checkpointer of {self._run.directory} is closed; make a new one")
 
 
+# -- what is left when nobody closes --------------------------------------------------------------
+
+_open_runs: weakref.WeakSet[Run] = weakref.WeakSet()
+_orphans: list[Run] = []
+
+
 def _release_lock(run: Run) -> None:
-    if run.lock is not None:
+    """Remove what was prepared for saves that will not come, and give the lock back. Root only."""
+    if any(this.answer is None for this in run.underway):
+        _orphans.append(run)  # to be finished when the program ends
+    elif run.lock is not None:
+        with contextlib.suppress(OSError):
+            if run.lock.is_mine():
+                publishing.sweep_all(run)
         run.lock.release()
         run.lock = None
+
+
+@functools.cache
+def _finish_at_exit_too() -> None:
+    """Have what is under way finished when the program ends, before MPI is finalized and locks are given back."""
+    atexit.register(_finish_all)
+
+
+def _finish_all() -> None:
+    for run in [*_open_runs, *_orphans]:
+        if not run.closed and run.underway:
+            try:
+                saving.make_room(run, 0)
+            except HpcckptError as error:
+                _log.error("hpcckpt: %s", error)
+            _release_lock(run)
 
 
 def _agreed_backend(comm: Communicator, name: str) -> BackendInfo:

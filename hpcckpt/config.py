@@ -52,6 +52,10 @@ def _is_count(value: Any, low: int) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= low
 
 
+def _is_limit(value: Any) -> bool:
+    return value is None or _is_count(value, 0)
+
+
 def _is_positive(value: Any) -> bool:
     return isinstance(value, Real) and float(value) > 0
 
@@ -78,6 +82,20 @@ class Options:
         Seconds without a heartbeat after which another host's lock counts as left by a dead job.
     threads : int
         Native I/O threads per rank; 0 chooses from the cores this rank may use.
+    async_save : bool
+        Whether `save` returns after the snapshot, and the rest goes on in the background.
+    max_in_flight : int
+        How many saves may be in the background before the next one waits.
+    max_bytes_in_flight : int or None
+        Bytes per rank that saves in the background may hold; beyond them a save waits, or is written at once.
+    recycle : bool
+        Whether files of retired steps are written over by the next save.
+    incremental : bool
+        Whether tensors that did not change since the newest step are linked instead of written.
+    nan_guard : bool
+        Whether a step with NaN or infinite values is refused.
+    peer_timeout_s : float
+        How long a rank that waits puts up with the silence of another one before it ends the job.
     """
 
     max_to_keep: int | None = 3
@@ -88,6 +106,13 @@ class Options:
     check_replicas: int = 100
     lock_expiry_s: float = 600.0
     threads: int = 0
+    async_save: bool = True
+    max_in_flight: int = 1
+    max_bytes_in_flight: int | None = None
+    recycle: bool = True
+    incremental: bool = False
+    nan_guard: bool = False
+    peer_timeout_s: float = 1800.0
 
     def problems(self) -> list[Problem]:
         """Return everything that is wrong with these options."""
@@ -103,6 +128,9 @@ class Options:
             ("check_replicas", _is_count(self.check_replicas, 0), "must be at least 0"),
             ("lock_expiry_s", _is_positive(self.lock_expiry_s), "must be positive"),
             ("threads", _is_count(self.threads, 0), "must be at least 0"),
+            ("max_in_flight", _is_count(self.max_in_flight, 1), "must be at least 1"),
+            ("max_bytes_in_flight", _is_limit(self.max_bytes_in_flight), "must be a number of bytes, or None"),
+            ("peer_timeout_s", _is_positive(self.peer_timeout_s), "must be positive"),
         ]
         return [Problem(f"options.{name}", message) for name, is_met, message in rules if not is_met]
 

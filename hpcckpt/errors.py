@@ -101,6 +101,12 @@ class RetiredError(RetryError):
     kind = "retired"
 
 
+class HostMemoryError(RetryError, MemoryError):
+    """Values on an accelerator do not fit into the host's free memory."""
+
+    kind = "host-memory"
+
+
 # -- use an older step ---------------------------------------------------------------------------
 
 
@@ -128,6 +134,12 @@ class ManifestError(CorruptError):
     """The manifest is absent, unreadable, or says what cannot be."""
 
     kind = "manifest"
+
+
+class NonFiniteError(OlderStepError, FloatingPointError):
+    """The state holds NaN or infinite values, and ``nan_guard`` keeps it from displacing a good step."""
+
+    kind = "non-finite"
 
 
 # -- fix the configuration -----------------------------------------------------------------------
@@ -252,11 +264,14 @@ class CollectiveError(HpcckptError):
         What was being done.
     failures : dict of int to str
         The text of each rank that failed.
+    kinds : dict of int to str
+        The kind of each rank's failure.
     """
 
     kind = "collective"
     phase: str = ""
     failures: Mapping[int, str] = {}
+    kinds: Mapping[int, str] = {}
 
 
 def _subclasses(cls: type[HpcckptError]) -> list[type[HpcckptError]]:
@@ -297,6 +312,7 @@ def collective_error(phase: str, failures: Mapping[int, Failure]) -> CollectiveE
     error = cls(_collective_text(phase, failures))
     error.phase = phase
     error.failures = {rank: failure.text for rank, failure in failures.items()}
+    error.kinds = {rank: failure.kind for rank, failure in failures.items()}
     return error
 
 

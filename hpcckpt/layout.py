@@ -31,9 +31,9 @@ def new_nonce() -> str:
     return secrets.token_hex(6)
 
 
-def temporary_dirname(step: int, nonce: str) -> str:
+def staging_dirname(nonce: str) -> str:
     """Return the name under which a step is written before it is published."""
-    return f".{step_dirname(step)}.tmp-{nonce}"
+    return f".next-{nonce}"
 
 
 def retired_dirname(nonce: str) -> str:
@@ -66,8 +66,8 @@ def replaced_original(dirname: str) -> str | None:
 
 
 def is_temporary(dirname: str) -> bool:
-    """Say whether this is the directory of a save in progress, or of one that was killed."""
-    return dirname.startswith(".step-") and ".tmp-" in dirname
+    """Say whether this is the directory of a save to come or in progress, or of one that was killed."""
+    return dirname.startswith(".next-") or (dirname.startswith(".step-") and ".tmp-" in dirname)
 
 
 def is_retired(dirname: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hpcckpt.tensors import Extent, TensorSpec, itemsize
@@ -18,6 +18,11 @@ class Declaration:
 
     spec: TensorSpec
     extent: Extent
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what this rank holds."""
+        return self.extent.n_elements * itemsize(self.spec.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +51,52 @@ class SaveJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Ticket:
+    """What root gives out for a save to come: the name of its staging directory, and the identity it will have."""
+
+    name: str
+    save_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A data file as the manifest names it: path relative to the step, size, CRC32C of its header."""
+    """A data file as the manifest names it: path relative to the step, size, CRC32C of its header.
+
+    `save_id` is the save that wrote it, where that is an older one than the manifest's; else empty.
+    """
 
     path: str
     nbytes: int
     header_crc: int
+    save_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteReport:
     """What one rank wrote.
 
-    `nbytes` counts tensor bytes, without headers.  `per_rank` has the specs of this rank's own entries.
+    Attributes
+    ----------
+    files : tuple of FileRecord
+        Its files.
+    shared_nbytes, own_nbytes : int
+        Tensor bytes, without headers: of tensors that ranks share, and of those that each has for itself.
+    linked_nbytes : int
+        How many of these were linked, not written.
     """
 
     files: tuple[FileRecord, ...]
-    nbytes: int
-    n_entries: int
+    shared_nbytes: int
+    own_nbytes: int = 0
+    linked_nbytes: int = 0
+
+    @classmethod
+    def of(cls, files: tuple[FileRecord, ...], items: Iterable[WriteItem], linked_nbytes: int = 0) -> WriteReport:
+        """Return the report of a rank that wrote `items`."""
+        nbytes = {False: 0, True: 0}
+        for item in items:
+            nbytes[item.spec.kind == "per-rank"] += item.nbytes
+        return cls(files, nbytes[False], nbytes[True], linked_nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcckpt.backends.base import Backend
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.planner import SavePlan
 from hpcckpt.config import Options
+from hpcckpt.discovery import StepInfo
+from hpcckpt.draining import Draining
+from hpcckpt.holding import ArenaPool
 from hpcckpt.lock import RunLock
+from hpcckpt.plan import Declaration, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class SavedStep:
         Which backend wrote it.
     warnings : tuple of str
         What went wrong after the commit (retention), with nothing lost.
+    linked_nbytes : int
+        How many of the bytes were linked from the step before, not written (``incremental``).
     """
 
     step: int
@@ -45,6 +52,7 @@ class SavedStep:
     kept: int
     backend: str
     warnings: tuple[str, ...] = ()
+    linked_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +105,64 @@ class Lineage:
     step: int | None = None
 
 
-@dataclass(slots=True)
+class Planned(NamedTuple):
+    """A plan, and what it was made for: declarations, and the names of the JSON objects."""
+
+    declarations: tuple[Declaration, ...]
+    objects: tuple[str, ...]
+    plan: SavePlan
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
-    """A run directory as one job uses it."""
+    """A run directory as one job uses it.
+
+    Attributes
+    ----------
+    draining : Draining
+        The background.
+    arenas : ArenaPool
+        Memory for copies.
+    planned : Planned or None
+        Who writes what, until the state changes.
+    tickets : dict of int to Ticket
+        What root has prepared, by the number of the save.
+    underway : list
+        Saves whose outcome nobody has waited for, the oldest first.
+    staged : dict of str to int
+        Root only: staging directories, with the bytes that their files have already.
+    reusable : tuple or None
+        Root only: a retired directory for the next save, and its bytes.
+    recycles : bool
+        Root only: whether files of retired steps are written over.
+    linked_steps : list of int
+        Root only: steps that saves under way link files from.
+    damaged : dict of int to str
+        Steps whose bytes a restore of this job found damaged, with their `save_id`; the same on all ranks.
+        Their manifests and sizes may be fine, so nobody else can tell before reading all of them.
+    """
 
     directory: Path
     comm: Communicator
     backend: Backend
     options: Options
+    draining: Draining
+    arenas: ArenaPool
     lineage: Lineage = field(default_factory=Lineage)
     lock: RunLock | None = None
     n_saves: int = 0
+    planned: Planned | None = None
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    underway: list[Any] = field(default_factory=list)
+    staged: dict[str, int] = field(default_factory=dict)
+    reusable: tuple[Path, int] | None = None
+    recycles: bool = False
+    linked_steps: list[int] = field(default_factory=list)
     closed: bool = False
+    damaged: dict[int, str] = field(default_factory=dict)
+
+    def marked(self, info: StepInfo) -> StepInfo:
+        """Return what discovery says of a step, with the damage that a restore of this job found. Independent."""
+        if info.manifest is None or self.damaged.get(info.step) != info.manifest.save_id:
+            return info
+        return replace(info, problem=info.problem or f"step {info.step}: a restore found its bytes damaged")

@@ -1,41 +1,46 @@
-"""How a step is saved, from state to committed checkpoint. The numbers are the commit protocol's."""
+"""How a step is saved: make room, hold the state still, and let it drain while the program goes on.
+
+What each rank holds is written on a thread and reported to root, which publishes the step on a thread of
+its own (:mod:`hpcckpt.publishing`); the outcome reaches every rank the next time it polls or waits
+(:mod:`hpcckpt.draining`).  The numbers are those of the commit protocol
+(:mod:`hpcckpt.collective.commit`).
+
+Only the first save plans collectively.  The plan holds for as long as names, shapes and dtypes stay; a rank whose
+state has changed proposes the new one instead of writing, and when all do, they plan anew and go on.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import platform
-import secrets
-import sys
+import copy
+import logging
 import time
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hpcckpt import layout, native, phases
-from hpcckpt._version import __version__
+from hpcckpt import layout, native, phases, publishing
 from hpcckpt.backends.base import Payload
 from hpcckpt.collective import commit
-from hpcckpt.collective.communicator import Communicator
-from hpcckpt.collective.planner import SavePlan, plan_save
-from hpcckpt.discovery import inspect_step, newest_restorable, step_numbers
-from hpcckpt.errors import (
-    HpcckptError,
-    NewerStepError,
-    ReplicaMismatchError,
-    StateError,
-    StepExistsError,
-    as_failure,
-    from_os_error,
+from hpcckpt.collective.planner import (
+    SavePlan,
+    alike,
+    fits,
+    own_declarations,
+    plan_for,
+    plan_save,
+    tree_mismatch,
+    with_own,
 )
-from hpcckpt.lock import RunLock
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import FileRecord, SaveJob, WriteReport
-from hpcckpt.retention import apply_retention, sweep
-from hpcckpt.run import Lineage, Run, SavedStep
-from hpcckpt.snapshot import StateTree, as_bytes, flatten, is_json
-from hpcckpt.tensors import is_text, itemsize
+from hpcckpt.draining import Matter, Outcome
+from hpcckpt.errors import Failure, StateError, as_failure, collective_error
+from hpcckpt.holding import Held, cut, hold, live, replica_checksums, replica_names
+from hpcckpt.plan import Declaration, SaveJob, Ticket, WriteItem
+from hpcckpt.publishing import Content, Report
+from hpcckpt.run import Lineage, Planned, Run, SavedStep
+from hpcckpt.snapshot import StateTree, flatten, is_json
+from hpcckpt.tensors import is_text
+
+_log = logging.getLogger("hpcckpt")
 
 
 class Request(NamedTuple):
@@ -47,51 +52,147 @@ class Request(NamedTuple):
     overwrite: bool
 
 
-def save(run: Run, state: Any, request: Request) -> SavedStep:
-    """Save a step: snapshot, plan, stage, write, publish, retire. Collective.
+class Proposal(NamedTuple):
+    """What a rank whose state has changed reports instead of writing: what it holds now."""
+
+    alike: list[str]
+    own: tuple[Declaration, ...]
+
+
+class Answer(NamedTuple):
+    """What root tells all ranks of a save: the step, or what failed where; or what all propose.
+
+    `ticket` is for a save to come.
+    """
+
+    saved: SavedStep | None = None
+    phase: str = ""
+    failures: Mapping[int, Failure] = {}
+    ticket: Ticket | None = None
+    proposals: tuple[tuple[Declaration, ...], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Underway:
+    """A save under way on this rank.
+
+    Attributes
+    ----------
+    number : int
+        Which save of the checkpointer it is, counted from 0 on: the same on all ranks.
+    planned, plan : Planned, SavePlan
+        What it is written by, and that with the sizes of this rank's own values.
+    is_told : bool
+        Whether its outcome was returned or raised already.
+    """
+
+    number: int
+    request: Request
+    staged: commit.Staged
+    began: float
+    planned: Planned
+    plan: SavePlan | None = None
+    content: Content | None = None
+    stall_s: float = 0.0
+    matter: Matter = field(init=False)
+    held: Held | None = None
+    tree: StateTree | None = None
+    answer: Answer | None = None
+    is_told: bool = False
+
+
+def save(run: Run, state: Any, request: Request) -> Underway:
+    """Begin to save a step: snapshot, and leave the rest to the background. Collective.
 
     Raises
     ------
     CollectiveError
-        If any rank failed in any phase; alike on every rank, and of the failure's own class too.
+        If an earlier save failed, or this one before its first byte; alike on every rank, and of the failure's own
+        class too.
     """
     began = time.monotonic()
-    tree, plan = _plan(run, state, request)
-    staged, way = _begin(run, plan, request)
-    try:
-        reports = commit.write(run.comm, run.backend, staged, lambda: _payloads(tree, plan))
-        path, n_files = _publish(run, staged, plan, _Content(request, reports, tree), way)
-    except BaseException:
-        if run.comm.is_root:
-            commit.abandon(staged)
-        raise
-    phases.reached("7-outcome", run.comm.rank)
-    _advance(run, staged.job)
-    kept, warnings = _retire(run, staged)
-    seconds = time.monotonic() - began
-    return SavedStep(request.step, path, plan.nbytes, n_files, seconds, seconds, kept, run.backend.name, warnings)
+    make_room(run, run.options.max_in_flight - 1)
+    tree = None if run.n_saves in run.tickets else _begin(run, state, request)
+    ticket = run.tickets.pop(run.n_saves)
+    assert run.planned is not None
+    job = SaveJob(ticket.save_id, request.step, run.comm.size)
+    this = Underway(run.n_saves, request, commit.Staged(job, run.directory, ticket.name), began, run.planned)
+    run.n_saves += 1
+    part = _part(run, this, state, tree)
+    is_live = this.held is not None and this.held.is_live
+    this.stall_s = time.monotonic() - began
+    this.matter = run.draining.start(2 * this.number, f"save step {request.step}", part, *_ending(run, this))
+    run.underway.append(this)
+    if is_live:
+        this.matter.part.join()
+    if not run.options.async_save:
+        wait(run, this)
+        outcome_of(this)
+    return this
 
 
-# -- 0: what is there to save --------------------------------------------------------------------
+# -- waiting -------------------------------------------------------------------------------------
 
 
-def _plan(run: Run, state: Any, request: Request) -> tuple[StateTree, SavePlan]:
+def make_room(run: Run, n_left: int) -> None:
+    """Wait until at most `n_left` saves are under way; raise, once, what an older one failed of. Collective.
+
+    Which saves are waited for depends on nothing but their number, so all ranks raise the same.
+    """
+    while len(run.underway) > n_left:
+        oldest = run.underway[0]
+        wait(run, oldest)
+        del run.underway[0]
+        run.planned = oldest.planned
+        if not oldest.is_told:
+            outcome_of(oldest)
+
+
+def wait(run: Run, this: Underway) -> None:
+    """Wait until the outcome of a save is known here. Collective."""
+    while this.answer is None:
+        run.draining.wait(this.matter)
+
+
+def outcome_of(this: Underway) -> SavedStep:
+    """Return the step that was committed, or raise what kept it from being committed. Independent."""
+    assert this.answer is not None
+    this.is_told = True
+    if this.answer.saved is None:
+        phase = f"save step {this.request.step}: {this.answer.phase}"
+        raise collective_error(phase, this.answer.failures) from this.matter.part.error
+    return this.answer.saved
+
+
+# -- 0 and 1: the first save -----------------------------------------------------------------------
+
+
+def _begin(run: Run, state: Any, request: Request) -> StateTree:
+    """Plan, and open the run directory; the first save does, and one for which nothing is prepared. Collective."""
     where = f"save step {request.step}"
-
-    def read_state() -> StateTree:
-        phases.reached("0-plan", run.comm.rank)
-        return _checked_state(state, request)
-
-    tree = run.comm.agree(f"{where}: read state", read_state)
-    named = [f"step {request.step}", *(f"object {name}" for name in tree.objects)]
+    tree = run.comm.agree(f"{where}: read state", lambda: _read_state(run, state, request))
+    named = [f"step {request.step}", *_object_names(tree)]
     plan = plan_save(run.comm, tree.declarations, named)
-    interval = run.options.check_replicas
-    if interval and run.n_saves % interval == 0:
-        check_replicas(run.comm, tree, where)
-    return tree, plan
+    run.planned = Planned(tree.declarations, tuple(tree.objects), plan)
+
+    n_tickets = 1 if run.n_saves else run.options.max_in_flight
+
+    def begin() -> list[Ticket]:
+        publishing.open_for_writing(run)
+        publishing.look_ahead(run, request.step, overwrite=request.overwrite)
+        commit.check_space(run.directory, plan, run.comm.size)
+        return [publishing.prepare(run) for _ in range(n_tickets)]
+
+    run.tickets.update(enumerate(run.comm.on_root(f"{where}: begin", begin), start=run.n_saves))
+    return tree
 
 
-def _checked_state(state: Any, request: Request) -> StateTree:
+def _object_names(tree: StateTree) -> list[str]:
+    return [f"object {name}" for name in tree.objects]
+
+
+def _read_state(run: Run, state: Any, request: Request) -> StateTree:
+    phases.reached("0-plan", run.comm.rank)
     if not 0 <= request.step <= layout.MAX_STEP:
         raise StateError(f"step {request.step} is not between 0 and {layout.MAX_STEP}")
     wrong = [name for name, value in request.metrics.items() if not _is_metric(name, value)]
@@ -113,198 +214,171 @@ def _is_metric(name: Any, value: Any) -> bool:
     return isinstance(name, str) and is_text(name) and not isinstance(value, str)
 
 
-def replica_checksums(tree: StateTree) -> dict[str, int]:
-    """Return the CRC32C of every replicated tensor. Independent."""
-    replicated = {name: leaf for name, leaf in tree.tensors.items() if leaf.declaration.spec.kind == "replicated"}
-    return {name: native.crc32c(as_bytes(leaf.read())) for name, leaf in replicated.items()}
+# -- 2: what this rank does ------------------------------------------------------------------------
 
 
-def check_replicas(comm: Communicator, tree: StateTree, where: str) -> None:
-    """Compare replicated tensors over ranks by digest. Collective.
-
-    Raises
-    ------
-    ReplicaMismatchError
-        Naming the first differing tensors and the ranks that differ from rank 0.
-    """
-    if comm.size == 1:
-        return
-    own = comm.agree(f"{where}: compare replicas", lambda: replica_checksums(tree))
-    digest = hashlib.blake2b(repr(own).encode(), digest_size=16).digest()
-    if len(set(comm.allgather(digest))) == 1:
-        return
-    every = comm.allgather(own)
-    differing = {
-        name: [rank for rank, theirs in enumerate(every) if theirs[name] != every[0][name]] for name in every[0]
-    }
-    shown = [f"{name!r} on rank {', '.join(map(str, ranks))}" for name, ranks in differing.items() if ranks]
-    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
-    raise ReplicaMismatchError(
-        f"{where}: tensors that should be equal on all ranks differ from rank 0's: {'; '.join(shown[:5])}{more}; "
-        "broadcast them before training, or wrap them in hpcckpt.PerRank or hpcckpt.RootOnly"
-    )
-
-
-# -- 1: begin ------------------------------------------------------------------------------------
-
-
-def _begin(run: Run, plan: SavePlan, request: Request) -> tuple[commit.Staged, commit.Way]:
-    def begin() -> tuple[commit.Staged, commit.Way]:
-        open_for_writing(run)
-        way = _look_ahead(run, request)
-        commit.check_space(run.directory, plan, run.comm.size)
-        job = SaveJob(secrets.token_hex(16), request.step, run.comm.size)
-        return commit.begin(run.backend, job, run.directory), way
-
-    return run.comm.on_root(f"save step {request.step}: begin", begin)
-
-
-def open_for_writing(run: Run) -> None:
-    """Make the run directory, take its lock, and sweep what killed jobs left. Root only.
-
-    Raises
-    ------
-    LockedError
-        If another job holds the lock.
-    LockLostError
-        If another job took it over from us: nothing in the directory is touched then.
-    """
-    if run.lock is not None:
-        run.lock.check()
-        return
+def _part(run: Run, this: Underway, state: Any, tree: StateTree | None) -> Callable[[], Report | Proposal]:
+    """Hold the state still and return what is to be done with it; a failure is left to that, for all to hear of."""
     try:
-        make_directory(run.directory)
-        run.lock = RunLock.take(run.directory, run.options.lock_expiry_s)
-    except OSError as error:
-        raise error if isinstance(error, HpcckptError) else from_os_error(error, "open run directory") from error
-    with contextlib.suppress(OSError):  # what cannot be removed is tried again, and told of, after the save
-        sweep(run.directory)
+        tree = _read_state(run, state, this.request) if tree is None else tree
+        if run.comm.is_root:
+            this.content = _content(tree, this.request)
+        if not (fits(this.planned.declarations, tree.declarations) and this.planned.objects == tuple(tree.objects)):
+            return _propose(run, this, tree)
+        this.plan = with_own(this.planned.plan, tree.declarations)
+        this.held = _hold(run, tree, this.plan.items)
+        return _write(run, this, this.plan, _replicas(run, this, tree))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting for this one
+        failure = error
+
+        def fail() -> Report:
+            raise failure
+
+        return fail
 
 
-def make_directory(path: Path) -> None:
-    """Make a directory and its parents, durably. Root only."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    native.fsync_dir(str(path.parent))
+def _content(tree: StateTree, request: Request) -> Content:
+    objects = {"state": {name: leaf.read() for name, leaf in tree.objects.items()}, "user": dict(request.objects)}
+    metrics = {name: float(value) for name, value in request.metrics.items()}
+    return Content(metrics, copy.deepcopy(objects), replica_names(tree))
 
 
-def _look_ahead(run: Run, request: Request) -> commit.Way:
-    """Find what stands where the step will go, and refuse what may not be moved. Root only.
-
-    Nothing is moved before the new step is whole and durable: a save that fails leaves all as it was.
-    """
-    newer = _newer_steps(run, request.step)
-    if newer and run.options.on_newer == "error":
-        raise NewerStepError(
-            f"step {request.step} would go below step {newer[-1]}, which stands in {run.directory} and is not "
-            'what this run goes on from: restore it first, pass on_newer="aside", or use another directory'
-        )
-    if request.step in newer or request.step not in step_numbers(run.directory):
-        return commit.Way(newer)
-    is_good = inspect_step(run.directory, request.step).is_restorable
-    if is_good and not request.overwrite:
-        raise StepExistsError(f"step {request.step} is in {run.directory} already; pass overwrite=True to replace it")
-    return commit.Way(newer, "good" if is_good else "bad")
+def _hold(run: Run, tree: StateTree, items: Sequence[WriteItem]) -> Held:
+    """Hold the state, within the bounds there are for that, or look at it while the caller waits. Independent."""
+    nbytes = sum(item.nbytes for item in items)
+    limit = run.options.max_bytes_in_flight
+    if limit is not None:
+        for earlier in run.underway:
+            earlier.matter.part.join()
+    if not run.options.async_save or (limit is not None and nbytes > limit):
+        return live(tree, items)
+    return hold(tree, items, run.arenas, run.backend.threads)
 
 
-def _newer_steps(run: Run, step: int) -> tuple[int, ...]:
-    """Return the steps beyond what the run goes on from or saves now, if one of them can be restored. Root only."""
-    base = step if run.lineage.step is None else min(step, run.lineage.step)
-    newest = newest_restorable(run.directory)
-    if newest is None or newest.step <= base:
-        return ()
-    return tuple(number for number in step_numbers(run.directory) if number > base)
+def _replicas(run: Run, this: Underway, tree: StateTree) -> Callable[[], list[int]] | None:
+    interval = run.options.check_replicas
+    is_due = run.comm.size > 1 and interval > 0 and this.number % interval == 0
+    return replica_checksums(tree) if is_due else None
 
 
-# -- 2 and 3: write ------------------------------------------------------------------------------
-
-
-def _payloads(tree: StateTree, plan: SavePlan) -> list[Payload]:
-    payloads = []
-    for item in plan.items:
-        width = itemsize(item.spec.dtype)
-        data = as_bytes(tree.tensors[item.spec.name].read())
-        payloads.append(Payload(item, data[item.start * width : item.stop * width]))
-    return payloads
-
-
-# -- 4 to 7: publish -----------------------------------------------------------------------------
-
-
-class _Content(NamedTuple):
-    """What goes into the manifest beside the plan."""
-
-    request: Request
-    reports: list[WriteReport] | None
-    tree: StateTree
-
-
-def read_objects(tree: StateTree) -> dict[str, Any]:
-    """Return the state's JSON objects by name. Independent."""
-    return {name: leaf.read() for name, leaf in tree.objects.items()}
-
-
-def _publish(run: Run, staged: commit.Staged, plan: SavePlan, content: _Content, way: commit.Way) -> tuple[Path, int]:
-    """Check, describe and publish what was written; return the step's path and number of files. Collective."""
-
-    def publish() -> tuple[Path, int]:
-        files = commit.check_coverage(plan, content.reports or [])  # step 4
-        manifest = _manifest(run, staged.job, plan, content, files)
-        return commit.publish(staged, manifest, run.lock, way), len(files)  # steps 4 to 6
-
-    return run.comm.on_root(f"save step {staged.job.step}: publish", publish)  # step 7
-
-
-def _manifest(run: Run, job: SaveJob, plan: SavePlan, content: _Content, files: tuple[FileRecord, ...]) -> Manifest:
-    return Manifest(
-        save_id=job.save_id,
-        run_id=run.lineage.run_id or job.save_id,
-        parent=run.lineage.save_id,
-        step=job.step,
-        n_ranks=job.n_ranks,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        backend=run.backend.name,
-        block_bytes=job.block_bytes,
-        tensors=plan.tensors,
-        files=files,
-        metrics={name: float(value) for name, value in content.request.metrics.items()},
-        objects={"state": read_objects(content.tree), "user": dict(content.request.objects)},
-        environment=environment(),
-    )
-
-
-def environment() -> dict[str, Any]:
-    """Return the versions that matter, of what the program has loaded. Independent."""
-    loaded: dict[str, Any] = {
-        name: str(getattr(sys.modules[name], "__version__", "unknown"))
-        for name in ("numpy", "tensorflow", "keras", "horovod", "mpi4py", "h5py", "torch")
-        if name in sys.modules
-    }
-    return {"hpcckpt": __version__, "python": platform.python_version(), **loaded}
-
-
-def _advance(run: Run, job: SaveJob) -> None:
-    run.lineage = Lineage(run.lineage.run_id or job.save_id, job.save_id, job.step)
-    run.n_saves += 1
-
-
-# -- 8: retention --------------------------------------------------------------------------------
-
-
-def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
-    """Apply retention; its failure is a warning, for the step is committed. Collective."""
-
-    def retire_old() -> tuple[int, tuple[str, ...]]:
-        kept = 0
+def _write(
+    run: Run, this: Underway, plan: SavePlan, replicas: Callable[[], list[int]] | None
+) -> Callable[[], Report]:
+    def write() -> Report:
+        held, this.held = this.held, None
+        assert held is not None
+        rank = run.comm.rank
+        if run.comm.is_root:
+            publishing.check_ahead(run, plan, this.staged, overwrite=this.request.overwrite)
+        phases.reached("2-write", rank)
         try:
-            phases.reached("8-retention", 0)
-            open_for_writing(run)  # the lock may have been lost since step 4: then what stands here is not ours
-            kept = apply_retention(run.directory, run.options)
-            sweep(run.directory)  # the step that was replaced, if any
-        except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
-            return kept, (f"retention after step {staged.job.step} failed: {as_failure(error).text}",)
-        return kept, ()
+            non_finite = _non_finite(held.payloads, run.backend.threads) if run.options.nan_guard else ()
+            written = run.backend.write(this.staged.job, this.staged.path, rank, held.payloads)
+        finally:
+            if held.arena is not None:
+                run.arenas.give_back(held.arena)
+        phases.reached("3-report", rank)
+        return Report(this.request.step, written, replicas() if replicas else None, non_finite)
 
-    return run.comm.on_root("retention", retire_old)
+    return write
+
+
+def _non_finite(payloads: Sequence[Payload], threads: int) -> tuple[str, ...]:
+    bad = (p.item.spec for p in payloads if native.count_nonfinite(p.data, p.item.spec.dtype, threads))
+    return tuple(dict.fromkeys(spec.name for spec in bad))
+
+
+def _propose(run: Run, this: Underway, tree: StateTree) -> Callable[[], Proposal]:
+    """Hold all of a state that does not fit the plan, until all ranks have a new one."""
+    this.tree = tree
+    whole = [WriteItem(d.spec, d.extent, 0, d.extent.n_elements) for d in tree.declarations]
+    this.held = hold(tree, whole, run.arenas, run.backend.threads)
+    return lambda: Proposal([*map(alike, tree.declarations), *_object_names(tree)], own_declarations(tree.declarations))
+
+
+# -- 3 to 8: how it ends ---------------------------------------------------------------------------
+
+
+def _ending(run: Run, this: Underway) -> tuple[Callable[[Sequence[Outcome]], Answer], Callable[[Outcome], None]]:
+    return lambda outcomes: _conclude(run, this, outcomes), lambda outcome: _settle(run, this, outcome)
+
+
+def _conclude(run: Run, this: Underway, outcomes: Sequence[Outcome]) -> Answer:
+    """Publish what all ranks wrote, or say what failed. Root only."""
+    phase, failures = "write", {rank: o.failure for rank, o in enumerate(outcomes) if o.failure is not None}
+    values = [outcome.value for outcome in outcomes]
+    if not failures:
+        try:
+            if any(isinstance(value, Proposal) for value in values):
+                return Answer(proposals=_agreed(this.planned, values))
+            phase = "publish"
+            return _publish(run, this, values)
+        except Exception as error:  # noqa: BLE001 - every rank will hear of it
+            failures = {0: as_failure(error)}
+    publishing.abandon(run, this.staged)
+    answer = Answer(None, phase, failures, publishing.next_ticket(run))
+    if run.options.async_save:
+        _log.error("hpcckpt: %s", collective_error(f"save step {this.request.step}: {phase}", failures))
+    return answer
+
+
+def _publish(run: Run, this: Underway, reports: Sequence[Report]) -> Answer:
+    plan = this.plan
+    assert this.content is not None and plan is not None
+    done = publishing.publish(run, this.staged, plan, this.content, reports, overwrite=this.request.overwrite)
+    seconds = time.monotonic() - this.began
+    saved = SavedStep(
+        step=this.request.step,
+        path=done.path,
+        nbytes=sum(report.written.shared_nbytes + report.written.own_nbytes for report in reports),
+        files=done.n_files,
+        seconds=seconds,
+        stall_seconds=this.stall_s if run.options.async_save else seconds,
+        kept=done.n_kept,
+        backend=run.backend.name,
+        warnings=done.warnings,
+        linked_nbytes=sum(report.written.linked_nbytes for report in reports),
+    )
+    return Answer(saved, ticket=publishing.next_ticket(run))
+
+
+def _agreed(planned: Planned, values: Sequence[Report | Proposal]) -> tuple[tuple[Declaration, ...], ...]:
+    """Return what all ranks propose to plan with; raise unless they do. Root only."""
+    known = [*map(alike, planned.declarations), *(f"object {name}" for name in planned.objects)]
+    trees = [value.alike if isinstance(value, Proposal) else known for value in values]
+    if any(tree != trees[0] for tree in trees):
+        raise tree_mismatch(trees)
+    return tuple(value.own for value in values if isinstance(value, Proposal))
+
+
+def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
+    """Take in root's answer. Independent."""
+    answer = outcome.value if outcome.failure is None else Answer(None, "publish", {0: outcome.failure})
+    if answer.proposals:
+        _plan_anew(run, this, answer.proposals)
+        return
+    phases.reached("7-outcome", run.comm.rank)
+    if answer.ticket is not None:
+        run.tickets[this.number + run.options.max_in_flight] = answer.ticket
+    if answer.saved is not None:
+        run.lineage = Lineage(
+            run.lineage.run_id or this.staged.job.save_id, this.staged.job.save_id, this.request.step
+        )
+    if this.held is not None and this.held.arena is not None:
+        run.arenas.give_back(this.held.arena)
+    this.held = this.tree = None
+    this.answer = answer
+
+
+def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaration]]) -> None:
+    """Plan what all ranks proposed, and write it. Independent."""
+    tree, held = this.tree, this.held
+    assert tree is not None and held is not None
+
+    def write() -> Report:
+        this.plan = plan = plan_for(run.comm.rank, tree.declarations, proposals)
+        this.planned = Planned(tree.declarations, tuple(tree.objects), plan)
+        this.held = cut(held, plan.items)
+        return _write(run, this, plan, None)()
+
+    this.matter = run.draining.start(2 * this.number + 1, this.matter.name, write, *_ending(run, this))

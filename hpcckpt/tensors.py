@@ -7,6 +7,7 @@ strings, always little-endian, for the rest (``<U5``, ``|S3``, ``<M8[ns]``, ``|V
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ def is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
+@functools.lru_cache(maxsize=1 << 16)  # a state has the same names at every save
 def name_problem(name: str) -> str | None:
     """Say what is wrong with a tensor name, or ``None``.
 

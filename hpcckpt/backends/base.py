@@ -3,7 +3,7 @@
 Saving (the numbers are those of the commit protocol)::
 
     1) (root)  prepare      create what must exist before ranks write
-    2) (each)  write        write this rank's payloads; all durable on return
+    2) (each)  write        write this rank's payloads, on a thread; all durable on return
 
 Reading::
 
@@ -30,12 +30,33 @@ from hpcckpt.plan import DamagedBlock, Index, SaveJob, StoredEntry, WriteItem, W
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """One item and its bytes: a flat, C-contiguous view that stays valid until `write` returns."""
+    """One item and its bytes.
 
-    item: WriteItem
-    data: Bytes
+    Parameters
+    ----------
+    item : WriteItem
+        What it is.
+    data : numpy.ndarray of uint8
+        A flat, C-contiguous view, which keeps alive what it needs and stays as it is until it is released.
+    """
+
+    __slots__ = ("_data", "item")
+
+    def __init__(self, item: WriteItem, data: Bytes) -> None:
+        self.item = item
+        self._data: Bytes | None = data
+
+    @property
+    def data(self) -> Bytes:
+        """The bytes."""
+        if self._data is None:
+            raise AssertionError(f"the bytes of {self.item.spec.name!r} were let go of already")
+        return self._data
+
+    def release(self) -> None:
+        """Let go of the bytes; a backend says so of each payload as soon as its bytes are handed to the kernel."""
+        self._data = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +77,8 @@ class Backend(ABC):
     name : str
         The name users give.
     features : frozenset of str
-        What it can do, positively: ``partial-read``, ``zero-copy``, ``shared-file``.
+        What it can do, positively: ``partial-read``, ``zero-copy``, ``shared-file``, ``recycles`` (writes over
+        the files of a retired step that it finds in the staging directory).
     """
 
     name: ClassVar[str]
@@ -68,8 +90,8 @@ class Backend(ABC):
         self.threads = threads
 
     @abstractmethod
-    def prepare(self, job: SaveJob, path: Path) -> None:
-        """Create what must exist in the temporary step directory before ranks write. Root only."""
+    def prepare(self, path: Path) -> None:
+        """Create what must exist in a new staging directory before ranks write. Root only."""
 
     @abstractmethod
     def write(self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]) -> WriteReport:

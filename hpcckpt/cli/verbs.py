@@ -44,6 +44,8 @@ VERBS = (
     Verb("diff", "hpcckpt.cli.diff:command", LOOK, "Compare two checkpoints, tensor by tensor."),
     Verb("restore", "hpcckpt.cli.restore:command", TAKE, "Write a checkpoint as one file for other programs."),
     Verb("prune", "hpcckpt.cli.prune:command", CHANGE, "Remove old checkpoints and what killed jobs left behind."),
+    Verb("repair", "hpcckpt.cli.repair:command", CHANGE, "Rebuild lost or damaged manifests from the data files."),
+    Verb("reshard", "hpcckpt.cli.reshard:command", CHANGE, "Rewrite a checkpoint as another number of ranks would."),
     Verb("pin", "hpcckpt.cli.pin:pin", CHANGE, "Keep checkpoints for ever, whatever retention says."),
     Verb("unpin", "hpcckpt.cli.pin:unpin", CHANGE, "Leave pinned checkpoints to retention again."),
     Verb("doctor", "hpcckpt.cli.doctor:command", ENVIRONMENT, "Look for what is wrong, and say what to do about it."),

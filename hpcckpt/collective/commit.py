@@ -1,17 +1,18 @@
 """The commit protocol: a checkpoint is whole or absent.
 
-    1  (root)  make the temporary directory ``.step-N.tmp-<nonce>``
+    1  (root)  make the staging directory ``.next-<nonce>``; its name goes to all ranks, with the outcome of
+               the save before, or at the first save
     2  (each)  write, sync the files and every directory in which an entry was created
-    3  (all)   reduce the reports; a rank that failed takes part, carrying its error
+    3  (all)   the reports reach root; a rank that failed reports its error
     4  (root)  check that everything was written and that the lock is still ours; write and sync the
                manifest and the directory
     5  (root)  rename the directory into place
     6  (root)  sync the parent directory
     7  (all)   the outcome reaches every rank
-    8  (root)  only then retention (:mod:`hpcckpt.retention`)
+    8  (root)  after 6, retention (:mod:`hpcckpt.retention`); what it did goes out with the outcome
 
 Durable before visible: until 5 nobody sees the step, after 6 no power loss takes it away, and
-nothing good is removed before 8.
+nothing good is removed before.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ import contextlib
 import ctypes
 import errno
 import os
+import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpcckpt import layout, native, phases
-from hpcckpt.backends.base import Backend, Payload
-from hpcckpt.collective.communicator import Communicator
+from hpcckpt.backends.base import Backend
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.discovery import read_manifest
 from hpcckpt.errors import HpcckptError, NoSpaceError, StorageError
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest, encode
-from hpcckpt.plan import FileRecord, SaveJob, WriteReport
+from hpcckpt.plan import FileRecord, SaveJob, Ticket, WriteReport
 
 RESERVE_BYTES = 1 << 20
 _HEADER_BYTES_PER_TENSOR = 1024
@@ -42,7 +43,7 @@ _HEADER_BYTES_PER_TENSOR = 1024
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A step in its temporary directory: which save it is, and where."""
+    """A step in its staging directory: which save it is, and where."""
 
     job: SaveJob
     directory: Path
@@ -50,7 +51,7 @@ class Staged:
 
     @property
     def path(self) -> Path:
-        """The temporary directory."""
+        """The staging directory."""
         return self.directory / self.name
 
 
@@ -73,8 +74,19 @@ class Way:
 CLEAR = Way()
 
 
-def check_space(directory: Path, plan: SavePlan, n_ranks: int) -> None:
+def check_space(directory: Path, plan: SavePlan, n_ranks: int, staged_bytes: int = 0) -> None:
     """Refuse to begin what cannot be finished. Root only.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The run directory.
+    plan : SavePlan
+        What will be written.
+    n_ranks : int
+        By how many ranks.
+    staged_bytes : int
+        What the files that are used again have already.
 
     Raises
     ------
@@ -83,7 +95,7 @@ def check_space(directory: Path, plan: SavePlan, n_ranks: int) -> None:
     """
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
-    needed = plan.nbytes + _HEADER_BYTES_PER_TENSOR * (len(plan.tensors) + n_ranks) + RESERVE_BYTES
+    needed = plan.nbytes + _HEADER_BYTES_PER_TENSOR * (len(plan.tensors) + n_ranks) + RESERVE_BYTES - staged_bytes
     if found.f_blocks and needed > free:
         raise NoSpaceError(
             f"{directory}: this step needs {needed} bytes, {free} are free; "
@@ -91,44 +103,16 @@ def check_space(directory: Path, plan: SavePlan, n_ranks: int) -> None:
         )
 
 
-def begin(backend: Backend, job: SaveJob, directory: Path) -> Staged:
-    """Make the temporary directory of a step. Root only."""
-    staged = Staged(job, directory, layout.temporary_dirname(job.step, layout.new_nonce()))
-    phases.reached("1-begin", 0)
-    staged.path.mkdir()  # step 1
-    backend.prepare(job, staged.path)
-    return staged
-
-
-def write(
-    comm: Communicator, backend: Backend, staged: Staged, payloads: Callable[[], Sequence[Payload]]
-) -> list[WriteReport] | None:
-    """Write every rank's payloads and bring the reports to root. Collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks that save.
-    backend : Backend
-        Writes them.
-    staged : Staged
-        The step in its temporary directory.
-    payloads : callable
-        Returns this rank's payloads; it may fail like the writing itself, so it is called where all ranks hear of it.
-
-    Raises
-    ------
-    CollectiveError
-        If any rank failed, alike on every rank.
-    """
-
-    def write_own() -> WriteReport:
-        phases.reached("2-write", comm.rank)
-        report = backend.write(staged.job, staged.path, comm.rank, payloads())  # step 2
-        phases.reached("3-report", comm.rank)
-        return report
-
-    return comm.reduce_on_root(f"save step {staged.job.step}: write", write_own)  # step 3
+def prepare(backend: Backend, directory: Path, reusable: Path | None = None) -> Ticket:
+    """Make the staging directory of a save to come, of a retired one if there is one. Root only."""
+    ticket = Ticket(layout.staging_dirname(layout.new_nonce()), secrets.token_hex(16))
+    path = directory / ticket.name
+    if reusable is None:
+        path.mkdir()  # step 1
+        backend.prepare(path)
+    else:
+        os.rename(reusable, path)
+    return ticket
 
 
 def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:
@@ -140,9 +124,9 @@ def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> tuple[File
         Naming the ranks that did not.
     """
     short = [
-        f"rank {rank} wrote {report.nbytes} of {planned} bytes"
-        for rank, (report, planned) in enumerate(zip(reports, plan.nbytes_of, strict=True))
-        if report.nbytes != planned
+        f"rank {rank} wrote {report.shared_nbytes} of {planned} bytes"
+        for rank, (report, planned) in enumerate(zip(reports, plan.shared_nbytes_of, strict=True))
+        if report.shared_nbytes != planned
     ]
     if short:
         raise StorageError(f"the step is not complete: {'; '.join(short)}; nothing was published, save again")
@@ -156,7 +140,7 @@ def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, way: Way =
     Parameters
     ----------
     staged : Staged
-        The step in its temporary directory, all data durable.
+        The step in its staging directory, all data durable.
     manifest : Manifest
         What it holds.
     lock : RunLock

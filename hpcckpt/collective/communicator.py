@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +21,13 @@ T = TypeVar("T")
 class _Outcome(NamedTuple):
     value: Any
     failure: Failure | None
+
+
+class Message(NamedTuple):
+    """What came from another rank."""
+
+    source: int
+    value: Any
 
 
 def _attempt(fn: Callable[[], T]) -> tuple[_Outcome, BaseException | None]:
@@ -67,6 +75,18 @@ class Communicator(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
+
+    @abstractmethod
+    def send(self, dest: int, value: Any) -> None:
+        """Post a message to a rank, and do not wait for it to arrive. Independent."""
+
+    @abstractmethod
+    def receive(self) -> Message | None:
+        """Return the next message that has come for this rank; ``None`` if there is none now. Independent."""
+
+    @abstractmethod
+    def abort(self, code: int) -> None:
+        """End the whole job: a peer will not come. Independent."""
 
     @abstractmethod
     def duplicate(self) -> Communicator:
@@ -126,6 +146,9 @@ class SerialCommunicator(Communicator):
     rank = 0
     size = 1
 
+    def __init__(self) -> None:
+        self._inbox: deque[Message] = deque()
+
     def bcast(self, value: T | None) -> T:
         """Return `value`. Collective."""
         return value  # type: ignore[return-value]
@@ -140,6 +163,18 @@ class SerialCommunicator(Communicator):
 
     def barrier(self) -> None:
         """Return at once. Collective."""
+
+    def send(self, dest: int, value: Any) -> None:
+        """Put a message into our own inbox. Independent."""
+        self._inbox.append(Message(dest, value))
+
+    def receive(self) -> Message | None:
+        """Return the next message of our own. Independent."""
+        return self._inbox.popleft() if self._inbox else None
+
+    def abort(self, code: int) -> None:
+        """End the process at once. Independent."""
+        os._exit(code)
 
     def duplicate(self) -> SerialCommunicator:
         """Return another one. Collective."""

@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from hpcckpt.collective.communicator import Communicator, launched_size
+from hpcckpt.collective.communicator import Communicator, Message, launched_size
 from hpcckpt.errors import CollectiveError, MpiError
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class MpiCommunicator(Communicator):
         abort_on_uncaught()
         check_one_library(comm)
         self._comm = comm.Dup()
+        self._sends: list[MPI.Request] = []
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
 
@@ -57,6 +58,17 @@ class MpiCommunicator(Communicator):
         """Wait for all ranks. Collective."""
         self._comm.Barrier()
 
+    def send(self, dest: int, value: Any) -> None:
+        """Post a message to a rank. Independent."""
+        self._sends.append(self._comm.isend(value, dest))
+
+    def receive(self) -> Message | None:
+        """Return the next message that has come. Independent."""
+        self._sends = [request for request in self._sends if not request.Test()]
+        status = MPI.Status()
+        found = self._comm.improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        return None if found is None else Message(status.Get_source(), found.recv())
+
     def duplicate(self) -> MpiCommunicator:
         """Return another duplicate. Collective."""
         return MpiCommunicator(self._comm)
@@ -64,6 +76,7 @@ class MpiCommunicator(Communicator):
     def free(self) -> None:
         """Free the duplicate, unless MPI is finalized already. Collective."""
         if not MPI.Is_finalized() and self._comm != MPI.COMM_NULL:
+            MPI.Request.Waitall(self._sends)
             self._comm.Free()
 
     def abort(self, code: int) -> None:

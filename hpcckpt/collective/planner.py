@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.sharding import coverage_problems, split_over
@@ -31,15 +31,16 @@ class SavePlan:
     tensors : tuple of TensorSpec
         All tensors of the checkpoint, sorted by name; shapes of per-rank ones are rank 0's.
     nbytes : int
-        Tensor bytes that all ranks together write.
-    nbytes_of : tuple of int
-        The same, for each rank.
+        Tensor bytes that all ranks together write, as far as is known when the plan is made: values that each rank
+        has for itself may change their size from save to save.
+    shared_nbytes_of : tuple of int
+        For each rank the bytes of what it writes of tensors that are not its own alone.
     """
 
     items: tuple[WriteItem, ...]
     tensors: tuple[TensorSpec, ...]
     nbytes: int
-    nbytes_of: tuple[int, ...]
+    shared_nbytes_of: tuple[int, ...]
 
 
 def plan_save(comm: Communicator, declarations: Sequence[Declaration], named: Sequence[str] = ()) -> SavePlan:
@@ -61,12 +62,11 @@ def plan_save(comm: Communicator, declarations: Sequence[Declaration], named: Se
     ShardingError
         If shards overlap or leave a hole.
     """
-    alike = [_alike(declaration) for declaration in declarations] + [*named]
-    digest = hashlib.blake2b("\n".join(alike).encode(), digest_size=16).digest()
-    own = tuple(d for d in declarations if d.spec.kind in {"sharded", "per-rank"})
-    gathered = comm.allgather((digest, own))
+    tree = [*map(alike, declarations), *named]
+    digest = hashlib.blake2b("\n".join(tree).encode(), digest_size=16).digest()
+    gathered = comm.allgather((digest, own_declarations(declarations)))
     if any(other != digest for other, _ in gathered):
-        _raise_tree_mismatch(comm.allgather(alike))
+        raise tree_mismatch(comm.allgather(tree))
     return plan_for(comm.rank, declarations, [theirs for _, theirs in gathered])
 
 
@@ -92,24 +92,55 @@ def plan_for(rank: int, declarations: Sequence[Declaration], gathered: Sequence[
     ):
         items += kind_items.get(rank, [])
     tensors = tuple(sorted(_specs(declarations, gathered), key=lambda spec: spec.name))
-    return SavePlan(tuple(items), tensors, sum(loads.values()), tuple(loads.values()))
+    own = [sum(d.nbytes for d in theirs if d.spec.kind == "per-rank") for theirs in gathered]
+    shared = tuple(load - nbytes for load, nbytes in zip(loads.values(), own, strict=True))
+    return SavePlan(tuple(items), tensors, sum(loads.values()), shared)
 
 
-def _alike(declaration: Declaration) -> str:
-    """Return the text that must be equal on all ranks for one tensor."""
+def fits(plan: Sequence[Declaration], declarations: Sequence[Declaration]) -> bool:
+    """Say whether a plan made for some declarations is good for others: only sizes of per-rank values differ. Pure."""
+    return len(plan) == len(declarations) and all(
+        a is b or a == b or (a.spec.kind == b.spec.kind == "per-rank" and alike(a) == alike(b))
+        for a, b in zip(plan, declarations, strict=True)
+    )
+
+
+def with_own(plan: SavePlan, declarations: Sequence[Declaration]) -> SavePlan:
+    """Return a plan with the sizes that this rank's own values have now. Pure."""
+    own = {d.spec.name: d for d in declarations if d.spec.kind == "per-rank"}
+    if not own:
+        return plan
+    items = tuple(
+        WriteItem(own[item.spec.name].spec, own[item.spec.name].extent, 0, own[item.spec.name].extent.n_elements)
+        if item.spec.name in own
+        else item
+        for item in plan.items
+    )
+    tensors = tuple(own[spec.name].spec if spec.name in own else spec for spec in plan.tensors)
+    return replace(plan, items=items, tensors=tensors)
+
+
+def own_declarations(declarations: Sequence[Declaration]) -> tuple[Declaration, ...]:
+    """Return what the other ranks cannot know of a rank's declarations. Pure."""
+    return tuple(d for d in declarations if d.spec.kind in {"sharded", "per-rank"})
+
+
+def alike(declaration: Declaration) -> str:
+    """Return the text that must be equal on all ranks for one tensor. Pure."""
     spec = declaration.spec
     shape = "*" if spec.kind == "per-rank" else spec.shape
     return f"{spec.kind} {spec.dtype} {shape} {spec.name}"
 
 
-def _raise_tree_mismatch(trees: list[list[str]]) -> None:
+def tree_mismatch(trees: Sequence[Sequence[str]]) -> TreeMismatchError:
+    """Return the error that names how the ranks' trees differ from rank 0's. Pure."""
     problems = []
     for rank, tree in enumerate(trees):
         missing = sorted(set(trees[0]) - set(tree))
         extra = sorted(set(tree) - set(trees[0]))
         problems += [Problem(f"rank {rank}", f"lacks {text!r} that rank 0 has") for text in missing[:5]]
         problems += [Problem(f"rank {rank}", f"has {text!r} that rank 0 lacks") for text in extra[:5]]
-    raise TreeMismatchError(
+    return TreeMismatchError(
         f"ranks hand in different states: {list_problems(problems)}; make them build the same state"
     )
 

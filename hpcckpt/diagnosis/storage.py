@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcckpt import discovery, lock
 from hpcckpt.diagnosis.finding import Finding, Level
+from hpcckpt.mounts import Mount, mount_of
 from hpcckpt.pruning import tree_nbytes
 from hpcckpt.retention import leftovers
 
@@ -24,16 +23,6 @@ _TYPES: dict[str, tuple[Level, str, str]] = {
     "fuse": ("warning", "FUSE: rename and fsync are as good as the program behind it", "prefer a kernel file system"),
 }  # fmt: skip
 _PARALLEL = {"lustre", "gpfs", "beegfs", "wekafs", "panfs", "ceph", "pvfs2", "daos", "dvs", "orangefs"}
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """Where a directory lies."""
-
-    point: str
-    type: str
-    source: str
-    options: str
 
 
 def findings(directory: Path) -> Iterator[Finding]:
@@ -58,30 +47,6 @@ def _directory(directory: Path, base: Path) -> Finding:
     if not directory.exists():
         return Finding("directory", "note", f"{directory} does not exist; it would be made at the first save")
     return Finding("directory", "ok", f"{directory} can be written")
-
-
-def mount_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Mount | None:
-    """Return where a path lies, from the kernel's table; ``None`` where there is none. Independent."""
-    try:
-        lines = mountinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    real = os.path.realpath(path)
-    found = [mount for mount in map(_parse_mount, lines) if mount and _is_below(real, mount.point)]
-    return max(found, key=lambda mount: len(mount.point), default=None) if found else None
-
-
-def _parse_mount(line: str) -> Mount | None:
-    fields, _, rest = line.partition(" - ")
-    parts, tail = fields.split(), rest.split()
-    if len(parts) < 6 or len(tail) < 2:
-        return None
-    point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), parts[4])
-    return Mount(point, tail[0], tail[1], parts[5])
-
-
-def _is_below(path: str, point: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
 
 
 def _file_system(mount: Mount) -> Finding:

@@ -68,7 +68,7 @@ def named_weights(model: Any) -> list[Weight]:
 
 def _weights_of(layer: Any, path: str, walk: _Walk) -> Iterator[Weight]:
     walk.seen.update(id(variable) for metric in getattr(layer, "_metrics", ()) for variable in metric.variables)
-    if not layer.built and _may_have_weights(layer):
+    if not layer.built and _may_have_weights(type(layer)):
         walk.unbuilt.append(path or layer.name)
     namer = Namer()
     yield from _own_weights(layer, path, namer, walk)
@@ -110,7 +110,7 @@ def _others(model: Any, walk: _Walk) -> Iterator[Weight]:
         yield Weight(f"other/{number}", variable, "replicated" if variable.trainable else "root")
 
 
-def _may_have_weights(layer: Any) -> bool:
-    """Say whether the class has a ``build`` of its own, as layers with weights do."""
-    maker = next((cls for cls in type(layer).__mro__ if "build" in vars(cls)), None)
+def _may_have_weights(kind: type[Any]) -> bool:
+    """Say whether a class of layers has a ``build`` of its own, as layers with weights do."""
+    maker = next((cls for cls in kind.__mro__ if "build" in vars(cls)), None)
     return maker is not None and maker.__name__ != "Layer"

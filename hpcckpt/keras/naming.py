@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
+
+remembered = functools.lru_cache(maxsize=1 << 14)
+"""For pure functions: a state is named anew at each save, from the same words."""
 
 
 class Namer:
@@ -27,6 +31,7 @@ def snake_case(class_name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", spaced).lower().lstrip("_")
 
 
+@remembered
 def stem(name: str, class_name: str) -> str:
     """Return a name without the count that Keras gave it; a name that the user chose comes back as it is.
 
@@ -39,6 +44,7 @@ def stem(name: str, class_name: str) -> str:
     return name if match is None else (match[1] or "") + base
 
 
+@remembered
 def variable_name(keras_name: str) -> str:
     """Return the last part of a variable's name (``kernel`` of ``dense_1/kernel:0``), less a count Keras made up."""
     last = keras_name.rpartition("/")[2].partition(":")[0]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hpcckpt.errors import StateError
 from hpcckpt.keras.layers import Weight
-from hpcckpt.keras.naming import Namer, variable_name
+from hpcckpt.keras.naming import Namer, remembered, variable_name
 from hpcckpt.keras.variables import is_variable, variable_leaf
 from hpcckpt.snapshot import TensorLeaf, join
 
@@ -32,12 +32,12 @@ def is_optimizer(obj: Any) -> bool:
     return hasattr(obj, "apply_gradients") and hasattr(type(obj), "iterations")
 
 
-def build(optimizer: Any, trainable: Sequence[Any]) -> None:
-    """Create the optimizer's variables for these weights, if it has not done so."""
+def build(optimizer: Any, model: Any) -> None:
+    """Create the optimizer's variables for the weights that a model trains, if it has not done so."""
     if hasattr(optimizer, "_create_all_weights"):  # legacy optimizers, and their loss scaling
-        optimizer._create_all_weights(trainable)
+        optimizer._create_all_weights(model.trainable_variables)
     elif not _is_built(optimizer):
-        optimizer.build(trainable)
+        optimizer.build(model.trainable_variables)
 
 
 def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) -> Iterator[TensorLeaf]:
@@ -92,7 +92,7 @@ def _slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str
             continue
         for variable, weight in zip(values, trained, strict=True):
             if id(variable) in own:
-                slot = _slot_name(variable, weight, attribute, optimizer.name)
+                slot = _slot_name(variable.name, weight.keras_path, attribute, optimizer.name)
                 yield variable, join(slot, weight.path)
     yield from _legacy_slots(optimizer, weights)
 
@@ -113,18 +113,19 @@ def _keys(variable: Any) -> tuple[Any, Any]:
     return id(variable), getattr(variable, "_unique_id", None)
 
 
-def _slot_name(variable: Any, weight: _Trained, attribute: str, scope: str) -> str:
-    """Return what Keras calls a slot.
+@remembered
+def _slot_name(name: str, weight: str, attribute: str, scope: str) -> str:
+    """Return what Keras calls a slot, from the names that it gave to the slot's variable and to the weight.
 
     It is ``m`` in Keras 2.15's ``m/conv2d/kernel:0``, or ``Adam/m/conv2d/kernel:0`` if ``fit`` built the
     optimizer, and ``momentum`` in Keras 3's ``conv2d_kernel_momentum``.
     """
-    name = str(variable.name).partition(":")[0]
+    name = name.partition(":")[0]
     if "/" in name:
-        if weight.keras_path:
-            return name.removesuffix(f"/{weight.keras_path}").rpartition("/")[2]
+        if weight:
+            return name.removesuffix(f"/{weight}").rpartition("/")[2]
         return name.removeprefix(f"{scope}/").partition("/")[0]
-    prefix = f"{weight.keras_path}_"
+    prefix = f"{weight}_"
     return name[len(prefix) :] if name.startswith(prefix) else attribute.strip("_")
 
 

@@ -55,7 +55,7 @@ def _optimizer_leaves(model: Any, base: str, weights: list[Weight]) -> Iterator[
     """Yield the leaves of the compiled optimizer, and of others that the model holds (GANs)."""
     compiled = getattr(model, "optimizer", None)
     if compiled is not None:
-        build(compiled, model.trainable_variables)
+        build(compiled, model)
         yield from optimizer_leaves(compiled, join(base, OPTIMIZER), weights)
     for attribute, value in sorted(vars(model).items()):
         if value is not compiled and is_optimizer(value):

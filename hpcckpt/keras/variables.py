@@ -1,25 +1,45 @@
-"""TensorFlow and Keras variables as leaves: read without a copy on CPU, assigned in place."""
+"""TensorFlow and Keras variables as leaves: held without a copy on CPU, assigned in place."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Literal
 
 import numpy as np
 
 from hpcckpt.dtypes import dtype_token
 from hpcckpt.errors import StateError
+from hpcckpt.keras.holding import hold
 from hpcckpt.plan import Declaration
-from hpcckpt.snapshot import Array, TensorLeaf, plain
+from hpcckpt.snapshot import Array, TensorLeaf
 from hpcckpt.tensors import Extent, Kind, TensorSpec
+
+_Family = Literal["tensorflow", "distributed", "keras", "other"]
+
+
+_FAMILIES: dict[type[Any], _Family] = {}
+
+
+def _family(obj: Any) -> _Family:
+    """Say which family of variables an object belongs to; found out once for each class."""
+    found = _FAMILIES.get(type(obj))
+    return found or _FAMILIES.setdefault(type(obj), _family_of(type(obj)))
+
+
+def _family_of(cls: type[Any]) -> _Family:
+    import tensorflow as tf
+
+    if issubclass(cls, tf.distribute.DistributedValues):
+        return "distributed"
+    if issubclass(cls, tf.Variable):
+        return "tensorflow"
+    is_keras = any(base.__name__ == "Variable" and base.__module__.startswith("keras.") for base in cls.__mro__)
+    return "keras" if is_keras else "other"
 
 
 def is_variable(obj: Any) -> bool:
     """Say whether `obj` is a TensorFlow variable or a Keras 3 variable."""
-    import tensorflow as tf
-
-    if isinstance(obj, tf.Variable | tf.distribute.DistributedValues):
-        return True
-    return any(cls.__name__ == "Variable" and cls.__module__.startswith("keras.") for cls in type(obj).__mro__)
+    return _family(obj) != "other"
 
 
 def tensorflow_variable(variable: Any, name: str) -> Any:
@@ -30,30 +50,62 @@ def tensorflow_variable(variable: Any, name: str) -> Any:
     StateError
         If there is none: variables of ``tf.distribute`` strategies, or of another Keras backend.
     """
-    import tensorflow as tf
-
-    held = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
-    if isinstance(held, tf.distribute.DistributedValues):
+    family, held = _family(variable), variable
+    if family == "tensorflow":
+        return variable
+    if family == "keras":
+        held = getattr(variable, "_value", None)  # `value` casts it where mixed precision is at work
+        held = variable.value if held is None else held
+        family = _family(held)
+    if family == "distributed":
         raise StateError(f"{name}: variables of tf.distribute strategies cannot be saved; use one process per device")
-    if not isinstance(held, tf.Variable):
+    if family != "tensorflow":
         raise StateError(f"{name}: Keras keeps this variable outside TensorFlow; set KERAS_BACKEND=tensorflow")
     return held
 
 
-def variable_leaf(variable: Any, name: str, kind: Kind = "replicated") -> TensorLeaf:
-    """Return the leaf of a variable.
+class VariableLeaf(TensorLeaf):
+    """The leaf of a TensorFlow variable; all of a state are held by one call of `hold`.
 
-    On CPU, what it reads is a read-only view of the variable's own buffer. TensorFlow's variables are
-    copied on write while somebody holds that buffer, so later updates leave the view as it was read.
+    A state has hundreds of them, made anew at each save: so what is the same for all stands in the class.
     """
+
+    __slots__ = ()
+
+    def __init__(self, declaration: Declaration, source: Any) -> None:
+        object.__setattr__(self, "declaration", declaration)
+        object.__setattr__(self, "source", source)
+
+    holder = staticmethod(hold)
+
+    def read(self) -> Array:
+        """Return the values, held."""
+        return hold([self.source])[0]
+
+    def assign(self, new: Array) -> None:
+        """Give the variable new values."""
+        self.source.assign(new)
+
+    def target(self) -> None:
+        """Offer no memory to restore into: others may share the variable's buffer."""
+
+
+def variable_leaf(variable: Any, name: str, kind: Kind = "replicated") -> TensorLeaf:
+    """Return the leaf of a variable."""
     held = tensorflow_variable(variable, name)
-    shape = tuple(map(int, held.shape))
-    spec = TensorSpec(name, dtype_token(np.dtype(held.dtype.as_numpy_dtype)), shape, kind)
+    return VariableLeaf(_declaration(name, held.dtype, _shape(held), kind), held)
 
-    def read() -> Array:
-        return plain(np.asarray(held.read_value()))
 
-    def assign(new: Array) -> None:
-        held.assign(new)
+def _shape(variable: Any) -> tuple[int, ...]:
+    """Return the shape of a variable, which need not be known before it is read."""
+    if variable.shape.rank is None:
+        return hold([variable])[0].shape
+    shape = tuple(variable.shape.as_list())
+    return hold([variable])[0].shape if None in shape else shape
 
-    return TensorLeaf(Declaration(spec, Extent.whole(shape)), read, assign)
+
+@functools.lru_cache(maxsize=1 << 16)
+def _declaration(name: str, dtype: Any, shape: tuple[int, ...], kind: Kind) -> Declaration:
+    """Return what a variable is declared as; a pure function, so what it remembers is never out of date."""
+    spec = TensorSpec(name, dtype_token(np.dtype(dtype.as_numpy_dtype)), shape, kind)
+    return Declaration(spec, Extent.whole(shape))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.communicator import Communicator, Message
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class _Group:
         self.size = size
         self.barrier = threading.Barrier(size, timeout=timeout_s)
         self.slots: list[Any] = [None] * size
-        self.shared: Any = None
+        self.inboxes: list[deque[Message]] = [deque() for _ in range(size)]
         self.n_messages = 0
         self.duplicates: list[_Group] = []
 
@@ -83,6 +84,32 @@ class ThreadCommunicator(Communicator):
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
         self._group.wait()
+
+    def send(self, dest: int, value: Any) -> None:
+        """Put a copy of a message into a rank's inbox. Independent."""
+        self._group.n_messages += 1
+        self._group.inboxes[dest].append(Message(self.rank, pickle.dumps(value)))
+
+    def receive(self) -> Message | None:
+        """Return the next message in this rank's inbox. Independent.
+
+        Raises
+        ------
+        PeerGoneError
+            If nothing is there and another rank has ended with an exception.
+        """
+        inbox = self._group.inboxes[self.rank]
+        if inbox:
+            source, value = inbox.popleft()
+            return Message(source, pickle.loads(value))
+        if self._group.barrier.broken:
+            raise PeerGoneError("a peer ended while this rank waited for it")
+        return None
+
+    def abort(self, code: int) -> None:
+        """Wake all ranks, and end this one. Independent."""
+        self.break_off()
+        raise SystemExit(code)
 
     def duplicate(self) -> ThreadCommunicator:
         """Return a communicator on a group of its own. Collective."""

@@ -2,6 +2,7 @@
 # Makes an environment that runs hpcckpt and its tests; a second run reuses what is there.
 #   setup.sh a      .venv       TensorFlow 2.15, Horovod, MPI, parallel HDF5: everything (the default)
 #   setup.sh b      .venv-b     TensorFlow 2.21, Keras 3, NumPy 2
+#   setup.sh peers  .venv-peers the libraries that the benchmarks compare with: Orbax, torch DCP, TensorFlow, safetensors
 #   setup.sh lint   .venv-lint  the linters alone
 # Variables, all optional:
 #   HPCCKPT_PYTHON  the Python to use           HPCCKPT_MPI     site | apt | pypi: where MPI comes from
@@ -208,6 +209,15 @@ stack_b() {
     step_project
 }
 
+# One environment for all of them, so that one process can save one state with each in turn.
+stack_peers() {
+    PACKAGES=$({ cat "$CONSTRAINTS"; tensorflow_of "$TENSORFLOW_B"; } | hash_of)
+    step "TensorFlow $TENSORFLOW_B, JAX, Orbax, safetensors, h5py, mpi4py" packages "$PACKAGES" "$NETWORK" \
+        pip_install "$(tensorflow_of "$TENSORFLOW_B")" numpy mpi4py h5py safetensors jax orbax-checkpoint "${BUILD_NATIVE[@]}"
+    step "PyTorch, where your index has a CPU build" torch "$TORCH" "$NETWORK" install_torch
+    step_project
+}
+
 stack_lint() {
     step "the linters" packages "$(hash_of <"$CONSTRAINTS")" "$NETWORK" "$VENV/bin/python" -m pip install -r "$CONSTRAINTS"
 }
@@ -222,7 +232,7 @@ PATH=${PATH//"$VENV/bin:"/}
 find_python
 choose_mpi
 PATH=$VENV/bin:$PATH
-case $STACK in a) STEP_OF=8 ;; b) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
+case $STACK in a) STEP_OF=8 ;; b) STEP_OF=3 ;; peers) STEP_OF=4 ;; lint) STEP_OF=2 ;; esac
 # An environment survives neither being moved or copied, nor the loss of its Python.
 step "$("$PYTHON" -V) in ${VENV##*/}" venv "$VENV $PYTHON" \
     "apt-get install python3.11-venv python3.11-dev, or name another Python: HPCCKPT_PYTHON=..." make_venv

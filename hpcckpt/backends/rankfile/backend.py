@@ -2,15 +2,19 @@
 
 Writing, on each rank:
 
-    a. create ``data/rank-NNNNN.safetensors``, which must not exist
-    b. write the data behind the place of the header, computing checksums in the same pass
+    a. open ``data/rank-NNNNN.safetensors``: a file of a retired step, if one is there and has no other
+       name, is invalidated by zeros over its header, and synced, before anything else is written over;
+       else a new file is created
+    b. write the data behind the place of the header, computing checksums in the same pass, and let go of
+       each tensor as soon as it is written
     c. write the header, which holds the checksums
-    d. fsync the file, and the directory in which it was created
+    d. sync the file, and the directory if the file was created in it
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,37 +41,53 @@ class RankfileBackend(Backend):
     """One safetensors file per rank."""
 
     name = "rankfile"
-    features: ClassVar[frozenset[str]] = frozenset({"partial-read", "zero-copy"})
+    features: ClassVar[frozenset[str]] = frozenset({"partial-read", "zero-copy", "recycles"})
 
-    def prepare(self, job: SaveJob, path: Path) -> None:  # noqa: ARG002 - part of the contract
+    def prepare(self, path: Path) -> None:
         """Create the data directory. Root only."""
         (path / layout.DATA).mkdir()
 
     def write(self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]) -> WriteReport:
         """Write this rank's file, durable on return. Independent."""
+        items = [payload.item for payload in payloads]
         where = path / file_path(rank)
-        fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)  # step a
+        fd, is_new = _open_to_write(str(where))  # step a
         try:
             record = self._write_file(fd, job, rank, payloads, str(where))
             phases.reached("2-written", rank)
-            native.fsync(fd, str(where))  # step d
+            native.fdatasync(fd, str(where))  # step d
         finally:
             os.close(fd)
-        native.fsync_dir(str(where.parent))
+        if is_new:
+            native.fsync_dir(str(where.parent))
         phases.reached("2-synced", rank)
-        return WriteReport((record,), sum(p.item.nbytes for p in payloads), len(payloads))
+        return WriteReport.of((record,), items)
 
     def _write_file(self, fd: int, job: SaveJob, rank: int, payloads: Sequence[Payload], where: str) -> FileRecord:
         items = [payload.item for payload in payloads]
         header = codec.encode_header(job, rank, items, None, native.crc32c)
-        pieces, end = _lay_out(payloads, len(header))
+        end = len(header) + sum(item.nbytes for item in items)
         native.preallocate(fd, end, where)
-        crcs = native.write_blocks(fd, pieces, block_bytes=job.block_bytes, threads=self.threads, path=where)  # step b
+        if os.fstat(fd).st_size > end:
+            os.ftruncate(fd, end)
+        crcs = self._write_data(fd, job, payloads, len(header), where)  # step b
         sealed = codec.encode_header(job, rank, items, crcs, native.crc32c)
         if len(sealed) != len(header):
             raise AssertionError("the header's length must not depend on checksums")
         native.write_blocks(fd, [(sealed, 0)], path=where)  # step c
         return FileRecord(file_path(rank), end, codec.sealed_crc(sealed))
+
+    def _write_data(
+        self, fd: int, job: SaveJob, payloads: Sequence[Payload], start: int, where: str
+    ) -> list[Sequence[int]]:
+        crcs: list[Sequence[int]] = []
+        for group in _groups(payloads):
+            pieces, start = _lay_out(group, start)
+            crcs += native.write_blocks(fd, pieces, block_bytes=job.block_bytes, threads=self.threads, path=where)
+            del pieces
+            for payload in group:
+                payload.release()
+        return crcs
 
     def index(self, path: Path, manifest: Manifest) -> Index:
         """Read the headers of all files. Independent."""
@@ -101,6 +121,43 @@ class RankfileBackend(Backend):
         for piece in pieces:
             piece.deliver()
         return [_damaged(pieces[number], block, block_bytes) for number, block in bad]
+
+
+GROUP_BYTES = 32 << 20
+"""Tensors that are written together are let go of together: little memory is held long, few calls are made."""
+
+
+def _groups(payloads: Sequence[Payload]) -> Iterator[Sequence[Payload]]:
+    """Cut the payloads into runs of about `GROUP_BYTES`."""
+    first = nbytes = 0
+    for number, payload in enumerate(payloads):
+        nbytes += payload.item.nbytes
+        if nbytes >= GROUP_BYTES:
+            yield payloads[first : number + 1]
+            first, nbytes = number + 1, 0
+    if first < len(payloads):
+        yield payloads[first:]
+
+
+def _open_to_write(where: str) -> tuple[int, bool]:
+    """Open a rank's file, invalidated or new; return its descriptor, and whether it was created."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(where, flags)
+    except FileNotFoundError:
+        return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            native.write_blocks(fd, [(bytes(codec.PAGE_BYTES), 0)], path=where)
+            native.fdatasync(fd, where)
+            return fd, False
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    os.unlink(where)  # it has another name, under which it must stay as it is
+    return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True
 
 
 def _lay_out(payloads: Sequence[Payload], start: int) -> tuple[list[tuple[Bytes, int]], int]:

@@ -176,6 +176,21 @@ def decode_header(
     return entries
 
 
+def read_document(header: bytes, where: str, crc: Crc) -> tuple[int, dict[str, Any]]:
+    """Return the checksum and the document of a header, without a manifest to compare them with.
+
+    Raises
+    ------
+    CorruptError
+        If the header is damaged.
+    """
+    head = _HEAD.match(header)
+    zeroed = header[: _CRC_AT.start] + b"00000000" + header[_CRC_AT.stop :]
+    if head is None or crc(zeroed) != int(head[1], 16):
+        raise CorruptError(f"{where}: the header is damaged; use an older step")
+    return int(head[1], 16), _parse(header, where)[1]
+
+
 def _parse(header: bytes, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         table = json.loads(header)

@@ -1,0 +1,198 @@
+"""Work that goes on in the background on all ranks, and ends the same for all of them.
+
+A *matter* is one thing that every rank does its part of:
+
+    a  (each)  the part runs on a thread, without MPI
+    b  (each)  its outcome is reported to root, by whoever calls `Draining.poll`
+    c  (root)  when all reports are there, root concludes, on a thread
+    d  (each)  the answer reaches every rank, and is settled there on the thread that polls
+
+MPI is called by the polling thread alone, so MPI_THREAD_SINGLE is enough.  Root concludes matters in
+the order of their numbers; parts may overlap.  A part that fails reports its failure like a result: no
+thread is ever lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.exchange import Exchange
+from hpcckpt.errors import Failure, as_failure
+
+POLL_S = 0.0005
+_log = logging.getLogger("hpcckpt")
+
+
+class Outcome(NamedTuple):
+    """What a part or a conclusion came to: a value, or a failure."""
+
+    value: Any
+    failure: Failure | None
+
+
+class Task:
+    """A function that runs on a thread of its own; its outcome is kept, whatever it raises.
+
+    Parameters
+    ----------
+    fn : callable
+        The function.
+    wake : threading.Event
+        Set when it has ended.
+    """
+
+    def __init__(self, fn: Callable[[], Any], wake: threading.Event) -> None:
+        self._fn: Callable[[], Any] | None = fn
+        self._wake = wake
+        self._outcome: Outcome | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="hpcckpt-drain")
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is shutting down, or no thread can be had: then here and now
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            assert self._fn is not None
+            outcome = Outcome(self._fn(), None)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+            outcome, self.error = Outcome(None, as_failure(error)), error
+        self._fn = None  # what it holds is let go of at once
+        self._outcome = outcome
+        self._wake.set()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What it came to; ``None`` while it runs. A thread that died without a word has failed."""
+        if self._outcome is None and self._thread.ident is not None and not self._thread.is_alive():
+            return self._outcome or Outcome(None, Failure("collective", "the thread that was to do this is gone"))
+        return self._outcome
+
+    def join(self) -> None:
+        """Wait until it has ended. Independent."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+
+@dataclass(slots=True, eq=False)
+class Matter:
+    """One thing under way.
+
+    Attributes
+    ----------
+    number : int
+        The same on all ranks; rising.
+    name : str
+        What it is, for messages.
+    part : Task
+        This rank's part.
+    conclude : callable
+        Root's conclusion from the outcomes of all ranks, in rank order.
+    settle : callable
+        What each rank does with the outcome of the conclusion.
+    """
+
+    number: int
+    name: str
+    part: Task
+    conclude: Callable[[Sequence[Outcome]], Any]
+    settle: Callable[[Outcome], None]
+    conclusion: Task | None = None
+    is_reported: bool = False
+    is_settled: bool = False
+
+
+class Draining:
+    """The matters of one group of ranks.
+
+    Parameters
+    ----------
+    comm : Communicator
+        A duplicate of its own.
+    peer_timeout_s : float
+        How long a rank that waits puts up with the silence of another one.
+    """
+
+    def __init__(self, comm: Communicator, peer_timeout_s: float) -> None:
+        self.comm = comm
+        self._exchange = Exchange(comm)
+        self._timeout_s = peer_timeout_s
+        self._matters: dict[int, Matter] = {}
+        self._wake = threading.Event()
+
+    def start(
+        self,
+        number: int,
+        name: str,
+        part: Callable[[], Any],
+        conclude: Callable[[Sequence[Outcome]], Any],
+        settle: Callable[[Outcome], None],
+    ) -> Matter:
+        """Begin a matter; every rank begins the same ones. Independent."""
+        matter = Matter(number, name, Task(part, self._wake), conclude, settle)
+        self._matters[number] = matter
+        return matter
+
+    @property
+    def matters(self) -> list[Matter]:
+        """What is under way, the oldest first."""
+        return [self._matters[number] for number in sorted(self._matters)]
+
+    def poll(self) -> None:
+        """Pass on what has come to an end since the last call; never blocks. Independent."""
+        self._wake.clear()
+        self._exchange.poll()
+        for matter in self.matters:
+            if not matter.is_reported and matter.part.outcome is not None:
+                self._exchange.report(matter.number, matter.part.outcome)
+                matter.is_reported = True
+        for matter in self.matters:
+            if self.comm.is_root and not self._concluded(matter):
+                break
+            answer = self._exchange.take_answer(matter.number)
+            if answer is not None:
+                del self._matters[matter.number]
+                matter.is_settled = True
+                matter.settle(answer)
+
+    def _concluded(self, matter: Matter) -> bool:
+        """Carry the conclusion of a matter on; say whether it is answered. Root only."""
+        if matter.conclusion is None:
+            reports = self._exchange.take_reports(matter.number)
+            if reports is None:
+                return False
+            matter.conclusion = Task(lambda: matter.conclude(reports), self._wake)
+        if matter.conclusion.outcome is None:
+            return False
+        self._exchange.answer(matter.number, matter.conclusion.outcome)
+        return True
+
+    def wait(self, matter: Matter) -> None:
+        """Wait until a matter is settled here. Collective."""
+        began = time.monotonic()
+        while not matter.is_settled:
+            self.poll()
+            if matter.is_settled:
+                return
+            self._wake.wait(POLL_S if self.comm.size > 1 else 0.05)
+            if matter.part.outcome is None or matter.conclusion is not None:
+                began = time.monotonic()  # it is this rank's own storage that takes its time
+            elif time.monotonic() - began > self._timeout_s:
+                self._give_up(matter)
+
+    def _give_up(self, matter: Matter) -> None:
+        """End the job: a peer is silent, and what it holds cannot be known. Independent."""
+        missing = self._exchange.missing(matter.number) if self.comm.is_root else [0]
+        names = ", ".join(map(str, missing[:16])) + (" and more" if len(missing) > 16 else "")
+        _log.critical(
+            "hpcckpt: [rank %d] %s: no word from rank %s for %.0f s; the job is ended, the steps on storage are whole",
+            self.comm.rank, matter.name, names, self._timeout_s,
+        )  # fmt: skip
+        self.comm.abort(1)

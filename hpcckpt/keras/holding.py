@@ -1,0 +1,144 @@
+"""TensorFlow variables held as they are: their own buffers, not copies.
+
+A variable is copied on write while somebody else holds its buffer: whatever changes it afterwards
+(optimizers, ``assign``, compiled steps) gets fresh memory, and what was read stays as it was.  So to
+hold is to read: no bytes move, and it costs some microseconds for each variable.
+
+Copied all the same are, by TensorFlow, variables that had sparse updates (embeddings), which it hands
+out as copies from then on; and, by us, variables on accelerators, whose values are brought to the
+host in pieces of bounded size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcckpt.errors import HostMemoryError, StateError
+from hpcckpt.snapshot import Array
+from hpcckpt.units import nbytes_text
+
+PIECE_BYTES = 64 << 20
+"""What staging takes at a time: as much more memory of the accelerator is in use meanwhile."""
+
+_ON_HOST = "CPU"
+
+
+def hold(variables: Sequence[Any]) -> list[Array]:
+    """Return the values of TensorFlow variables as read-only arrays that later updates leave as they are. Independent.
+
+    Parameters
+    ----------
+    variables : sequence of tf.Variable
+        The variables, on any devices.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        C-contiguous arrays, each of which keeps alive the buffer it shows. A variable whose buffer is held is
+        copied by its next update; so an array should be dropped as soon as it is not needed any more.
+
+    Raises
+    ------
+    StateError
+        Naming every variable that has no value yet; or inside of a ``tf.function``.
+    HostMemoryError
+        If what is on accelerators does not fit into the host's memory.
+    """
+    tensors = _read(variables)
+    _check_room([tensor for tensor in tensors if _is_elsewhere(tensor)])
+    arrays = [stage(tensor) if _is_elsewhere(tensor) else _view(tensor) for tensor in tensors]
+    empty = [v for v, array in zip(variables, arrays, strict=True) if not array.size and not v.is_initialized()]
+    if empty:  # TensorFlow hands out nothing, and does not complain
+        raise StateError(f"these variables have no value yet: {', '.join(v.name for v in empty[:10])}; initialize them")
+    return arrays
+
+
+def copied(variables: Sequence[Any], arrays: Sequence[Array]) -> list[bool]:
+    """Say of arrays that `hold` just returned which ones are copies, not the variables' own buffers. Independent.
+
+    Parameters
+    ----------
+    variables : sequence of tf.Variable
+        What was held, and not changed since.
+    arrays : sequence of numpy.ndarray
+        What `hold` returned for them.
+    """
+    again = _read(variables)
+    return [_is_copy(array, tensor) for array, tensor in zip(arrays, again, strict=True)]
+
+
+def _is_copy(array: Array, tensor: Any) -> bool:
+    return _is_elsewhere(tensor) or (array.size > 0 and array.ctypes.data != _view(tensor).ctypes.data)
+
+
+def _read(variables: Sequence[Any]) -> list[Any]:
+    """Return tensors that share the variables' buffers."""
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise StateError("variables have no values while a graph is built: save and restore outside of tf.function")
+    read = tf.raw_ops.ReadVariableOp  # what variable.read_value() calls in the end, at a third of its price
+    return [read(resource=variable.handle, dtype=variable.dtype) for variable in variables]
+
+
+def _view(tensor: Any) -> Array:
+    """Return a view of a tensor's memory, which TensorFlow keeps C-contiguous and in the machine's byte order."""
+    array = np.asarray(tensor)
+    array.setflags(write=False)  # others may share it
+    return array
+
+
+# -- accelerators (not tested on any: there was none) ----------------------------------------------
+
+
+def _is_elsewhere(tensor: Any) -> bool:
+    return _ON_HOST not in tensor.backing_device
+
+
+def stage(tensor: Any, piece_nbytes: int = PIECE_BYTES) -> Array:
+    """Return a copy of a tensor in the host's memory, brought there in pieces. Independent.
+
+    Whole tensors would pass through a second buffer of their size on the way.
+    """
+    import tensorflow as tf
+
+    array = np.empty(tuple(tensor.shape), tensor.dtype.as_numpy_dtype)
+    if array.nbytes <= piece_nbytes:
+        array[...] = np.asarray(tensor)
+        return array
+    flat, step = array.reshape(-1), max(1, piece_nbytes // array.itemsize)
+    with tf.device(tensor.backing_device):
+        line = tf.reshape(tensor, [-1])
+        for start in range(0, array.size, step):
+            flat[start : start + step] = np.asarray(line[start : start + step])
+    return array
+
+
+def _check_room(tensors: Sequence[Any]) -> None:
+    """Refuse, before anything is staged, what the host's memory cannot take."""
+    if not tensors:
+        return
+    needed, free = sum(_nbytes(tensor) for tensor in tensors), available_nbytes()
+    if free is not None and needed > free:
+        raise HostMemoryError(
+            f"{nbytes_text(needed)} of variables are on accelerators, and this host has {nbytes_text(free)} of memory "
+            "free: wait for the saves in flight before the next one, or run fewer ranks on a host"
+        )
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(np.prod(tensor.shape.as_list(), dtype=np.int64)) * int(tensor.dtype.size)
+
+
+def available_nbytes(meminfo: str = "/proc/meminfo") -> int | None:
+    """Return how much memory the host can give away without swapping; ``None`` where the kernel does not say."""
+    try:
+        lines = Path(meminfo).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) << 10 if found else None

@@ -1,0 +1,285 @@
+"""What root does for a save: open the run directory, look ahead, publish what the ranks wrote, retire, prepare.
+
+The numbers are those of the commit protocol (:mod:`hpcckpt.collective.commit`).  Everything here is root
+only and communicates with nobody: in a job it runs on a thread, while all ranks train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcckpt import native, phases
+from hpcckpt._version import __version__
+from hpcckpt.collective import commit
+from hpcckpt.collective.planner import SavePlan
+from hpcckpt.discovery import inspect_step, step_numbers
+from hpcckpt.errors import (
+    HpcckptError,
+    NewerStepError,
+    NonFiniteError,
+    ReplicaMismatchError,
+    StepExistsError,
+    TreeMismatchError,
+    as_failure,
+    from_os_error,
+)
+from hpcckpt.lock import RunLock
+from hpcckpt.manifest import Manifest
+from hpcckpt.mounts import counts_links
+from hpcckpt.plan import SaveJob, Ticket, WriteReport
+from hpcckpt.retention import apply_retention, sweep
+from hpcckpt.run import Run
+
+
+class Report(NamedTuple):
+    """What one rank says of its part of a save.
+
+    Attributes
+    ----------
+    step : int
+        The step it was asked to save.
+    written : WriteReport
+        What it wrote.
+    replicas : list of int or None
+        CRC32C of every replicated tensor, when replicas are compared.
+    non_finite : tuple of str
+        Tensors with NaN or infinite values, when these are guarded against.
+    """
+
+    step: int
+    written: WriteReport
+    replicas: list[int] | None = None
+    non_finite: tuple[str, ...] = ()
+
+
+class Content(NamedTuple):
+    """What of a save goes into the manifest beside the plan, as it was when `save` was called."""
+
+    metrics: Mapping[str, float]
+    objects: Mapping[str, Any]
+    replica_names: Sequence[str] = ()
+
+
+class Published(NamedTuple):
+    """A committed step: where it is, its files, what retention left, and what went wrong after the commit."""
+
+    path: Path
+    n_files: int
+    n_kept: int
+    warnings: tuple[str, ...]
+
+
+# -- before the first step -----------------------------------------------------------------------
+
+
+def open_for_writing(run: Run) -> None:
+    """Make the run directory, take its lock, and sweep what killed jobs left. Root only.
+
+    Raises
+    ------
+    LockedError
+        If another job holds the lock.
+    LockLostError
+        If another job took it over from us: nothing in the directory is touched then.
+    """
+    if run.lock is not None:
+        run.lock.check()
+        return
+    try:
+        make_directory(run.directory)
+        run.lock = RunLock.take(run.directory, run.options.lock_expiry_s)
+    except OSError as error:
+        raise error if isinstance(error, HpcckptError) else from_os_error(error, "open run directory") from error
+    run.recycles = run.options.recycle and "recycles" in run.backend.features and counts_links(run.directory)
+    with contextlib.suppress(OSError):  # what cannot be removed is tried again, and told of, after the save
+        sweep(run.directory)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, durably. Root only."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    native.fsync_dir(str(path.parent))
+
+
+def prepare(run: Run, reusable: Path | None = None, nbytes: int = 0) -> Ticket:
+    """Make a staging directory for a save to come, of a retired one if there is one. Root only."""
+    ticket = commit.prepare(run.backend, run.directory, reusable)
+    run.staged[ticket.name] = nbytes
+    return ticket
+
+
+def sweep_all(run: Run) -> None:
+    """Remove all that is temporary, what was prepared for saves to come too. Root only, under the lock."""
+    run.staged.clear()
+    sweep(run.directory)
+
+
+# -- what stands in the way ----------------------------------------------------------------------
+
+
+def look_ahead(run: Run, step: int, *, overwrite: bool) -> commit.Way:
+    """Find what stands where the step will go, and refuse what may not be moved. Root only.
+
+    Nothing is moved before the new step is whole and durable: a save that fails leaves all as it was.
+    """
+    newer = _newer_steps(run, step)
+    if newer and run.options.on_newer == "error":
+        raise NewerStepError(
+            f"step {step} would go below step {newer[-1]}, which stands in {run.directory} and is not "
+            'what this run goes on from: restore it first, pass on_newer="aside", or use another directory'
+        )
+    if step in newer or step not in step_numbers(run.directory):
+        return commit.Way(newer)
+    is_good = run.marked(inspect_step(run.directory, step)).is_restorable
+    if is_good and not overwrite:
+        raise StepExistsError(f"step {step} is in {run.directory} already; pass overwrite=True to replace it")
+    return commit.Way(newer, "good" if is_good else "bad")
+
+
+def _newer_steps(run: Run, step: int) -> tuple[int, ...]:
+    """Return the steps beyond what the run goes on from or saves now, if one of them can be restored. Root only."""
+    base = step if run.lineage.step is None else min(step, run.lineage.step)
+    newer = [number for number in step_numbers(run.directory) if number > base]
+    if any(run.marked(inspect_step(run.directory, number)).is_restorable for number in reversed(newer)):
+        return tuple(newer)
+    return ()
+
+
+def check_ahead(run: Run, plan: SavePlan, staged: commit.Staged, *, overwrite: bool) -> None:
+    """Refuse early what could not be published. Root only."""
+    phases.reached("1-begin", 0)
+    open_for_writing(run)
+    look_ahead(run, staged.job.step, overwrite=overwrite)
+    commit.check_space(run.directory, plan, run.comm.size, run.staged.get(staged.name, 0))
+
+
+# -- 3 to 6: check, describe, publish ------------------------------------------------------------
+
+
+def publish(
+    run: Run, staged: commit.Staged, plan: SavePlan, content: Content, reports: Sequence[Report], *, overwrite: bool
+) -> Published:
+    """Check what the ranks wrote, publish it, and retire old steps. Root only.
+
+    Raises
+    ------
+    HpcckptError
+        Whatever keeps the step from being published.
+    """
+    check_reports(staged.job, content, reports)
+    files = commit.check_coverage(plan, [report.written for report in reports])  # step 4
+    way = look_ahead(run, staged.job.step, overwrite=overwrite)
+    manifest = Manifest(
+        save_id=staged.job.save_id,
+        run_id=run.lineage.run_id or staged.job.save_id,
+        parent=run.lineage.save_id,
+        step=staged.job.step,
+        n_ranks=staged.job.n_ranks,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        backend=run.backend.name,
+        block_bytes=staged.job.block_bytes,
+        tensors=plan.tensors,
+        files=files,
+        metrics=content.metrics,
+        objects=content.objects,
+        environment=environment(),
+    )
+    path = commit.publish(staged, manifest, run.lock, way)  # steps 4 to 6
+    del run.staged[staged.name]
+    return Published(path, len(files), *_retire(run, staged))
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions that matter, of what the program has loaded. Independent."""
+    loaded: dict[str, Any] = {
+        name: str(getattr(sys.modules[name], "__version__", "unknown"))
+        for name in ("numpy", "tensorflow", "keras", "horovod", "mpi4py", "h5py", "torch")
+        if name in sys.modules
+    }
+    return {"hpcckpt": __version__, "python": platform.python_version(), **loaded}
+
+
+def check_reports(job: SaveJob, content: Content, reports: Sequence[Report]) -> None:
+    """Refuse what ranks that all wrote do not agree on. Pure.
+
+    Raises
+    ------
+    TreeMismatchError
+        If they were asked to save different steps.
+    ReplicaMismatchError
+        Naming the first tensors that differ between ranks, and the ranks that differ from rank 0.
+    NonFiniteError
+        Naming the tensors.
+    """
+    steps = {rank: report.step for rank, report in enumerate(reports) if report.step != job.step}
+    if steps:
+        said = ", ".join(f"rank {rank} step {step}" for rank, step in list(steps.items())[:5])
+        raise TreeMismatchError(f"ranks save different steps: rank 0 step {job.step}, {said}; make them save the same")
+    _check_replicas(content.replica_names, [report.replicas for report in reports if report.replicas is not None])
+    bad = sorted({name for report in reports for name in report.non_finite})
+    if bad:
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise NonFiniteError(
+            f"NaN or infinite values in {', '.join(map(repr, bad[:5]))}{more}; the step was not published: "
+            "restore the newest one, or save without nan_guard"
+        )
+
+
+def _check_replicas(names: Sequence[str], every: Sequence[list[int]]) -> None:
+    if not every or all(theirs == every[0] for theirs in every):
+        return
+    shown = []
+    for number, name in enumerate(names):
+        ranks = [rank for rank, theirs in enumerate(every) if theirs[number] != every[0][number]]
+        if ranks:
+            shown.append(f"{name!r} on rank {', '.join(map(str, ranks))}")
+    more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
+    raise ReplicaMismatchError(
+        f"tensors that should be equal on all ranks differ from rank 0's: {'; '.join(shown[:5])}{more}; "
+        "broadcast them before training, or wrap them in hpcckpt.PerRank or hpcckpt.RootOnly"
+    )
+
+
+# -- 8: retention, and what the next save will need ----------------------------------------------
+
+
+def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
+    """Apply retention; its failure is a warning, for the step is committed. Root only."""
+    run.reusable = None
+    n_kept = 0
+    try:
+        phases.reached("8-retention", 0)
+        open_for_writing(run)  # the lock may have been lost since step 4: then what stands here is not ours
+        kept = apply_retention(run.directory, run.options, run.marked, run.linked_steps, recycle=run.recycles)
+        n_kept = kept.n_steps
+        if kept.reusable is not None:
+            run.reusable = (kept.reusable, kept.reusable_nbytes)
+        spared = {*run.staged, *([kept.reusable.name] if kept.reusable else [])}
+        sweep(run.directory, spared)  # the step that was replaced, if any
+    except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
+        return n_kept, (f"retention after step {staged.job.step} failed: {as_failure(error).text}",)
+    return n_kept, ()
+
+
+def next_ticket(run: Run) -> Ticket | None:
+    """Prepare the staging directory of a save to come; ``None`` if that fails: then that save tries. Root only."""
+    reusable, run.reusable = run.reusable, None
+    with contextlib.suppress(HpcckptError, OSError):
+        open_for_writing(run)
+        return prepare(run, *reusable) if reusable else prepare(run)
+    return None
+
+
+def abandon(run: Run, staged: commit.Staged) -> None:
+    """Remove what a failed save left. Root only."""
+    run.staged.pop(staged.name, None)
+    commit.abandon(staged)

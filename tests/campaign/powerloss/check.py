@@ -1,0 +1,71 @@
+"""One state: make it on a disk in memory, look at it, and go on from it."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from powerloss.disk import Disk, whole
+from powerloss.losses import State
+from powerloss.oracle import Promise, debris, go_on, judge, look, promise_after
+from powerloss.recording import Recording
+
+
+@dataclass(slots=True)
+class Checker:
+    """Checks states of one recording.
+
+    Parameters
+    ----------
+    recording : Recording
+        What took place.
+    scratch : pathlib.Path
+        Where to make the states.
+    """
+
+    recording: Recording
+    scratch: Path
+    _promises: dict[int, Promise] = field(default_factory=dict)
+    _usual: Counter[str] | None = None
+
+    def promise(self, moment: int) -> Promise:
+        """Return what had been promised after so many operations."""
+        n_marks = sum(op.kind == "mark" for op in self.recording.trace.ops[:moment])
+        if n_marks not in self._promises:
+            ops = self.recording.trace.ops[:moment]
+            self._promises[n_marks] = promise_after(self.recording.earlier, ops)
+        return self._promises[n_marks]
+
+    def problems(self, state: State) -> list[str]:
+        """Return what is not as promised at any moment at which the crash may have come."""
+        disk = Disk(self.recording.trace, state.choice)
+        promises = [self.promise(moment) for moment in sorted(state.moments)]
+        return self._problems(disk, promises, self.usual_debris())
+
+    def usual_debris(self) -> Counter[str]:
+        """Return what stays behind when a job goes on that did not crash: it is told apart from what a crash leaves."""
+        if self._usual is None:
+            ops = self.recording.trace.ops
+            self._usual = Counter()
+            disk = Disk(self.recording.trace, whole(ops))
+            self._problems(disk, [self.promise(len(ops))], None)
+        return self._usual
+
+    def _problems(self, disk: Disk, promises: list[Promise], usual: Counter[str] | None) -> list[str]:
+        where = self.scratch / "disk"
+        where.mkdir()
+        try:
+            disk.build(where)
+            run = where / self.recording.run
+            view = look(run, promises[-1].begun)
+            found = {text for promise in promises for text in judge(view, promise)}
+            found |= set(go_on(run, view, promises[-1]))
+            if usual is None:
+                self._usual = debris(run)
+            else:
+                found |= {f"wrong: {name} stays behind" for name in debris(run) - usual}
+            return sorted(found)
+        finally:
+            shutil.rmtree(where)

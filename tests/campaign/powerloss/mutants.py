@@ -1,0 +1,131 @@
+"""The campaign's own test: what each sync is for, and what happens without it.
+
+A job that leaves out a sync does everything else as it did: so leaving its record out of the trace is the same as
+running an engine without it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerloss.check import Checker
+from powerloss.losses import Model, states
+from powerloss.recording import Recording
+from powerloss.trace import NAME_KINDS, ROOT, Op, Trace
+
+_STEP = re.compile(r"step-\d{10,}")
+_STAGED = re.compile(r"\.next-.*|\.step-.*\.tmp-.*")
+
+
+class _Names:
+    """Where nodes stand, as operations move them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._of = {child: (node, name) for node, names in trace.entries.items() for name, child in names.items()}
+        self._at = {slot: child for child, slot in self._of.items()}
+
+    def apply(self, op: Op) -> None:
+        if op.kind == "exchange":
+            other = self._at[op.slots[1]]
+            self._put(other, op.slots[0])
+        if op.kind not in {"unlink", "rmdir"}:
+            self._put(op.node, op.slots[-1])
+
+    def _put(self, node: int, slot: tuple[int, str]) -> None:
+        self._of[node] = slot
+        self._at[slot] = node
+
+    def path(self, node: int) -> str:
+        if node == ROOT or node not in self._of:
+            return ""
+        parent, name = self._of[node]
+        return f"{self.path(parent)}/{name}"
+
+
+def roles(recording: Recording) -> dict[int, str]:
+    """Return what every sync of a trace is for, in words."""
+    names, found, since = _Names(recording.trace), {}, dict[int, list[Op]]()
+    for op in recording.trace.ops:
+        if op.kind in NAME_KINDS:
+            names.apply(op)
+            for directory in {directory for directory, _ in op.slots}:
+                since.setdefault(directory, []).append(op)
+        elif op.kind == "sync":
+            found[op.number] = _role(names.path(op.node), "/" + recording.run, since.pop(op.node, []))
+        elif op.kind != "mark":
+            since.setdefault(op.node, []).append(op)
+    return found
+
+
+def _role(path: str, run: str, ops: list[Op]) -> str:
+    """Say what a sync of `path` is for, whose pending operations are `ops`."""
+    if path == run:
+        return f"run directory, {_last_change(ops)}"
+    if not path.startswith(run):
+        return "parent of the run directory"
+    name = path.rpartition("/")[2]
+    if name.endswith(".safetensors"):
+        writes = [op for op in ops if op.kind == "write"]
+        is_zeroed = bool(writes) and not any(any(op.data) for op in writes)
+        kind = "frozen file" if ".frozen-" in name else "data file"
+        return f"{kind}, header made invalid" if is_zeroed else kind
+    if _STAGED.fullmatch(name):
+        return "staging directory, manifest gone" if ops and ops[-1].kind == "unlink" else "staging directory"
+    if name.startswith(".retired-"):
+        return "retired directory, manifest gone"
+    return {"data": "data directory", "manifest.json": "manifest"}.get(name, name)
+
+
+def _last_change(ops: list[Op]) -> str:
+    targets = [op.slots[-1][1] for op in ops if op.kind in {"rename", "exchange"}]
+    if not targets:
+        return "step made ready"
+    if any(op.kind == "exchange" for op in ops):
+        return "step exchanged"
+    kinds = {".aside": "steps moved aside", ".retired": "step retired", "step-": "step published"}
+    return next((text for prefix, text in kinds.items() if targets[-1].startswith(prefix)), "names given back")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """An engine that leaves out one kind of sync, and what came of it.
+
+    Attributes
+    ----------
+    dropped : tuple of str
+        Roles.
+    n_states, n_broken : int
+        How many states were checked, and in how many a promise was broken.
+    example : str
+        One such problem.
+    """
+
+    dropped: tuple[str, ...]
+    scenario: str
+    n_states: int
+    n_broken: int
+    example: str
+
+
+def mutate(recording: Recording, dropped: tuple[str, ...], quota: int, scratch: Path) -> Mutant:
+    """Check states of an engine that leaves syncs out."""
+    all_roles = roles(recording)
+    model = Model(recording.trace, lambda op: all_roles[op.number] not in dropped)
+    checker = Checker(recording, scratch)
+    broken = []
+    chosen = states(model, quota, random.Random(1))[:quota]
+    for state in chosen:
+        found = [text for text in _problems(checker, state) if "stays behind" not in text]
+        broken += found[:1]
+    return Mutant(dropped, recording.name, len(chosen), len(broken), broken[0] if broken else "")
+
+
+def _problems(checker: Checker, state: object) -> Iterator[str]:
+    try:
+        yield from checker.problems(state)  # type: ignore[arg-type]
+    except Exception as error:  # noqa: BLE001 - a job that cannot go on is a problem like others
+        yield f"wrong: {type(error).__name__}: {error}"
