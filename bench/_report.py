@@ -79,7 +79,7 @@ def condition(found: Rounds, facts: dict[str, Any]) -> str:
 def figure(value: Spread, unit: float = 1.0, digits: int = 2) -> list[str]:
     """Return two cells: the median, and least to most."""
     if value is None:
-        return ["-", "not steady"]
+        return ["", ""]
     least, median, most = (value[key] / unit for key in ("least", "median", "most"))
     return [f"{median:.{digits}f}", f"{least:.{digits}f} to {most:.{digits}f}"]
 

@@ -239,6 +239,7 @@ class Checkpointer:
             If state and step differ; the state is unchanged.
         """
         self.wait()
+        self._run.unchanged.forget()
         return restore(self._run, state, step, strict=strict)
 
     def poll(self) -> None:

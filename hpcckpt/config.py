@@ -129,6 +129,7 @@ class Options:
             ("lock_expiry_s", _is_positive(self.lock_expiry_s), "must be positive"),
             ("threads", _is_count(self.threads, 0), "must be at least 0"),
             ("max_in_flight", _is_count(self.max_in_flight, 1), "must be at least 1"),
+            ("incremental", not self.incremental or self.max_in_flight == 1, "goes with max_in_flight=1 only"),
             ("max_bytes_in_flight", _is_limit(self.max_bytes_in_flight), "must be a number of bytes, or None"),
             ("peer_timeout_s", _is_positive(self.peer_timeout_s), "must be positive"),
         ]

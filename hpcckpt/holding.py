@@ -100,7 +100,7 @@ def hold(tree: StateTree, items: Sequence[WriteItem], pool: ArenaPool, threads: 
             source, data = data, arena.view(position, item.nbytes)
             copies.append((source, data))
             position += _aligned(item.nbytes)
-        payloads.append(Payload(item, data))
+        payloads.append(Payload(item, data, is_held=array is not None))
     if copies:
         native.copy_pieces(copies, threads)
     return Held(payloads, arena=arena)

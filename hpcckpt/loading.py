@@ -17,6 +17,7 @@ from hpcckpt.backends.registry import make_backend
 from hpcckpt.collective.sharding import coverage_problems
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import (
+    ConfigError,
     CorruptError,
     HpcckptError,
     ManifestError,
@@ -82,7 +83,7 @@ class StepReader:
         """
         spec = self.specs[name]
         wanted = extent or Extent.whole(spec.shape)
-        target: Array = np.empty(wanted.shape, numpy_dtype(spec.dtype))
+        target: Array = _empty(wanted.shape, spec.dtype)
         self.fill([(name, wanted, target)])
         return target
 
@@ -96,7 +97,7 @@ class StepReader:
         """
         for entry in self.index[name]:
             if entry.rank == rank:
-                target: Array = np.empty(entry.item.extent.shape, numpy_dtype(entry.item.spec.dtype))
+                target: Array = _empty(entry.item.extent.shape, entry.item.spec.dtype)
                 self._read([_whole(entry, target)])
                 return target
         raise KeyError(f"{name} of rank {rank}")
@@ -173,6 +174,14 @@ class StepReader:
             yield from entries
 
 
+def _empty(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an array to read into; its size is bounded by that of the files."""
+    try:
+        return np.empty(shape, numpy_dtype(dtype))
+    except ValueError as error:  # NumPy 1 has at most 32 axes
+        raise ConfigError(f"NumPy on this machine has no arrays of shape {shape} and dtype {dtype}: {error}") from None
+
+
 def _whole(entry: StoredEntry, target: Array) -> Transfer:
     return Transfer(ReadRequest(entry, 0, entry.nbytes, as_bytes(target)), entry.item.extent.n_elements)
 
@@ -195,7 +204,7 @@ def _index_problems(specs: dict[str, TensorSpec], index: Index, manifest: Manife
 
 
 def _rank_problems(spec: TensorSpec, entries: Sequence[StoredEntry], n_ranks: int) -> Iterator[Problem]:
-    if sorted(entry.rank for entry in entries) != list(range(n_ranks)):
+    if len(entries) != n_ranks or {entry.rank for entry in entries} != set(range(n_ranks)):  # n_ranks may be any number
         yield Problem(repr(spec.name), f"has not one entry for each of {n_ranks} ranks")
     if any((entry.item.start, entry.item.stop) != (0, entry.item.extent.n_elements) for entry in entries):
         yield Problem(repr(spec.name), "has an entry that is only a part")

@@ -22,6 +22,7 @@ from hpcckpt.tensors import KINDS, MAX_DIMS, MAX_NBYTES, TensorSpec, itemsize, n
 
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 28
+MAX_DEPTH = 200
 _HEAD = re.compile(rb'\{\n "crc32c": "([0-9a-f]{8})"')
 _CRC_AT = slice(14, 22)
 _IDENTITY = re.compile(r"[0-9a-f]{8,64}")
@@ -91,7 +92,7 @@ def encode(manifest: Manifest, crc: Crc) -> bytes:
         "metrics": {name: _encode_float(value) for name, value in manifest.metrics.items()},
         "environment": manifest.environment,
         "objects": encode_objects(manifest.objects),
-        "files": [_encode_file(file) for file in manifest.files],
+        "files": [encode_record(file) for file in manifest.files],
         "tensors": [_encode_tensor(spec) for spec in manifest.tensors],
     }
     text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False).encode()
@@ -133,8 +134,15 @@ def _decode_objects(value: Any) -> Any:
     return value
 
 
-def _encode_file(file: FileRecord) -> dict[str, Any]:
-    return {"path": file.path, "bytes": file.nbytes, "header_crc32c": f"{file.header_crc:08x}"}
+def encode_record(file: FileRecord) -> dict[str, Any]:
+    """Return what stands for a data file in JSON."""
+    written_by = {"save_id": file.save_id} if file.save_id else {}
+    return {"path": file.path, "bytes": file.nbytes, "header_crc32c": f"{file.header_crc:08x}", **written_by}
+
+
+def decode_record(file: Mapping[str, Any]) -> FileRecord:
+    """Return the data file that JSON found good stands for."""
+    return FileRecord(file["path"], file["bytes"], int(file["header_crc32c"], 16), file.get("save_id", ""))
 
 
 def _encode_tensor(spec: TensorSpec) -> dict[str, Any]:
@@ -193,10 +201,6 @@ def _from_document(document: dict[str, Any], where: str) -> Manifest:
     problems = validate(document)
     if problems:
         raise ManifestError(f"{where}: {list_problems(problems)}; use an older step")
-    try:
-        objects = _decode_objects(document["objects"])
-    except RecursionError:
-        raise ManifestError(f"{where}: objects are nested too deep; use an older step") from None
     return Manifest(
         save_id=document["save_id"],
         run_id=document["run_id"],
@@ -209,8 +213,8 @@ def _from_document(document: dict[str, Any], where: str) -> Manifest:
         level=document["level"],
         metrics={name: float(value) for name, value in document["metrics"].items()},
         environment=document["environment"],
-        objects=objects,
-        files=tuple(FileRecord(f["path"], f["bytes"], int(f["header_crc32c"], 16)) for f in document["files"]),
+        objects=_decode_objects(document["objects"]),
+        files=tuple(map(decode_record, document["files"])),
         tensors=tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["kind"]) for t in document["tensors"]),
     )
 
@@ -243,6 +247,8 @@ def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
         ("block_bytes", _is_count(get("block_bytes"), 1, 1 << 30), "must be 1 to 2**30"),
         ("level", get("level") in ("exact", "state", "weights"), "must be one of exact, state, weights"),
         ("objects", _is_table(get("objects"), _is_table), "must be an object of objects"),
+        ("objects", _is_shallow(get("objects")), f"nested deeper than {MAX_DEPTH}"),
+        ("environment", _is_shallow(get("environment")), f"nested deeper than {MAX_DEPTH}"),
         ("environment", _is_table(get("environment")), "must be an object"),
         ("metrics", _is_table(get("metrics"), _is_number), "must map names to numbers"),
     ]
@@ -251,6 +257,17 @@ def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _is_table(value: Any, is_fitting: Callable[[Any], bool] = lambda _: True) -> bool:
     return isinstance(value, dict) and all(map(is_fitting, value.values()))
+
+
+def _is_shallow(value: Any) -> bool:
+    """Say whether JSON is nested so little that whoever walks, prints or sends it may recurse."""
+    layer = [value]
+    for _ in range(MAX_DEPTH):
+        nested = (item.values() if isinstance(item, dict) else item for item in layer if isinstance(item, dict | list))
+        layer = [inner for items in nested for inner in items]
+        if not layer:
+            return True
+    return False
 
 
 def _is_identity(value: Any) -> bool:
@@ -282,6 +299,8 @@ def _file_problem(file: Any, seen: set[str]) -> str | None:
         return "bytes must be a size"
     if not isinstance(crc, str) or re.fullmatch("[0-9a-f]{8}", crc) is None:
         return "header_crc32c must be eight hexadecimal digits"
+    if not _is_identity(file.get("save_id", "0" * 8)):
+        return "save_id must be 8 to 64 hexadecimal digits"
     return None
 
 

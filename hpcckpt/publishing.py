@@ -112,7 +112,7 @@ def make_directory(path: Path) -> None:
 
 def prepare(run: Run, reusable: Path | None = None, nbytes: int = 0) -> Ticket:
     """Make a staging directory for a save to come, of a retired one if there is one. Root only."""
-    ticket = commit.prepare(run.backend, run.directory, reusable)
+    ticket = commit.prepare(run.backend, run.directory, run.comm.size, reusable)
     run.staged[ticket.name] = nbytes
     return ticket
 
@@ -259,7 +259,7 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
     try:
         phases.reached("8-retention", 0)
         open_for_writing(run)  # the lock may have been lost since step 4: then what stands here is not ours
-        kept = apply_retention(run.directory, run.options, run.marked, run.linked_steps, recycle=run.recycles)
+        kept = apply_retention(run.directory, run.options, run.marked, recycle=run.recycles)
         n_kept = kept.n_steps
         if kept.reusable is not None:
             run.reusable = (kept.reusable, kept.reusable_nbytes)

@@ -120,29 +120,31 @@ def _whole(spec: TensorSpec) -> WriteItem:
 # -- 2: write --------------------------------------------------------------------------------------
 
 
-def parts_of(reader: StepReader, item: WriteItem, rank: int, part_bytes: int = PART_BYTES) -> Iterator[Bytes]:
-    """Yield the bytes of an item in order, verified, in parts of `part_bytes`; memory is used again. Independent."""
+def parts_of(reader: StepReader, item: WriteItem, rank: int, part_bytes: int | None = None) -> Iterator[Bytes]:
+    """Yield the bytes of an item in order, verified; each part is gone when the next one is asked for. Independent."""
     if item.spec.kind == "per-rank":
         yield as_bytes(reader.load_rank(item.spec.name, rank))
         return
+    part_bytes = part_bytes or PART_BYTES
     width = itemsize(item.spec.dtype)
+    n_elements = min(item.stop - item.start, part_bytes // max(width, 1) + 2)
+    scratch: Array = np.empty(n_elements, numpy_dtype(item.spec.dtype))  # one for all parts: fresh memory is slow
     for begin in range(0, item.nbytes, part_bytes):
         end = min(begin + part_bytes, item.nbytes)
         first, last = begin // width, -(-end // width)  # an element may lie across the border of two parts
-        elements = _read_span(reader, item, item.start + first, item.start + last)
+        elements = scratch[: last - first]
+        _read_span(reader, item, item.start + first, elements)
         yield as_bytes(elements)[begin - first * width : end - first * width]
 
 
-def _read_span(reader: StepReader, item: WriteItem, start: int, stop: int) -> Array:
-    """Return flat elements of a box, verified."""
-    flat: Array = np.empty(stop - start, numpy_dtype(item.spec.dtype))
+def _read_span(reader: StepReader, item: WriteItem, start: int, into: Array) -> None:
+    """Read flat elements of a box from `start` on, verified."""
     wanted, position = [], 0
-    for box in boxes_of_span(item.extent.shape, start, stop):
+    for box in boxes_of_span(item.extent.shape, start, start + into.size):
         placed = Extent(tuple(a + b for a, b in zip(box.offset, item.extent.offset, strict=True)), box.shape)
-        wanted.append((item.spec.name, placed, flat[position : position + box.n_elements].reshape(box.shape)))
+        wanted.append((item.spec.name, placed, into[position : position + box.n_elements].reshape(box.shape)))
         position += box.n_elements
     reader.fill(wanted)
-    return flat
 
 
 def reshard(

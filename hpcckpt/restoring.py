@@ -6,21 +6,28 @@ Every rank checks the bytes it reads against the same checksums, so replicas tha
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcckpt import discovery, phases
+from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import StepInfo
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import (
+    CollectiveError,
     CorruptError,
+    ManifestError,
     NoSpaceError,
+    OlderStepError,
     Problem,
+    RetiredError,
     StateMismatchError,
     StepNotFoundError,
     StorageError,
@@ -32,9 +39,15 @@ from hpcckpt.plan import Index
 from hpcckpt.run import Lineage, Restored, Run
 from hpcckpt.snapshot import StateTree, TensorLeaf, flatten
 
+_log = logging.getLogger("hpcckpt")
+
 
 def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored:
     """Restore a step into `state`; without a number, the newest that is whole. Collective.
+
+    Without a number a step that proves damaged while it is read (a checksum, a file that is cut short, an error of
+    the disk, on whichever ranks) is skipped for the next older one, which overwrites all that the damaged one had
+    written.  It is left as it is, as evidence, and this job's retention knows of it.
 
     Raises
     ------
@@ -43,40 +56,98 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     CorruptError
         If the step that was asked for is damaged.
     StateMismatchError
-        If names, shapes or dtypes of state and step differ; nothing was changed then.
+        If names, shapes or dtypes of state and step differ; nothing was changed then, unless it says so.
     """
-    began = time.monotonic()
+    attempt = _Attempt(strict, is_asked=step is not None, began=time.monotonic())
     tree = run.comm.agree("restore: read state", lambda: flatten(state))
-    choice = _choose(run, step)
-    skipped: list[str] = []
-    for candidate, problem in choice.steps:
-        if problem:
-            skipped.append(f"step {candidate} was skipped: {problem}")
-            continue
+    while (candidate := step if step is not None else _choose(run, attempt)) is not None:
         try:
-            return _restore_one(run, tree, candidate, _Wish(strict, tuple(skipped), began))
-        except CorruptError as error:
-            if choice.is_asked:
+            restored = _restore_one(run, tree, candidate, attempt)
+        except CollectiveError as error:
+            _remember(run, candidate, error)
+            if step is not None or not set(error.kinds.values()) <= _OTHER_STEP_MAY_DO:
                 raise
-            skipped.append(f"step {candidate} was skipped: {error}")
-    raise StepNotFoundError(f"no restorable step in {run.directory}" + "".join(f"; {text}" for text in skipped))
+            attempt.skip(candidate, error)
+        else:
+            _tell(run, restored, attempt)
+            return restored
+    raise StepNotFoundError(
+        f"no restorable step in {run.directory}{''.join(f'; {text}' for text in attempt.skipped)}{attempt.caution}"
+    )
 
 
-class _Wish(NamedTuple):
-    """How the caller wants it, and what happened before."""
+_UNREADABLE = frozenset({CorruptError.kind, ManifestError.kind, StorageError.kind})
+_OTHER_STEP_MAY_DO = _UNREADABLE | {RetiredError.kind, StepNotFoundError.kind, OlderStepError.kind}
+_MAX_TRIES = 3
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What a restore wants and has tried so far; alike on all ranks.
+
+    Attributes
+    ----------
+    strict, is_asked : bool
+        As the caller wants it, and whether by the number of a step.
+    began : float
+        When it did.
+    skipped : list of str
+        What keeps each step that was tried from being restored.
+    tried : dict of int to int
+        How often each step was tried.
+    touched : set of str
+        Tensors that an unreadable step may have overwritten in part.
+    """
 
     strict: bool
-    warnings: tuple[str, ...]
+    is_asked: bool
     began: float
+    skipped: list[str] = field(default_factory=list)
+    tried: dict[int, int] = field(default_factory=dict)
+    touched: set[str] = field(default_factory=set)
+
+    def skip(self, step: int, error: CollectiveError) -> None:
+        """Try a step no more; one that was retired meanwhile may have been replaced, so it gets another try or two."""
+        is_retired = set(error.kinds.values()) == {RetiredError.kind}
+        self.tried[step] = self.tried.get(step, 0) + (1 if is_retired else _MAX_TRIES)
+        self.skipped.append(f"step {step} was skipped: {error}")
+
+    @property
+    def caution(self) -> str:
+        """What to say where no good step overwrites what an unreadable one has written."""
+        return "; the state may be partly overwritten" if self.touched else ""
 
 
-def _restore_one(run: Run, tree: StateTree, step: int, wish: _Wish) -> Restored:
+def _remember(run: Run, step: int, error: CollectiveError) -> None:
+    """Let this job's retention know of a step that cannot be read, unless it is merely gone. Collective."""
+    kinds = set(error.kinds.values())
+    if not kinds & _UNREADABLE or RetiredError.kind in kinds:
+        return
+
+    def identity() -> str | None:
+        info = discovery.inspect_step(run.directory, step)
+        return info.manifest.save_id if info.manifest else None
+
+    save_id = run.comm.on_root(f"restore step {step}: remember", identity)
+    if save_id is not None:
+        run.damaged[step] = save_id
+
+
+def _tell(run: Run, restored: Restored, attempt: _Attempt) -> None:
+    """Log once, on root, that an older step was taken; `Restored.warnings` says so on every rank. Independent."""
+    run.damaged.pop(restored.step, None)  # what could not be read before could be read now
+    if run.comm.is_root and attempt.skipped:
+        _log.warning("hpcckpt: restored step %d: %s", restored.step, "; ".join(attempt.skipped))
+
+
+def _restore_one(run: Run, tree: StateTree, step: int, attempt: _Attempt) -> Restored:
     """Open, match, read, assign. Collective."""
     reader = _open(run, step)
     where = f"restore step {step}"
     try:
-        match = run.comm.agree(f"{where}: match", lambda: match_state(tree, reader, run.comm.size, strict=wish.strict))
-        arrays = run.comm.agree(f"{where}: read", lambda: _read(reader, tree, match, run.comm.rank))
+        match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm.size, attempt))
+        attempt.touched |= {name for name in match.tensors if reader.specs[name].kind != "per-rank"}
+        arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(reader, tree, match, run.comm.rank, attempt))
     finally:
         if run.comm.is_root:
             _unpin(run.directory, step)
@@ -86,36 +157,43 @@ def _restore_one(run: Run, tree: StateTree, step: int, wish: _Wish) -> Restored:
         step=step,
         metrics=dict(reader.manifest.metrics),
         objects=dict(reader.manifest.objects.get("user", {})),
-        warnings=wish.warnings + match.warnings,
+        warnings=(*attempt.skipped, *_shared(run.comm, match.warnings)),
         path=reader.path,
         n_ranks=reader.manifest.n_ranks,
         level=reader.manifest.level,
         nbytes=sum(array.nbytes for array in arrays.values()),
-        seconds=time.monotonic() - wish.began,
+        seconds=time.monotonic() - attempt.began,
         missing=match.missing,
         unexpected=match.unexpected,
     )
 
 
+def _shared(comm: Communicator, own: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all ranks' warnings, each once, in the order of the ranks. Collective."""
+    return tuple(dict.fromkeys(text for theirs in comm.allgather(own) for text in theirs))
+
+
 # -- choose --------------------------------------------------------------------------------------
 
 
-class _Choice(NamedTuple):
-    """Which steps to try, in this order, each with what keeps it from being restored ("" if nothing is known of)."""
+def _choose(run: Run, attempt: _Attempt) -> int | None:
+    """Let root choose the newest step that was not tried, so that all ranks try the same. Collective."""
 
-    steps: tuple[tuple[int, str], ...]
-    is_asked: bool
+    def choose() -> tuple[int | None, list[tuple[int, str]]]:
+        problems: list[tuple[int, str]] = []
+        for step in reversed(discovery.step_numbers(run.directory)):
+            if attempt.tried.get(step, 0) < _MAX_TRIES:
+                info = discovery.inspect_step(run.directory, step)
+                if info.is_restorable:
+                    return step, problems
+                problems.append((step, info.problem))
+        return None, problems
 
-
-def _choose(run: Run, step: int | None) -> _Choice:
-    """Let root choose, so that all ranks try the same steps. Collective."""
-
-    def choose() -> _Choice:
-        if step is not None:
-            return _Choice(((step, ""),), is_asked=True)
-        return _Choice(tuple((info.step, info.problem) for info in discovery.scan(run.directory)[::-1]), is_asked=False)
-
-    return run.comm.on_root("restore: look for steps", choose)
+    chosen, problems = run.comm.on_root("restore: look for steps", choose)
+    for step, problem in problems:
+        attempt.tried[step] = _MAX_TRIES
+        attempt.skipped.append(f"step {step} was skipped: {problem}")
+    return chosen
 
 
 def _open(run: Run, step: int) -> StepReader:
@@ -132,7 +210,12 @@ def _open(run: Run, step: int) -> StepReader:
         return info.path, reader.manifest, reader.index
 
     path, manifest, index = run.comm.on_root(f"restore step {step}: open", open_on_root)
-    backend = run.comm.agree(f"restore step {step}: load backend", lambda: load_backend(manifest, run.backend))
+    try:
+        backend = run.comm.agree(f"restore step {step}: load backend", lambda: load_backend(manifest, run.backend))
+    except BaseException:
+        if run.comm.is_root:
+            _unpin(run.directory, step)
+        raise
     return StepReader(path, manifest, backend, index)
 
 
@@ -182,6 +265,18 @@ class Match(NamedTuple):
     unexpected: tuple[str, ...]
 
 
+def _match(tree: StateTree, reader: StepReader, n_ranks: int, attempt: _Attempt) -> Match:
+    """Match, and see to it that a step overwrites all that one before it may have left half overwritten. Pure."""
+    try:
+        match = match_state(tree, reader, n_ranks, strict=attempt.strict)
+    except StateMismatchError as error:
+        raise StateMismatchError(f"{error}{attempt.caution}") from error
+    left = sorted(attempt.touched - set(match.tensors))
+    if left:
+        raise OlderStepError(f"it lacks {', '.join(left[:5])}, which the steps before may have overwritten in part")
+    return match
+
+
 def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bool) -> Match:
     """Compare a state with a step, and say what to read. Pure.
 
@@ -207,8 +302,10 @@ def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bo
     objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects}
     if (strict and problems) or (own and not fitting and not objects):
         shown = list_problems(problems) or "they have no name in common"
+        is_repaired = "repaired" in reader.manifest.environment
+        why = " (its manifest was rebuilt by 'hpcckpt repair', and the objects were lost)" if is_repaired else ""
         raise StateMismatchError(
-            f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}; "
+            f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}{why}; "
             "build the same model and optimizer, or pass strict=False to restore what fits"
         )
     return Match(
@@ -265,6 +362,16 @@ def _warnings(
 
 
 # -- read and assign -----------------------------------------------------------------------------
+
+
+def _read_or_warn(reader: StepReader, tree: StateTree, match: Match, rank: int, attempt: _Attempt) -> dict[str, Array]:
+    """Read; where no other step will be tried, say of damage what it means for the state. Independent."""
+    try:
+        return _read(reader, tree, match, rank)
+    except (CorruptError, StorageError) as error:
+        if not attempt.is_asked:
+            raise
+        raise type(error)(f"{error}{attempt.caution}") from error
 
 
 def _read(reader: StepReader, tree: StateTree, match: Match, rank: int) -> dict[str, Array]:

@@ -49,7 +49,6 @@ def apply_retention(
     directory: Path,
     options: Options,
     mark: Callable[[StepInfo], StepInfo] = _unmarked,
-    used: Collection[int] = (),
     *,
     recycle: bool = False,
 ) -> Retained:
@@ -63,36 +62,25 @@ def apply_retention(
         What is to be kept.
     mark : callable
         Adds to what is on storage what this job knows of a step.
-    used : collection of int
-        Steps that saves under way link files from.
     recycle : bool
         Keep the files of one retired step for the next save.
     """
     if options.max_to_keep is None:
         return Retained(len(step_numbers(directory)))
     steps = tuple(map(mark, scan(directory)))
-    kept = steps_to_keep(steps, options, pins(directory) | set(used))
+    kept = steps_to_keep(steps, options, pins(directory))
     going = [info for info in steps if info.step not in kept]
     reused = going[-1] if going and recycle else None
     for info in going:
         retired = take_out_of_sight(directory, info.path.name)
         if info is reused:
-            reusable = tidied(retired)
+            reusable = retired
         else:
             shutil.rmtree(retired)
     n_steps = sum(info.is_restorable and info.step in kept for info in steps)
     if reused is None or reused.manifest is None:
         return Retained(n_steps)
     return Retained(n_steps, reusable, reused.manifest.nbytes)
-
-
-def tidied(retired: Path) -> Path:
-    """Remove from a retired step the files that have other names too: what is left may be written over. Root only."""
-    data = retired / layout.DATA
-    for entry in list(os.scandir(data)):
-        if entry.stat(follow_symlinks=False).st_nlink != 1 or not entry.is_file(follow_symlinks=False):
-            os.unlink(entry.path)
-    return retired
 
 
 def take_out_of_sight(directory: Path, name: str) -> Path:

@@ -15,6 +15,7 @@ from hpcckpt.draining import Draining
 from hpcckpt.holding import ArenaPool
 from hpcckpt.lock import RunLock
 from hpcckpt.plan import Declaration, Ticket
+from hpcckpt.unchanged import Unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,8 @@ class Run:
         Root only: a retired directory for the next save, and its bytes.
     recycles : bool
         Root only: whether files of retired steps are written over.
-    linked_steps : list of int
-        Root only: steps that saves under way link files from.
+    unchanged : Unchanged
+        Which tensors did not change since the newest step.
     damaged : dict of int to str
         Steps whose bytes a restore of this job found damaged, with their `save_id`; the same on all ranks.
         Their manifests and sizes may be fine, so nobody else can tell before reading all of them.
@@ -157,7 +158,7 @@ class Run:
     staged: dict[str, int] = field(default_factory=dict)
     reusable: tuple[Path, int] | None = None
     recycles: bool = False
-    linked_steps: list[int] = field(default_factory=list)
+    unchanged: Unchanged = field(default_factory=Unchanged)
     closed: bool = False
     damaged: dict[int, str] = field(default_factory=dict)
 

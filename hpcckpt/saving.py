@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcckpt import layout, native, phases, publishing
@@ -97,6 +98,7 @@ class Underway:
     matter: Matter = field(init=False)
     held: Held | None = None
     tree: StateTree | None = None
+    payloads: Sequence[Payload] = ()
     answer: Answer | None = None
     is_told: bool = False
 
@@ -272,8 +274,11 @@ def _write(
             publishing.check_ahead(run, plan, this.staged, overwrite=this.request.overwrite)
         phases.reached("2-write", rank)
         try:
+            if run.options.incremental:
+                run.unchanged.mark(held.payloads)
+                this.payloads = held.payloads
             non_finite = _non_finite(held.payloads, run.backend.threads) if run.options.nan_guard else ()
-            written = run.backend.write(this.staged.job, this.staged.path, rank, held.payloads)
+            written = run.backend.write(this.staged.job, this.staged.path, rank, held.payloads, _base(run))
         finally:
             if held.arena is not None:
                 run.arenas.give_back(held.arena)
@@ -283,8 +288,14 @@ def _write(
     return write
 
 
+def _base(run: Run) -> Path | None:
+    """Return the newest committed step, which this one may link from. Independent."""
+    step = run.lineage.step
+    return run.directory / layout.step_dirname(step) if run.options.incremental and step is not None else None
+
+
 def _non_finite(payloads: Sequence[Payload], threads: int) -> tuple[str, ...]:
-    bad = (p.item.spec for p in payloads if native.count_nonfinite(p.data, p.item.spec.dtype, threads))
+    bad = (p.item.spec for p in payloads if not p.is_unchanged and native.count_nonfinite(p.data, p.item.spec.dtype, threads))
     return tuple(dict.fromkeys(spec.name for spec in bad))
 
 
@@ -364,9 +375,10 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
         run.lineage = Lineage(
             run.lineage.run_id or this.staged.job.save_id, this.staged.job.save_id, this.request.step
         )
+        run.unchanged.committed(this.payloads)
     if this.held is not None and this.held.arena is not None:
         run.arenas.give_back(this.held.arena)
-    this.held = this.tree = None
+    this.held, this.tree, this.payloads = None, None, ()
     this.answer = answer
 
 

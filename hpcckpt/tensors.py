@@ -51,6 +51,8 @@ def itemsize(token: str) -> int:
     if match is None:
         raise ValueError(f"unknown dtype {token!r}")
     letter, size = (part for part in match.groups() if part is not None)
+    if letter in "SU" and int(size) == 0:  # NumPy takes it for one character: arrays of it have bytes that no file has
+        raise ValueError(f"dtype {token!r} is text without room for any")
     return int(size) * (4 if letter == "U" else 1)
 
 

@@ -19,15 +19,42 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hpcckpt.manifest import Manifest
-from hpcckpt.plan import DamagedBlock, Index, SaveJob, StoredEntry, WriteItem, WriteReport
+from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteItem, WriteReport
 
 Bytes = npt.NDArray[np.uint8]
+
+
+class InFile(NamedTuple):
+    """A file of tensors that do not change, how many it has, and the CRC32C of the blocks of one of them."""
+
+    file: FileRecord
+    n_in_file: int
+    crcs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What is known of a payload of the newest committed step.
+
+    Attributes
+    ----------
+    crcs : tuple of int
+        CRC32C of its blocks.
+    data : numpy.ndarray or None
+        Its bytes, if they were held ever since.
+    where : InFile or None
+        The file that holds it among nothing but such tensors, if there is one.
+    """
+
+    crcs: tuple[int, ...]
+    data: Bytes | None
+    where: InFile | None = None
 
 
 class Payload:
@@ -39,13 +66,19 @@ class Payload:
         What it is.
     data : numpy.ndarray of uint8
         A flat, C-contiguous view, which keeps alive what it needs and stays as it is until it is released.
+    is_held : bool
+        Whether the view looks at the program's own buffer, which the program copies before it changes it.
     """
 
-    __slots__ = ("_data", "item")
+    __slots__ = ("_before", "_data", "is_held", "is_unchanged", "item", "known")
 
-    def __init__(self, item: WriteItem, data: Bytes) -> None:
+    def __init__(self, item: WriteItem, data: Bytes, is_held: bool = False) -> None:
         self.item = item
+        self.is_held = is_held
+        self.is_unchanged = False
+        self.known: Known | None = None
         self._data: Bytes | None = data
+        self._before: Known | None = None
 
     @property
     def data(self) -> Bytes:
@@ -54,9 +87,41 @@ class Payload:
             raise AssertionError(f"the bytes of {self.item.spec.name!r} were let go of already")
         return self._data
 
-    def release(self) -> None:
-        """Let go of the bytes; a backend says so of each payload as soon as its bytes are handed to the kernel."""
+    @property
+    def linkable(self) -> InFile | None:
+        """Where the very bytes of this payload stand in the newest committed step, to be linked into this one."""
+        return self._before.where if self.is_unchanged and self._before is not None else None
+
+    def compare_with(self, before: Known | None) -> None:
+        """Say what is known of the same item in the newest committed step."""
+        self._before = before
+        held = before.data if before else None
+        self.is_unchanged = held is not None and self._data is not None and _address(held) == _address(self._data)
+
+    def landed(self, crcs: Sequence[int], file: FileRecord | None = None, n_in_file: int = 0) -> None:
+        """Say where the bytes are now, and let go of them unless they seem to be frozen.
+
+        A backend says so of each payload as soon as its bytes are handed to the kernel.
+
+        Parameters
+        ----------
+        crcs : sequence of int
+            CRC32C of their blocks.
+        file : FileRecord, optional
+            Their file, if it has none but unchanged tensors.
+        n_in_file : int
+            How many it has.
+        """
+        if self.is_held:
+            own = tuple(crcs)
+            seems_frozen = self._before is not None and self._before.crcs == own
+            where = InFile(file, n_in_file, own) if file is not None else None
+            self.known = Known(own, self._data if seems_frozen else None, where)
         self._data = None
+
+
+def _address(data: Bytes) -> tuple[int, int]:
+    return data.__array_interface__["data"][0], data.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,9 +158,33 @@ class Backend(ABC):
     def prepare(self, path: Path) -> None:
         """Create what must exist in a new staging directory before ranks write. Root only."""
 
+    def reuse(self, path: Path, n_ranks: int) -> None:
+        """Make a staging directory of a retired step, whose files may be written over. Root only.
+
+        Called only where the feature ``recycles`` is there. Every file that `write` will not find by its name, or
+        that has another name, must go.
+        """
+        raise NotImplementedError(f"backend {self.name!r} says that it recycles, and cannot")
+
     @abstractmethod
-    def write(self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]) -> WriteReport:
-        """Write this rank's payloads; files, and directories with new entries, are durable on return. Independent."""
+    def write(
+        self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload], base: Path | None = None
+    ) -> WriteReport:
+        """Write this rank's payloads; files, and directories with new entries, are durable on return. Independent.
+
+        Parameters
+        ----------
+        job : SaveJob
+            Identity of the save.
+        path : pathlib.Path
+            The staging directory.
+        rank : int
+            This rank.
+        payloads : sequence of Payload
+            What to write; `Payload.landed` is called for each.
+        base : pathlib.Path, optional
+            The newest committed step, from which files of `Payload.linkable` payloads may be linked.
+        """
 
     @abstractmethod
     def index(self, path: Path, manifest: Manifest) -> Index:

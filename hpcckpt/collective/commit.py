@@ -103,7 +103,7 @@ def check_space(directory: Path, plan: SavePlan, n_ranks: int, staged_bytes: int
         )
 
 
-def prepare(backend: Backend, directory: Path, reusable: Path | None = None) -> Ticket:
+def prepare(backend: Backend, directory: Path, n_ranks: int, reusable: Path | None = None) -> Ticket:
     """Make the staging directory of a save to come, of a retired one if there is one. Root only."""
     ticket = Ticket(layout.staging_dirname(layout.new_nonce()), secrets.token_hex(16))
     path = directory / ticket.name
@@ -111,6 +111,7 @@ def prepare(backend: Backend, directory: Path, reusable: Path | None = None) -> 
         path.mkdir()  # step 1
         backend.prepare(path)
     else:
+        backend.reuse(reusable, n_ranks)
         os.rename(reusable, path)
     return ticket
 

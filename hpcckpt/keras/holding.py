@@ -87,9 +87,18 @@ def _read(variables: Sequence[Any]) -> list[Any]:
 
 def _view(tensor: Any) -> Array:
     """Return a view of a tensor's memory, which TensorFlow keeps C-contiguous and in the machine's byte order."""
-    array = np.asarray(tensor)
+    try:
+        array = np.asarray(tensor)
+    except ValueError:  # a scalar of a type that NumPy's buffers do not know, such as bfloat16
+        array = np.asarray(_as_vector(tensor)).reshape(())
     array.setflags(write=False)  # others may share it
     return array
+
+
+def _as_vector(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reshape(tensor, [-1])  # shares the memory
 
 
 # -- accelerators (not tested on any: there was none) ----------------------------------------------
@@ -107,12 +116,9 @@ def stage(tensor: Any, piece_nbytes: int = PIECE_BYTES) -> Array:
     import tensorflow as tf
 
     array = np.empty(tuple(tensor.shape), tensor.dtype.as_numpy_dtype)
-    if array.nbytes <= piece_nbytes:
-        array[...] = np.asarray(tensor)
-        return array
     flat, step = array.reshape(-1), max(1, piece_nbytes // array.itemsize)
     with tf.device(tensor.backing_device):
-        line = tf.reshape(tensor, [-1])
+        line = _as_vector(tensor)
         for start in range(0, array.size, step):
             flat[start : start + step] = np.asarray(line[start : start + step])
     return array

@@ -8,15 +8,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 export PYTHONNOUSERSITE=1
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-# use_stack a|b|peers|lint: which environment the steps work on, and where their logs lie.
+# use_stack a|b|peers|fuzz|lint: which environment the steps work on, and where their logs lie.
 use_stack() {
     STACK=$1
     case $STACK in
         a) VENV=$ROOT/.venv CONSTRAINTS=$ROOT/constraints/stack-a.txt ;;
         b) VENV=$ROOT/.venv-b CONSTRAINTS=$ROOT/constraints/stack-b.txt ;;
         peers) VENV=$ROOT/.venv-peers CONSTRAINTS=$ROOT/constraints/peers.txt ;;
+        fuzz) VENV=$ROOT/.venv-fuzz CONSTRAINTS=$ROOT/constraints/fuzz.txt ;;
         lint) VENV=$ROOT/.venv-lint CONSTRAINTS=$ROOT/constraints/lint.txt ;;
-        *) die "no stack '$STACK': one of a, b, peers, lint" ;;
+        *) die "no stack '$STACK': one of a, b, peers, fuzz, lint" ;;
     esac
     LOGS=$ROOT/build/logs/setup-$STACK
     STAMPS=$VENV/.stamps

@@ -3,6 +3,7 @@
 #   setup.sh a      .venv       TensorFlow 2.15, Horovod, MPI, parallel HDF5: everything (the default)
 #   setup.sh b      .venv-b     TensorFlow 2.21, Keras 3, NumPy 2
 #   setup.sh peers  .venv-peers the libraries that the benchmarks compare with: Orbax, torch DCP, TensorFlow, safetensors
+#   setup.sh fuzz   .venv-fuzz  atheris, and the native part built with sanitizers
 #   setup.sh lint   .venv-lint  the linters alone
 # Variables, all optional:
 #   HPCCKPT_PYTHON  the Python to use           HPCCKPT_MPI     site | apt | pypi: where MPI comes from
@@ -218,6 +219,22 @@ stack_peers() {
     step_project
 }
 
+install_sanitized() {
+    # atheris brings the run-time part of the sanitizers together with libFuzzer, to be preloaded: linked to the compiler's
+    # own as well, a process would have two of them.
+    pip_install --no-build-isolation --no-deps --config-settings="build-dir=build/native-fuzz" \
+        --config-settings="cmake.define.CMAKE_CXX_FLAGS=-fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer" \
+        --config-settings="cmake.define.CMAKE_CXX_STANDARD_LIBRARIES=-fno-sanitize=all" -e .
+    LD_PRELOAD=$("$VENV/bin/python" -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so \
+        ASAN_OPTIONS=detect_leaks=0 "$VENV/bin/python" -c 'import hpcckpt.native._native'
+}
+
+stack_fuzz() {
+    PACKAGES=$(hash_of <"$CONSTRAINTS")
+    step "atheris and what hpcckpt needs" packages "$PACKAGES" "$NETWORK" "$VENV/bin/python" -m pip install -r "$CONSTRAINTS"
+    step "hpcckpt, its native part with sanitizers" sanitized "$(native_sources | hash_files)" "$COMPILER" install_sanitized
+}
+
 stack_lint() {
     step "the linters" packages "$(hash_of <"$CONSTRAINTS")" "$NETWORK" "$VENV/bin/python" -m pip install -r "$CONSTRAINTS"
 }
@@ -232,7 +249,7 @@ PATH=${PATH//"$VENV/bin:"/}
 find_python
 choose_mpi
 PATH=$VENV/bin:$PATH
-case $STACK in a) STEP_OF=8 ;; b) STEP_OF=3 ;; peers) STEP_OF=4 ;; lint) STEP_OF=2 ;; esac
+case $STACK in a) STEP_OF=8 ;; b) STEP_OF=3 ;; peers) STEP_OF=4 ;; fuzz) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
 # An environment survives neither being moved or copied, nor the loss of its Python.
 step "$("$PYTHON" -V) in ${VENV##*/}" venv "$VENV $PYTHON" \
     "apt-get install python3.11-venv python3.11-dev, or name another Python: HPCCKPT_PYTHON=..." make_venv

@@ -8,7 +8,11 @@ Writing, on each rank:
     b. write the data behind the place of the header, computing checksums in the same pass, and let go of
        each tensor as soon as it is written
     c. write the header, which holds the checksums
-    d. sync the file, and the directory if the file was created in it
+    d. sync the file, and the directory if a file was created in it
+
+Tensors that did not change since the newest step are not among them: before a, they are linked from it, or
+written once more, in the same manner, into a file of their own, ``data/rank-NNNNN.frozen-K.safetensors``,
+which the next steps link.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import numpy as np
 from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
 from hpcckpt.backends.rankfile import format as codec
+from hpcckpt.backends.rankfile.frozen import frozen_path, link_unchanged, worth_a_file
 from hpcckpt.discovery import open_regular
 from hpcckpt.errors import CorruptError
 from hpcckpt.manifest import Manifest
@@ -47,46 +52,79 @@ class RankfileBackend(Backend):
         """Create the data directory. Root only."""
         (path / layout.DATA).mkdir()
 
-    def write(self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]) -> WriteReport:
-        """Write this rank's file, durable on return. Independent."""
+    def reuse(self, path: Path, n_ranks: int) -> None:
+        """Keep the ranks' own files, if they have no other name. Root only."""
+        data = path / layout.DATA
+        own = {os.path.basename(file_path(rank)) for rank in range(n_ranks)}
+        for entry in list(os.scandir(data)):
+            if entry.name not in own or entry.stat(follow_symlinks=False).st_nlink != 1:
+                os.unlink(entry.path)
+        native.fsync_dir(str(data))
+
+    def write(
+        self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload], base: Path | None = None
+    ) -> WriteReport:
+        """Write this rank's file, and what did not change into files of its own; durable on return. Independent."""
         items = [payload.item for payload in payloads]
-        where = path / file_path(rank)
-        fd, is_new = _open_to_write(str(where))  # step a
+        linked = link_unchanged(payloads, base, path) if base is not None else []
+        linked_nbytes = sum(payload.item.nbytes for payload in payloads if payload.known is not None)
+        frozen = [*linked, *self._write_unchanged(job, path, rank, worth_a_file(payloads), linked)]
+        rest = [payload for payload in payloads if payload.known is None]
+        record, is_new = self._write_file(job, path, _File(file_path(rank), rank, rest, tuple(frozen)))
+        if is_new or frozen:
+            native.fsync_dir(str(path / layout.DATA))
+        phases.reached("2-synced", rank)
+        return WriteReport.of((record, *frozen), items, linked_nbytes)
+
+    def _write_unchanged(
+        self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload], linked: Sequence[FileRecord]
+    ) -> list[FileRecord]:
+        """Write tensors that did not change since the newest step, but have no file of their own there."""
+        if not payloads:
+            return []
+        record, _ = self._write_file(job, path, _File(frozen_path(rank, linked), rank, payloads, is_frozen=True))
+        return [record]
+
+    def _write_file(self, job: SaveJob, path: Path, file: _File) -> tuple[FileRecord, bool]:
+        """Write one file, durable on return; return its record, and whether it was created."""
+        where = str(path / file.path)
+        fd, is_new = _open_to_write(where)  # step a
         try:
-            record = self._write_file(fd, job, rank, payloads, str(where))
-            phases.reached("2-written", rank)
-            native.fdatasync(fd, str(where))  # step d
+            record = self._fill(fd, job, file, where)
+            phases.reached("2-written", file.rank)
+            native.fdatasync(fd, where)  # step d
         finally:
             os.close(fd)
-        if is_new:
-            native.fsync_dir(str(where.parent))
-        phases.reached("2-synced", rank)
-        return WriteReport.of((record,), items)
+        return record, is_new
 
-    def _write_file(self, fd: int, job: SaveJob, rank: int, payloads: Sequence[Payload], where: str) -> FileRecord:
-        items = [payload.item for payload in payloads]
-        header = codec.encode_header(job, rank, items, None, native.crc32c)
+    def _fill(self, fd: int, job: SaveJob, file: _File, where: str) -> FileRecord:
+        items = [payload.item for payload in file.payloads]
+        header = codec.encode_header(job, file.rank, items, None, native.crc32c, file.frozen)
         end = len(header) + sum(item.nbytes for item in items)
         native.preallocate(fd, end, where)
         if os.fstat(fd).st_size > end:
             os.ftruncate(fd, end)
-        crcs = self._write_data(fd, job, payloads, len(header), where)  # step b
-        sealed = codec.encode_header(job, rank, items, crcs, native.crc32c)
+        crcs = self._write_data(fd, job, file, len(header), where)  # step b
+        sealed = codec.encode_header(job, file.rank, items, crcs, native.crc32c, file.frozen)
         if len(sealed) != len(header):
             raise AssertionError("the header's length must not depend on checksums")
         native.write_blocks(fd, [(sealed, 0)], path=where)  # step c
-        return FileRecord(file_path(rank), end, codec.sealed_crc(sealed))
+        record = FileRecord(file.path, end, codec.sealed_crc(sealed), job.save_id if file.is_frozen else "")
+        if file.is_frozen:
+            for payload, blocks in zip(file.payloads, crcs, strict=True):
+                payload.landed(blocks, record, len(items))
+        return record
 
-    def _write_data(
-        self, fd: int, job: SaveJob, payloads: Sequence[Payload], start: int, where: str
-    ) -> list[Sequence[int]]:
+    def _write_data(self, fd: int, job: SaveJob, file: _File, start: int, where: str) -> list[Sequence[int]]:
         crcs: list[Sequence[int]] = []
-        for group in _groups(payloads):
+        for group in _groups(file.payloads):
             pieces, start = _lay_out(group, start)
-            crcs += native.write_blocks(fd, pieces, block_bytes=job.block_bytes, threads=self.threads, path=where)
+            found = native.write_blocks(fd, pieces, block_bytes=job.block_bytes, threads=self.threads, path=where)
             del pieces
-            for payload in group:
-                payload.release()
+            if not file.is_frozen:
+                for payload, blocks in zip(group, found, strict=True):
+                    payload.landed(blocks)
+            crcs += found
         return crcs
 
     def index(self, path: Path, manifest: Manifest) -> Index:
@@ -121,6 +159,17 @@ class RankfileBackend(Backend):
         for piece in pieces:
             piece.deliver()
         return [_damaged(pieces[number], block, block_bytes) for number, block in bad]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _File:
+    """A file to write: its path in the step, whose it is, what goes into it, and which files it goes with."""
+
+    path: str
+    rank: int
+    payloads: Sequence[Payload]
+    frozen: tuple[FileRecord, ...] = ()
+    is_frozen: bool = False
 
 
 GROUP_BYTES = 32 << 20

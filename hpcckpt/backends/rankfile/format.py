@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcckpt.errors import CorruptError, Problem, list_problems
-from hpcckpt.manifest import Manifest, shape_problem
+from hpcckpt.manifest import Manifest, encode_record, shape_problem
 from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
 from hpcckpt.tensors import KINDS, Extent, TensorSpec, itemsize, name_problem
 
@@ -70,7 +70,12 @@ def _safetensors_type(item: WriteItem) -> tuple[str, list[int]]:
 
 
 def encode_header(
-    job: SaveJob, rank: int, items: Sequence[WriteItem], crcs: Sequence[Sequence[int]] | None, crc: Crc
+    job: SaveJob,
+    rank: int,
+    items: Sequence[WriteItem],
+    crcs: Sequence[Sequence[int]] | None,
+    crc: Crc,
+    frozen: Sequence[FileRecord] = (),
 ) -> bytes:
     """Return length word and header, padded to whole pages.
 
@@ -86,6 +91,8 @@ def encode_header(
         Checksums per entry and block; zeros if not given, for the length.
     crc : callable
         CRC32C of bytes.
+    frozen : sequence of FileRecord
+        The rank's other files in this step, whose tensors did not change.
     """
     counts = [block_count(item.nbytes, job.block_bytes) for item in items]
     known = crcs if crcs is not None else [[0] * count for count in counts]
@@ -104,6 +111,7 @@ def encode_header(
         "rank": rank,
         "ranks": job.n_ranks,
         "block_bytes": job.block_bytes,
+        **({"frozen": [encode_record(record) for record in frozen]} if frozen else {}),
         "entries": entries,
     }
     metadata = {_CRC_KEY: "00000000", _DOCUMENT_KEY: _compact(document)}
@@ -167,8 +175,9 @@ def decode_header(
     if int(head[1], 16) != record.header_crc:
         raise CorruptError(f"{record.path}: not the file that the manifest names (stale or swapped); use an older step")
     table, document = _parse(header, record.path)
-    if document.get("save_id") != manifest.save_id:
-        raise CorruptError(f"{record.path}: belongs to save {document.get('save_id')!r}, not {manifest.save_id!r}")
+    save_id = record.save_id or manifest.save_id
+    if document.get("save_id") != save_id:
+        raise CorruptError(f"{record.path}: belongs to save {document.get('save_id')!r}, not {save_id!r}")
     problems: list[Problem] = []
     entries = _entries(table, document, len(header) + 8, file_bytes, record.path, manifest, problems)
     if problems:
@@ -215,7 +224,7 @@ def _entries(
     if not isinstance(rank, int) or not 0 <= rank < manifest.n_ranks:
         problems.append(Problem("rank", f"{rank!r} is not a rank of this save"))
         return []
-    found = []
+    found: list[StoredEntry] = []
     for name, entry in document["entries"].items():
         message = _entry_problem(entry) or _place_problem(entry, table.get(name), file_bytes - data_start, manifest)
         if message:
@@ -224,7 +233,17 @@ def _entries(
         offset = data_start + table[name]["data_offsets"][0]
         crcs = bytes.fromhex(entry["crc32c"])
         found.append(StoredEntry(_item(entry), rank, path, offset, struct.unpack(f">{len(crcs) // 4}I", crcs)))
+    problems.extend(_overlaps(found))
     return found
+
+
+def _overlaps(entries: Sequence[StoredEntry]) -> Iterator[Problem]:
+    """Yield the entries that share bytes: a small file could give tensors beyond any memory."""
+    end = 0
+    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
+        if entry.nbytes and entry.offset < end:
+            yield Problem(f"entry of {entry.item.spec.name!r}", f"shares bytes from {entry.offset} on with another one")
+        end = max(end, entry.offset + entry.nbytes)
 
 
 def _item(entry: Mapping[str, Any]) -> WriteItem:
@@ -241,7 +260,8 @@ def _entry_problem(entry: Any) -> str | None:
         return f"tensor name {tensor!r} is not allowed"
     if entry.get("kind") not in KINDS:
         return f"kind {entry.get('kind')!r} is not known"
-    problem = shape_problem(entry.get("dtype"), entry.get("global_shape")) or shape_problem("uint8", entry.get("shape"))
+    dtype = entry.get("dtype")
+    problem = shape_problem(dtype, entry.get("global_shape")) or shape_problem(dtype, entry.get("shape"))
     if problem:
         return problem
     offset = entry.get("offset")

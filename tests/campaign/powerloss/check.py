@@ -21,12 +21,9 @@ class Checker:
     ----------
     recording : Recording
         What took place.
-    scratch : pathlib.Path
-        Where to make the states.
     """
 
     recording: Recording
-    scratch: Path
     _promises: dict[int, Promise] = field(default_factory=dict)
     _usual: Counter[str] | None = None
 
@@ -38,23 +35,33 @@ class Checker:
             self._promises[n_marks] = promise_after(self.recording.earlier, ops)
         return self._promises[n_marks]
 
-    def problems(self, state: State) -> list[str]:
-        """Return what is not as promised at any moment at which the crash may have come."""
+    def problems(self, state: State, scratch: Path) -> list[str]:
+        """Return what is not as promised at any moment at which the crash may have come.
+
+        Parameters
+        ----------
+        state : State
+            One of the recording's.
+        scratch : pathlib.Path
+            Where to make it.
+        """
         disk = Disk(self.recording.trace, state.choice)
         promises = [self.promise(moment) for moment in sorted(state.moments)]
-        return self._problems(disk, promises, self.usual_debris())
+        return self._checked(disk, promises, scratch, self._usual_debris(scratch))
 
-    def usual_debris(self) -> Counter[str]:
+    def _usual_debris(self, scratch: Path) -> Counter[str]:
         """Return what stays behind when a job goes on that did not crash: it is told apart from what a crash leaves."""
         if self._usual is None:
             ops = self.recording.trace.ops
-            self._usual = Counter()
             disk = Disk(self.recording.trace, whole(ops))
-            self._problems(disk, [self.promise(len(ops))], None)
+            self._checked(disk, [self.promise(len(ops))], scratch, None)
+        assert self._usual is not None
         return self._usual
 
-    def _problems(self, disk: Disk, promises: list[Promise], usual: Counter[str] | None) -> list[str]:
-        where = self.scratch / "disk"
+    def _checked(
+        self, disk: Disk, promises: list[Promise], scratch: Path, usual: Counter[str] | None
+    ) -> list[str]:
+        where = scratch / "disk"
         where.mkdir()
         try:
             disk.build(where)

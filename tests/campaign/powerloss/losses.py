@@ -22,6 +22,8 @@ NONE: frozenset[int] = frozenset()
 GARBAGE = bytes(range(255, 255 - 64, -1))
 MAX_PAIRS = 40
 """Of how many pending operations all pairs are tried; of more, the newest so many."""
+TRIES = 6
+"""How often a random state is sought for each that is wanted: the same one is found often."""
 HARSH = frozenset({"spoiled", "sectors"})
 """What is beyond the model: storage that destroys old bytes beside those it writes, and tears inside a page."""
 
@@ -133,7 +135,7 @@ def states(model: Model, quota: int, rng: random.Random) -> list[State]:
         for label, choice in systematic(model, moment):
             add(label, moment, choice)
     open_moments = [moment for moment, pending in enumerate(model.pending) if pending]
-    for _ in range(3 * quota if open_moments else 0):
+    for _ in range(TRIES * quota if open_moments else 0):
         if len(found) >= quota:
             break
         moment = rng.choice(open_moments)
@@ -203,15 +205,16 @@ def _stale(trace: Trace, op: Op) -> bytes:
 
 def random_choice(model: Model, moment: int, rng: random.Random) -> Choice:
     """Return a random subset of what is pending, some of it in parts."""
-    share = rng.choice((0.15, 0.5, 0.85))
-    pending = model.pending[moment]
-    lost = [number for number in pending if rng.random() > share]
-    torn = {}
-    for number in pending:
+    # Names and bytes apart: where names are missing, nobody sees what became of the bytes.
+    share = {True: rng.choice((0.5, 0.85, 1.0)), False: rng.choice((0.15, 0.5, 0.85))}
+    lost, torn = [], {}
+    for number in model.pending[moment]:
         op = model.trace.ops[number]
-        if op.kind == "write" and rng.random() < 0.3:
+        if op.kind == "write" and rng.random() < 0.4:
             torn[number] = _random_part(model.trace, op, rng)
-    return model.losing(moment, [number for number in lost if number not in torn], torn)
+        elif rng.random() > share[op.kind in NAME_KINDS]:
+            lost.append(number)
+    return model.losing(moment, lost, torn)
 
 
 def _random_part(trace: Trace, op: Op, rng: random.Random) -> Part:

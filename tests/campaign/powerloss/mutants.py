@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerloss.check import Checker
-from powerloss.losses import Model, states
+from powerloss.losses import Model, State, states
 from powerloss.recording import Recording
 from powerloss.trace import NAME_KINDS, ROOT, Op, Trace
 
@@ -115,17 +115,17 @@ def mutate(recording: Recording, dropped: tuple[str, ...], quota: int, scratch: 
     """Check states of an engine that leaves syncs out."""
     all_roles = roles(recording)
     model = Model(recording.trace, lambda op: all_roles[op.number] not in dropped)
-    checker = Checker(recording, scratch)
+    checker = Checker(recording)
     broken = []
     chosen = states(model, quota, random.Random(1))[:quota]
     for state in chosen:
-        found = [text for text in _problems(checker, state) if "stays behind" not in text]
+        found = [text for text in _problems(checker, state, scratch) if "stays behind" not in text]
         broken += found[:1]
     return Mutant(dropped, recording.name, len(chosen), len(broken), broken[0] if broken else "")
 
 
-def _problems(checker: Checker, state: object) -> Iterator[str]:
+def _problems(checker: Checker, state: State, scratch: Path) -> Iterator[str]:
     try:
-        yield from checker.problems(state)  # type: ignore[arg-type]
+        yield from checker.problems(state, scratch)
     except Exception as error:  # noqa: BLE001 - a job that cannot go on is a problem like others
         yield f"wrong: {type(error).__name__}: {error}"

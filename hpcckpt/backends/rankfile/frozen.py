@@ -1,0 +1,54 @@
+"""Files of tensors that did not change: linked from the newest committed step, or written to be linked by the next."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcckpt import layout
+from hpcckpt.backends.base import Payload
+from hpcckpt.plan import FileRecord
+
+MIN_BYTES = 1 << 20
+"""Less than this is not worth a file of its own."""
+
+_NUMBER = re.compile(r"\.frozen-([0-9]+)\.")
+
+
+def frozen_path(rank: int, linked: Sequence[FileRecord]) -> str:
+    """Return a path in the step directory that no linked file has."""
+    numbers = [int(found[1]) for record in linked if (found := _NUMBER.search(record.path))]
+    return f"{layout.DATA}/rank-{rank:05d}.frozen-{1 + max(numbers, default=0)}.safetensors"
+
+
+def link_unchanged(payloads: Sequence[Payload], base: Path, path: Path) -> list[FileRecord]:
+    """Link each file of the step `base` whose tensors are all unchanged into `path`. Independent."""
+    members: dict[FileRecord, list[Payload]] = defaultdict(list)
+    for payload in payloads:
+        if payload.linkable is not None:
+            members[payload.linkable.file].append(payload)
+    return [record for record, found in members.items() if _link(record, found, base, path)]
+
+
+def _link(record: FileRecord, payloads: Sequence[Payload], base: Path, path: Path) -> bool:
+    """Link a file, unless one of its tensors changed, or the file system cannot: then they are written again."""
+    in_file = payloads[0].linkable
+    if in_file is None or in_file.n_in_file != len(payloads):
+        return False
+    with contextlib.suppress(OSError):
+        os.link(base / record.path, path / record.path, follow_symlinks=False)
+        for payload in payloads:
+            if payload.linkable is not None:
+                payload.landed(payload.linkable.crcs, record, len(payloads))
+        return True
+    return False
+
+
+def worth_a_file(payloads: Sequence[Payload]) -> list[Payload]:
+    """Return the unchanged payloads that are not linked, if they are large enough for a file of their own."""
+    unchanged = [payload for payload in payloads if payload.is_unchanged and payload.known is None]
+    return unchanged if sum(payload.item.nbytes for payload in unchanged) >= MIN_BYTES else []

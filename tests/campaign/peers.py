@@ -1,0 +1,68 @@
+"""The same kills for other libraries and for us: SIGKILL of a program while it saves, then a restart.
+
+Cases take the subjects in turn: case N is of subject N modulo their number.  What is counted is in docs/peers.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from _common import Campaign, Case, Outcome, Verdict
+from peers.harness import OUTCOMES, Server, Subject, judge, kill_in_a_save, resume
+
+SUBJECTS = (
+    Subject("hpcckpt", "hpcckpt"),
+    Subject("tf.train.Checkpoint, CheckpointManager", "tensorflow"),
+    Subject("Keras 2.15 BackupAndRestore", "keras"),
+    Subject("Keras 3 BackupAndRestore", "keras", ".venv-b"),
+    Subject("Keras 3 BackupAndRestore, double_checkpoint", "keras:double", ".venv-b"),
+    Subject("torch DCP, one directory", "torch:one-directory"),
+    Subject("torch DCP, a directory per step", "torch:directories"),
+    Subject("torch DCP, newest with .metadata", "torch:directories-whole"),
+    Subject("torch.save, one path", "torch:one-path"),
+)
+KILLS = 200
+VERDICTS: dict[str, Verdict] = dict(zip(OUTCOMES, ("good", "lost", "lost", "wrong", "lost"), strict=True))
+
+
+class Servers:
+    """One server for each subject, started when its first case comes."""
+
+    def __init__(self) -> None:
+        self._servers: dict[Subject, Server] = {}
+
+    def of(self, subject: Subject) -> Server:
+        """Return the subject's."""
+        if subject not in self._servers:
+            self._servers[subject] = Server(subject)
+        return self._servers[subject]
+
+
+def prepare(scratch: Path) -> Servers:
+    """Make the servers' keeper."""
+    del scratch
+    return Servers()
+
+
+def run(case: Case) -> Outcome:
+    """Kill one program, and see what the next one finds."""
+    subject = SUBJECTS[case.number % len(SUBJECTS)]
+    if not subject.python.exists():
+        return Outcome("skipped", subject.title, f"no {subject.environment}")
+    server: Server = case.prepared.of(subject)
+    told = kill_in_a_save(server, case.scratch / "run", case.rng)
+    found = resume(server, case.scratch / "run")
+    outcome = judge(told, found)
+    text = f"begun {told.begun}, reported saved {told.saved}; found {found}"
+    return Outcome(VERDICTS[outcome], f"{subject.title}: {outcome}", text)
+
+
+CAMPAIGN = Campaign(
+    "peers",
+    "what other libraries make of the same kills; hpcckpt resumes the newest step",
+    full=KILLS * len(SUBJECTS),
+    run=run,
+    prepare=prepare,
+    timeout_s=300.0,
+    is_gate=False,
+)
