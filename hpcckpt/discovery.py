@@ -296,8 +296,21 @@ def pin(directory: PathLike, step: int, reader: str = "") -> None:
         os.makedirs(os.path.join(directory, layout.PINS), exist_ok=True)
         with open(_pin_path(directory, step, reader), "w", encoding="ascii"):
             pass
+        if not reader:  # a user's pin holds after a power loss too
+            native.fsync_dir(os.path.join(directory, layout.PINS))
+            native.fsync_dir(os.fspath(directory))
     except OSError as error:
         raise from_os_error(error, f"pin step {step}") from error
+
+
+def drop_stale_pins(directory: PathLike) -> None:
+    """Remove the pins of readers that have ended without a word. Root only, under the lock."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(os.path.join(directory, layout.PINS)):
+            path = os.path.join(directory, layout.PINS, name)
+            if "." in name and _age_s(path) > READER_PIN_EXPIRY_S:
+                os.unlink(path)
+        os.rmdir(os.path.join(directory, layout.PINS))  # if it is empty now
 
 
 def unpin(directory: PathLike, step: int, reader: str = "") -> bool:

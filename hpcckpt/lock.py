@@ -3,7 +3,7 @@
 The lock is a small JSON file.  It is taken by linking a finished file to its name, so it is never
 seen half written, and held with a heartbeat (its modification time).  It is taken over only from a
 holder that is provably dead (same host: another boot, or no such process) or silent for longer than
-`expiry_s` (another host).
+`expiry_s` (another host, or another container of this one, whose processes cannot be seen from here).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hpcckpt.discovery import read_bounded
 from hpcckpt.errors import LockedError, LockLostError, from_os_error
 
 HEARTBEAT_S = 30.0
+LEFTOVER_S = 3600.0
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "COBALT_JOBID", "LSB_JOBID")
 
@@ -38,6 +39,7 @@ class Holder:
     started: str
     job_id: str
     nonce: str
+    pid_ns: str = ""
 
     def __str__(self) -> str:
         job = f", job {self.job_id}" if self.job_id else ""
@@ -61,19 +63,27 @@ def process_start(pid: int) -> str:
     return "" if fields[0] in {"Z", "X"} else fields[19]
 
 
+def pid_namespace() -> str:
+    """Return the identity of the namespace that process numbers of this process are from; "" if unknown."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
+
+
 def this_holder() -> Holder:
     """Return what this process writes into a lock."""
     job_id = next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
     pid = os.getpid()
-    return Holder(socket.gethostname(), pid, boot_id(), process_start(pid), job_id, layout.new_nonce())
+    return Holder(socket.gethostname(), pid, boot_id(), process_start(pid), job_id, layout.new_nonce(), pid_namespace())
 
 
 def read_holder(path: Path) -> Holder | None:
     """Return who holds the lock at `path`; ``None`` if nobody does or the file says nothing sensible."""
     try:
         document: dict[str, Any] = json.loads(read_bounded(os.fspath(path), 65536))
-        return Holder(**{name: document[name] for name in Holder.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, TypeError):
+        return Holder(**{name: document[name] for name in Holder.__dataclass_fields__ if name in document})
+    except (OSError, ValueError, TypeError):  # TypeError: a field is missing; older versions wrote no pid_ns
         return None
 
 
@@ -83,6 +93,8 @@ def is_dead(holder: Holder, age_s: float, expiry_s: float) -> bool:
         return age_s > expiry_s
     if holder.boot_id and boot_id() and holder.boot_id != boot_id():
         return True
+    if holder.pid_ns != pid_namespace() and holder.pid_ns and pid_namespace():
+        return age_s > expiry_s  # the same number means another process there
     if os.path.isdir("/proc/self"):
         return process_start(holder.pid) != holder.started
     return age_s > expiry_s
@@ -156,8 +168,13 @@ class RunLock:
         """Say whether the file is still this lock. Root only."""
         return read_holder(self.path) == self.holder
 
-    def check(self) -> None:
+    def check(self, since: str | None = None) -> None:
         """Raise if the lock was taken over. Root only.
+
+        Parameters
+        ----------
+        since : str, optional
+            `Holder.nonce` of ours when some work began: raise too if the lock was lost after that, and reclaimed.
 
         Raises
         ------
@@ -165,10 +182,41 @@ class RunLock:
             Naming the new holder.
         """
         if not self.is_mine():
-            raise LockLostError(
-                f"{self.path} is now held by {read_holder(self.path) or 'nobody'}: this job was taken for dead; "
-                "nothing was published, stop one of the two jobs"
-            )
+            raise self._lost()
+        if since not in {None, self.holder.nonce}:
+            raise LockLostError(f"{self.path} was held by another job meanwhile; nothing was published, save again")
+
+    def _lost(self) -> LockLostError:
+        return LockLostError(
+            f"{self.path} is now held by {read_holder(self.path) or 'nobody'}: this job was taken for dead; "
+            "nothing was published, stop one of the two jobs"
+        )
+
+    def reclaim(self) -> bool:
+        """Take the lock again if it was lost and whoever took it is gone; say whether that was needed. Root only.
+
+        What the other job found lying about it may have swept: nothing that was begun before may be published
+        (see `check`).
+
+        Raises
+        ------
+        LockLostError
+            If the other job still holds it.
+        """
+        with self._guard:
+            if self.is_mine():
+                return False
+            before = self.holder, self._stop
+            self.holder, self._stop = this_holder(), threading.Event()
+            try:
+                self._acquire()
+            except BaseException as error:
+                self.holder, self._stop = before
+                if isinstance(error, LockedError):
+                    raise self._lost() from error
+                raise
+            before[1].set()
+            return True
 
     def _acquire(self) -> None:
         try:
@@ -177,7 +225,11 @@ class RunLock:
             raise
         except OSError as error:
             raise from_os_error(error, "take the run's lock") from error
-        threading.Thread(target=self._beat, name="hpcckpt-heartbeat", daemon=True).start()
+        _sweep_leftovers(self.path.parent)
+        beat = threading.Thread(
+            target=self._beat, args=(self.holder, self._stop), name="hpcckpt-heartbeat", daemon=True
+        )
+        beat.start()
 
     def _link_or_take_over(self) -> None:
         for _ in range(5):
@@ -208,7 +260,7 @@ class RunLock:
                 raise
             return self._create()
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
         return True
 
     def _create(self) -> bool:
@@ -231,8 +283,9 @@ class RunLock:
         except FileNotFoundError:
             return
         if read_holder(grave) != holder:
-            os.link(grave, self.path)
-        grave.unlink()
+            with contextlib.suppress(FileExistsError):  # then a third one has it, and the second will notice
+                os.link(grave, self.path)
+        grave.unlink(missing_ok=True)
 
     def _age_s(self) -> float:
         try:
@@ -240,12 +293,22 @@ class RunLock:
         except OSError:
             return 0.0
 
-    def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_S):
-            if read_holder(self.path) not in (self.holder, None):
+    def _beat(self, holder: Holder, stop: threading.Event) -> None:
+        while not stop.wait(HEARTBEAT_S):
+            if read_holder(self.path) not in (holder, None):
                 return
             with contextlib.suppress(OSError):  # the file system may be back at the next beat
                 os.utime(self.path)
+
+
+def _sweep_leftovers(directory: Path) -> None:
+    """Remove what jobs left that were killed while they took the lock; fresh ones may be of a job that lives."""
+    with contextlib.suppress(OSError):  # debris is no reason to fail
+        for entry in os.scandir(directory):
+            if entry.name.startswith(f"{layout.LOCK}."):
+                found = entry.stat(follow_symlinks=False)
+                if time.time() - max(found.st_mtime, found.st_ctime) > LEFTOVER_S:  # a rename sets ctime alone
+                    os.unlink(entry.path)
 
 
 def describe(directory: str | os.PathLike[str]) -> tuple[Holder, bool] | None:

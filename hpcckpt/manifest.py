@@ -239,7 +239,7 @@ def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
         ("format", _is_count(get("format"), 1, FORMAT_VERSION), f"must be 1 to {FORMAT_VERSION}"),
         ("save_id", _is_identity(get("save_id")), "must be 8 to 64 hexadecimal digits"),
         ("run_id", _is_identity(get("run_id")), "must be 8 to 64 hexadecimal digits"),
-        ("parent", get("parent") is None or _is_identity(get("parent")), "must be null or hexadecimal digits"),
+        ("parent", get("parent", "") is None or _is_identity(get("parent")), "must be null or hexadecimal digits"),
         ("step", _is_count(get("step"), 0, MAX_STEP), "must be a step number"),
         ("ranks", _is_count(get("ranks"), 1, 1 << 31), "must be a positive number"),
         ("created", isinstance(get("created"), str), "must be a time"),

@@ -21,6 +21,7 @@ from hpcckpt.collective.planner import SavePlan
 from hpcckpt.discovery import inspect_step, step_numbers
 from hpcckpt.errors import (
     HpcckptError,
+    LockLostError,
     NewerStepError,
     NonFiniteError,
     ReplicaMismatchError,
@@ -89,16 +90,34 @@ def open_for_writing(run: Run) -> None:
         If another job took it over from us: nothing in the directory is touched then.
     """
     if run.lock is not None:
-        run.lock.check()
+        run.lock.check(run.tenure)
         return
     try:
         make_directory(run.directory)
         run.lock = RunLock.take(run.directory, run.options.lock_expiry_s)
+        run.tenure = run.lock.holder.nonce
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "open run directory") from error
     run.recycles = run.options.recycle and "recycles" in run.backend.features and counts_links(run.directory)
     with contextlib.suppress(OSError):  # what cannot be removed is tried again, and told of, after the save
         sweep(run.directory)
+
+
+def regain(run: Run) -> None:
+    """Take a lock that was lost again, if the other job is gone; what was prepared before counts no more. Root only.
+
+    Raises
+    ------
+    LockLostError
+        If the other job still holds it.
+    """
+    if run.lock is None:
+        return
+    run.lock.reclaim()
+    if run.tenure != run.lock.holder.nonce:
+        run.tenure = run.lock.holder.nonce
+        run.staged.clear()  # the other job may have swept it
+        run.reusable = None
 
 
 def make_directory(path: Path) -> None:
@@ -175,6 +194,8 @@ def publish(
     HpcckptError
         Whatever keeps the step from being published.
     """
+    if staged.name not in run.staged:
+        raise LockLostError(f"another job held {run.directory} meanwhile; nothing was published, save again")
     check_reports(staged.job, content, reports)
     files = commit.check_coverage(plan, [report.written for report in reports])  # step 4
     way = look_ahead(run, staged.job.step, overwrite=overwrite)
@@ -272,9 +293,10 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
 
 def next_ticket(run: Run) -> Ticket | None:
     """Prepare the staging directory of a save to come; ``None`` if that fails: then that save tries. Root only."""
-    reusable, run.reusable = run.reusable, None
     with contextlib.suppress(HpcckptError, OSError):
+        regain(run)
         open_for_writing(run)
+        reusable, run.reusable = run.reusable, None
         return prepare(run, *reusable) if reusable else prepare(run)
     return None
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hpcckpt import layout, native, phases
 from hpcckpt.config import Options
-from hpcckpt.discovery import StepInfo, best_of, pins, scan, step_numbers
+from hpcckpt.discovery import StepInfo, best_of, drop_stale_pins, pins, scan, step_numbers
 
 
 def steps_to_keep(steps: tuple[StepInfo, ...], options: Options, pinned: Collection[int]) -> set[int]:
@@ -130,7 +130,10 @@ def give_back_names(directory: Path) -> None:
 def sweep(directory: Path, spared: Collection[str] = ()) -> list[str]:
     """Undo and remove what killed jobs left half done, but for what this one uses. Root only, under the lock."""
     give_back_names(directory)
+    drop_stale_pins(directory)
     names = [name for name in leftovers(directory) if name not in spared]
+    if names:
+        native.fsync_dir(str(directory))  # else a name given back by a job that was killed may still be a step's on storage
     errors = [error for name in names if (error := _error_of_removing(directory / name)) is not None]
     if errors:
         raise errors[0]

@@ -120,6 +120,8 @@ class Run:
 
     Attributes
     ----------
+    tenure : str
+        Root only: `Holder.nonce` of the lock since it was taken or regained.
     draining : Draining
         The background.
     arenas : ArenaPool
@@ -151,6 +153,7 @@ class Run:
     arenas: ArenaPool
     lineage: Lineage = field(default_factory=Lineage)
     lock: RunLock | None = None
+    tenure: str = ""
     n_saves: int = 0
     planned: Planned | None = None
     tickets: dict[int, Ticket] = field(default_factory=dict)

@@ -180,6 +180,7 @@ def _begin(run: Run, state: Any, request: Request) -> StateTree:
     n_tickets = 1 if run.n_saves else run.options.max_in_flight
 
     def begin() -> list[Ticket]:
+        publishing.regain(run)
         publishing.open_for_writing(run)
         publishing.look_ahead(run, request.step, overwrite=request.overwrite)
         commit.check_space(run.directory, plan, run.comm.size)

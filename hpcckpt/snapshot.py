@@ -8,9 +8,9 @@ program itself has not imported.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -241,10 +241,16 @@ def _dispatch(value: Any, name: str, assign: Assign, problems: list[Problem]) ->
 
 
 def _adapted(value: Any, name: str) -> Iterator[Leaf] | None:
-    for cls in type(value).__mro__:
-        module = ADAPTERS.get(cls.__module__.partition(".")[0])
+    adapter = _adapter_of(type(value))
+    return None if adapter is None else adapter.leaves(value, name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _adapter_of(cls: type[Any]) -> Adapter | None:
+    for base in cls.__mro__:
+        module = ADAPTERS.get(base.__module__.partition(".")[0])
         if module is not None:
-            return cast(Adapter, importlib.import_module(module)).leaves(value, name)
+            return cast(Adapter, importlib.import_module(module))
     return None
 
 
@@ -323,9 +329,17 @@ def declare(
     array: Any, name: str, kind: Kind, extent: Extent | None = None, shape: Sequence[int] | None = None
 ) -> Declaration:
     """Return the declaration of an array-like with ``dtype`` and ``shape``."""
+    if extent is None and shape is None:
+        return _declaration_of_whole(name, np.dtype(array.dtype), tuple(map(int, array.shape)), kind)
     own = tuple(map(int, array.shape))
     spec = TensorSpec(name, dtype_token(np.dtype(array.dtype)), tuple(shape) if shape is not None else own, kind)
     return Declaration(spec, extent or Extent.whole(own))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _declaration_of_whole(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], kind: Kind) -> Declaration:
+    """Return what a whole tensor is declared as; the same object for the same tensor at every save."""
+    return Declaration(TensorSpec(name, dtype_token(dtype), shape, kind), Extent.whole(shape))
 
 
 def _in_place_target(array: Array) -> Array | None:
@@ -385,6 +399,6 @@ def _per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
 
 def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
     """Return a flat byte view of a C-contiguous array, without a copy."""
-    if math.prod(array.shape) == 0:
+    if array.size == 0:
         return np.empty(0, np.uint8)
     return array.reshape(-1).view(np.uint8)

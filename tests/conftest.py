@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from hpcckpt import native, phases
+from hpcckpt.retention import leftovers
 from hpcckpt.testing.ranks import run_ranks
 
 THREAD_COUNTS = (1, 2, 3, 5)
@@ -217,6 +218,23 @@ class Faults:
 def faults() -> Faults:
     """Calls at phases."""
     return Faults()
+
+
+@pytest.fixture(params=[True, False], ids=["in the background", "at once"])
+def saving(request: pytest.FixtureRequest) -> dict[str, bool]:
+    """Options for saves that go on in the background, and for saves that are done when they return."""
+    return {"async_save": request.param}
+
+
+@pytest.fixture
+def debris() -> Callable[[Any], list[str]]:
+    """What stands half done in the directory of a checkpointer, beside what its job keeps prepared. Collective."""
+
+    def find(ckpt: Any) -> list[str]:
+        run = ckpt._run
+        return run.comm.on_root("debris", lambda: [n for n in leftovers(run.directory) if n not in run.staged])
+
+    return find
 
 
 class Damage:

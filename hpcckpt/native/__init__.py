@@ -1,4 +1,4 @@
-"""Bytes: checksums, block-wise reading and writing, durability, and zero-copy views of tensors. Independent.
+"""Bytes: checksums, block-wise reading and writing, copies, durability, and zero-copy views of tensors. Independent.
 
 Two implementations give the same results and the same errors: ``_native`` (C++, no TensorFlow, no MPI), and ``_pure``
 for machines without a compiler, chosen if ``_native`` is not there or ``HPCCKPT_NO_NATIVE=1``.  This module holds what
@@ -14,11 +14,14 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from hpcckpt.native.arena import Arena
 from hpcckpt.native.buffers import BufferType, TensorBuffer, open_view
+from hpcckpt.native.calling_back import CallingBack
 from hpcckpt.native.durable import Path, fdatasync, fsync, fsync_dir
+from hpcckpt.native.process import keep_freed_memory, set_thread_priority
 
 if TYPE_CHECKING:
     from hpcckpt.native.buffers import BytesLike
@@ -26,16 +29,22 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_BYTES",
     "IMPLEMENTATION",
+    "Arena",
     "TensorBuffer",
+    "copy_pieces",
+    "count_nonfinite",
     "crc32c",
     "crc32c_blocks",
     "crc32c_combine",
     "fdatasync",
     "fsync",
     "fsync_dir",
+    "keep_freed_memory",
     "live_views",
     "preallocate",
+    "prefault",
     "read_blocks",
+    "set_thread_priority",
     "view",
     "write_blocks",
 ]
@@ -53,7 +62,13 @@ class _Core(Protocol):
     def crc32c_combine(self, first: int, second: int, second_nbytes: int) -> int: ...
     def crc32c_blocks(self, data: BytesLike, block_bytes: int, threads: int) -> list[int]: ...
     def write_blocks(
-        self, fd: int, pieces: Iterable[tuple[BytesLike, int]], block_bytes: int, threads: int, path: str
+        self,
+        fd: int,
+        pieces: Iterable[tuple[BytesLike, int]],
+        block_bytes: int,
+        threads: int,
+        path: str,
+        on_piece: Callable[[int], object] | None,
     ) -> list[list[int]]: ...
     def read_blocks(
         self,
@@ -64,6 +79,9 @@ class _Core(Protocol):
         path: str,
     ) -> list[tuple[int, int]]: ...
     def preallocate(self, fd: int, nbytes: int, path: str) -> None: ...
+    def copy_pieces(self, pairs: Iterable[tuple[BytesLike, BytesLike]], threads: int) -> None: ...
+    def count_nonfinite(self, data: BytesLike, dtype: str, threads: int) -> int: ...
+    def prefault(self, data: BytesLike, threads: int) -> None: ...
     def live_views(self) -> int: ...
 
 
@@ -149,10 +167,12 @@ def write_blocks(
     block_bytes: int = BLOCK_BYTES,
     threads: int = 1,
     path: Path = "",
+    on_piece: Callable[[int], object] | None = None,
 ) -> list[list[int]]:
     """Write pieces to a file and checksum them in the same pass.
 
-    Nothing is durable before :func:`fsync`.  If writing fails, an unknown part has been written.
+    Nothing is durable before :func:`fsync`.  If writing fails, an unknown part has been written.  The bytes must stay
+    as they are until it is done: checksums are taken after the system has its copy.
 
     Parameters
     ----------
@@ -166,6 +186,10 @@ def write_blocks(
         How many threads share the work, without the GIL.
     path
         Name of the file, for errors.
+    on_piece
+        Called with the index of each piece once its bytes have been handed to the system, in any order, from any
+        thread, one at a time or several at once.  The piece's buffer has been let go of by then, so that it dies if
+        nobody else holds it: give `pieces` as an iterator, because a list would.
 
     Returns
     -------
@@ -176,9 +200,14 @@ def write_blocks(
     ------
     OSError
         With errno, reason and path, of the first block that could not be written.
+    BaseException
+        The first one that `on_piece` raised, after all has been written.
     """
     _check(block_bytes, threads)
-    return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path))
+    if on_piece is None:
+        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path), None)
+    with CallingBack(on_piece) as tell:
+        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path), tell)
 
 
 def read_blocks(
@@ -244,6 +273,61 @@ def preallocate(fd: int, nbytes: int, path: Path = "") -> None:
     _core.preallocate(fd, nbytes, os.fspath(path))
 
 
+def copy_pieces(pairs: Iterable[tuple[BytesLike, BytesLike]], threads: int = 1) -> None:
+    """Copy many buffers at once, past the caches if there is much to copy.
+
+    Parameters
+    ----------
+    pairs
+        Sources and destinations, of equal lengths.
+    threads
+        How many threads share the work, without the GIL.
+
+    Raises
+    ------
+    ValueError
+        If the lengths of a pair differ, or a destination overlaps any other buffer; nothing was copied.
+    """
+    _check_threads(threads)
+    _core.copy_pieces(pairs, threads)
+
+
+def count_nonfinite(buffer: BytesLike, dtype_token: str, threads: int = 1) -> int:
+    """Count the elements that are NaN or infinite.
+
+    Parameters
+    ----------
+    buffer
+        Buffer, of whole elements.
+    dtype_token
+        What its bytes are, such as ``bfloat16``; in types that are not floating-point numbers, and in long doubles,
+        nothing is counted.
+    threads
+        How many threads share the work, without the GIL.
+
+    Returns
+    -------
+    int
+        How many; a complex number counts once.
+    """
+    _check_threads(threads)
+    return _core.count_nonfinite(buffer, dtype_token, threads)
+
+
+def prefault(buffer: BytesLike, threads: int = 1) -> None:
+    """Have the system give each page of a buffer its memory now; what stands in it stays.
+
+    Parameters
+    ----------
+    buffer
+        Writable buffer that nobody else writes to meanwhile.
+    threads
+        How many threads share the work, without the GIL.
+    """
+    _check_threads(threads)
+    _core.prefault(buffer, threads)
+
+
 def view(tensor: object) -> TensorBuffer:
     """View the memory of a tensor without copying it.
 
@@ -277,5 +361,9 @@ def live_views() -> int:
 def _check(block_bytes: int, threads: int) -> None:
     if block_bytes < 1:
         raise ValueError(f"block_bytes: {block_bytes} is not a positive number of bytes")
+    _check_threads(threads)
+
+
+def _check_threads(threads: int) -> None:
     if threads < 1:
         raise ValueError(f"threads: {threads} is not a positive number of threads")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import crc32c as _crc32c
-import numpy as np
 
 from hpcckpt.native._pure_buffer import TensorBuffer, live_views
+from hpcckpt.native._pure_memory import bytes_of, copy_pieces, count_nonfinite, prefault
 from hpcckpt.native.durable import naming
 
 if TYPE_CHECKING:
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TensorBuffer",
+    "copy_pieces",
+    "count_nonfinite",
     "crc32c",
     "crc32c_blocks",
     "crc32c_combine",
     "live_views",
     "preallocate",
+    "prefault",
     "read_blocks",
     "write_blocks",
 ]
@@ -36,7 +39,7 @@ _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 
 def crc32c(data: BytesLike, value: int) -> int:
-    return _crc32c.crc32c(_bytes_of(data), value)
+    return _crc32c.crc32c(bytes_of(data), value)
 
 
 def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
@@ -44,18 +47,28 @@ def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
 
 
 def crc32c_blocks(data: BytesLike, block_bytes: int, threads: int) -> list[int]:
-    blocks = list(_blocks_of([_Piece(_bytes_of(data), 0)], block_bytes))
-    return [crc for _, crc in _run(lambda block: _crc32c.crc32c(block.data), blocks, threads)]
+    piece = _Piece(bytes_of(data), 0)
+    blocks = list(_blocks_of([piece], block_bytes))
+    return [crc for _, crc in _run(lambda block: _crc32c.crc32c(piece.part(block)), blocks, threads)]
 
 
 def write_blocks(
-    fd: int, pieces: Iterable[tuple[BytesLike, int]], block_bytes: int, threads: int, path: str
+    fd: int,
+    pieces: Iterable[tuple[BytesLike, int]],
+    block_bytes: int,
+    threads: int,
+    path: str,
+    on_piece: Callable[[int], object] | None,
 ) -> list[list[int]]:
-    todo = [_Piece(_bytes_of(data), _offset_of(offset)) for data, offset in pieces]
+    todo = [_Piece(bytes_of(data), _offset_of(offset)) for data, offset in pieces]
+    tell = (lambda block: None) if on_piece is None else _Countdown(todo, block_bytes, on_piece)
 
     def write(block: _Block) -> int:
-        crc = _crc32c.crc32c(block.data)
-        _pwrite_all(fd, block.data, block.offset)
+        data = todo[block.piece].part(block)
+        crc = _crc32c.crc32c(data)
+        _pwrite_all(fd, data, block.offset)
+        del data
+        tell(block)
         return crc
 
     crcs: list[list[int]] = [[] for _ in todo]
@@ -72,17 +85,16 @@ def read_blocks(
     threads: int,
     path: str,
 ) -> list[tuple[int, int]]:
-    todo = [
-        _Piece(_bytes_of(data, is_target=True), _offset_of(offset), _crcs_of(crcs)) for data, offset, crcs in pieces
-    ]
+    todo = [_Piece(bytes_of(data, is_target=True), _offset_of(offset), _crcs_of(crcs)) for data, offset, crcs in pieces]
     for piece in todo:
         piece.check_crcs(block_bytes)
 
     def read(block: _Block) -> bool:
-        got = _pread_all(fd, block.data, block.offset)
-        if got < len(block.data):
+        data = todo[block.piece].part(block)
+        got = _pread_all(fd, data, block.offset)
+        if got < len(data):
             raise EOFError(todo[block.piece].ends_early(path, block.offset + got))
-        return block.crc is None or _crc32c.crc32c(block.data) == block.crc
+        return block.crc is None or _crc32c.crc32c(data) == block.crc
 
     with naming(path):
         done = _run(read, list(_blocks_of(todo, block_bytes)), threads)
@@ -102,11 +114,14 @@ def preallocate(fd: int, nbytes: int, path: str) -> None:
             raise
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Piece:
     data: memoryview
     offset: int
     crcs: list[int] | None = None
+
+    def part(self, block: _Block) -> memoryview:
+        return self.data[block.start : block.stop]
 
     def check_crcs(self, block_bytes: int) -> None:
         n_blocks = -(-len(self.data) // block_bytes)
@@ -120,18 +135,46 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """A block without its memory, so that a piece can be let go of before the others."""
+
     piece: int
     index: int
-    data: memoryview
+    start: int
+    stop: int
     offset: int
     crc: int | None
 
 
 def _blocks_of(pieces: list[_Piece], block_bytes: int) -> Iterator[_Block]:
     for number, piece in enumerate(pieces):
-        for index, start in enumerate(range(0, len(piece.data), block_bytes)):
+        nbytes = len(piece.data)
+        for index, start in enumerate(range(0, nbytes, block_bytes)):
             crc = None if piece.crcs is None else piece.crcs[index]
-            yield _Block(number, index, piece.data[start : start + block_bytes], piece.offset + start, crc)
+            yield _Block(number, index, start, min(start + block_bytes, nbytes), piece.offset + start, crc)
+
+
+class _Countdown:
+    """Lets go of each piece when the last of its blocks is done, and says so."""
+
+    def __init__(self, pieces: list[_Piece], block_bytes: int, on_piece: Callable[[int], object]) -> None:
+        self._pieces = pieces
+        self._on_piece = on_piece
+        self._guard = threading.Lock()
+        self._left = [-(-len(piece.data) // block_bytes) for piece in pieces]
+        for piece, n_blocks in enumerate(self._left):
+            if n_blocks == 0:
+                self._tell(piece)
+
+    def __call__(self, block: _Block) -> None:
+        with self._guard:
+            self._left[block.piece] -= 1
+            is_last = self._left[block.piece] == 0
+        if is_last:
+            self._tell(block.piece)
+
+    def _tell(self, piece: int) -> None:
+        self._pieces[piece].data = memoryview(b"")
+        self._on_piece(piece)
 
 
 def _run(work: Callable[[_Block], T], blocks: list[_Block], threads: int) -> list[tuple[_Block, T]]:
@@ -152,23 +195,6 @@ def _run(work: Callable[[_Block], T], blocks: list[_Block], threads: int) -> lis
     with ThreadPoolExecutor(min(threads, len(blocks)), "hpcckpt-blocks") as pool:
         futures = [pool.submit(work_unless_failed, block) for block in blocks]
     return [(block, cast(T, future.result())) for block, future in zip(blocks, futures, strict=True)]
-
-
-def _bytes_of(data: BytesLike, *, is_target: bool = False) -> memoryview:
-    """View the memory of `data` as bytes: the door for all memory that comes in."""
-    name = type(data).__name__
-    try:
-        # Not memoryview(data).cast("B"), which refuses complex numbers, datetimes and bfloat16.
-        source = (
-            data.as_array() if isinstance(data, TensorBuffer) else np.frombuffer(cast("memoryview", data), np.uint8)
-        )
-    except TypeError:
-        raise TypeError(f"expected a bytes-like object, got {name}") from None
-    except (ValueError, BufferError) as error:
-        raise BufferError(f"{name} is not plain contiguous bytes: {error}") from error
-    if is_target and not source.flags.writeable:
-        raise BufferError(f"{name} is read-only: a destination must be writable")
-    return memoryview(cast("memoryview", source))
 
 
 def _offset_of(offset: int) -> int:

@@ -1,6 +1,6 @@
 """The same kills for other libraries and for us: SIGKILL of a program while it saves, then a restart.
 
-Cases take the subjects in turn: case N is of subject N modulo their number.  What is counted is in docs/peers.md.
+The first `KILLS` cases are those of the first subject, and so on.  What is counted, and why, is in docs/peers.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def prepare(scratch: Path) -> Servers:
 
 def run(case: Case) -> Outcome:
     """Kill one program, and see what the next one finds."""
-    subject = SUBJECTS[case.number % len(SUBJECTS)]
+    subject = SUBJECTS[case.number // KILLS]
     if not subject.python.exists():
         return Outcome("skipped", subject.title, f"no {subject.environment}")
     server: Server = case.prepared.of(subject)

@@ -6,7 +6,6 @@ gives the scenario, and which of its states.  All states of a scenario are diffe
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 from _common import Campaign, Case, Outcome
@@ -37,7 +36,7 @@ class Plan:
         name = self._names[which]
         if (name, seed) not in self._found:
             model = Model(record(name).trace)
-            self._found[name, seed] = states(model, QUOTA, random.Random(f"{name}/{seed}"))
+            self._found[name, seed] = states(model, QUOTA, f"{name}/{seed}")
         found = self._found[name, seed]
         return name, found[turn] if turn < len(found) else None
 

@@ -189,12 +189,12 @@ def test_a_rank_that_wrote_less_than_planned_publishes_nothing(ranks, run_dir, m
 
     def write_less(self, job, path, rank, payloads):
         report = write(self, job, path, rank, payloads)
-        return WriteReport(report.files, report.nbytes - (rank == job.n_ranks - 1), report.n_entries)
+        return WriteReport(report.files, report.shared_nbytes - (rank == job.n_ranks - 1))
 
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             with pytest.raises(errors.StorageError, match=f"rank {comm.size - 1} wrote"):
-                ckpt.save(1, {"w": np.ones(1000)})
+                ckpt.save(1, {"w": np.ones(1000)}).result()
             comm.barrier()
             return ckpt.all_steps()
 
@@ -207,7 +207,7 @@ def test_a_step_that_appears_meanwhile_is_not_overwritten(ranks, run_dir, faults
 
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StorageError, match="appeared while"):
-            ckpt.save(1, {"w": np.ones(10)})
+            ckpt.save(1, {"w": np.ones(10)}).result()
 
     with faults.calling("4-durable", path.mkdir):
         ranks(body)

@@ -115,8 +115,8 @@ def test_a_job_killed_while_it_replaces_a_step_leaves_the_old_or_the_new_one(
     ckpt = hc.Checkpointer(run_dir)
     monkeypatch.setattr(os, "rename", until_killed)
     monkeypatch.setattr("hpcckpt.collective.commit.abandon", lambda _staged: None)  # a killed job tidies nothing up
-    with pytest.raises(Killed):
-        ckpt.save(1, {"x": np.ones(4)}, overwrite=True)
+    with pytest.raises(errors.CollectiveError, match="Killed"):
+        ckpt.save(1, {"x": np.ones(4)}, overwrite=True).result()
     monkeypatch.setattr(os, "rename", rename)
     ckpt.close()
 
@@ -133,7 +133,7 @@ def test_overwrite_that_fails_half_way_through_gives_the_name_back(run_dir, no_e
     rename = os.rename
 
     def fail_once(source, target):
-        if ".tmp-" in str(source) and Path(target).name == layout.step_dirname(10):
+        if layout.is_temporary(Path(source).name) and Path(target).name == layout.step_dirname(10):
             raise OSError(errno.EIO, "broken", str(target))
         rename(source, target)
 
@@ -142,7 +142,7 @@ def test_overwrite_that_fails_half_way_through_gives_the_name_back(run_dir, no_e
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", fail_once)
             with pytest.raises(errors.StorageError):
-                ckpt.save(10, state(99), overwrite=True)
+                ckpt.save(10, state(99), overwrite=True).result()
     assert value_of(run_dir, 10) == 10
     assert names(run_dir, ".") == []
 
@@ -167,7 +167,7 @@ def test_a_failed_save_leaves_a_damaged_step_where_it_was(ranks, run_dir, damage
 
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.NoSpaceError):
-            ckpt.save(10, state(99))
+            ckpt.save(10, state(99)).result()
 
     save_steps(ranks, run_dir, 10)
     ranks.on_root(lambda: damage.cut(damage.first_file(run_dir / layout.step_dirname(10))))
@@ -187,7 +187,7 @@ def go_back(ranks: Any, run_dir: Path, restored: int, saved: int, **options: Any
         with hc.Checkpointer(run_dir, comm=comm, max_to_keep=None, **options) as ckpt:
             ckpt.restore(state(0), step=restored)
             try:
-                ckpt.save(saved, state(saved + 0.5))
+                ckpt.save(saved, state(saved + 0.5)).result()
             except errors.HpcckptError as error:
                 return type(error).__name__, str(error)
             return ckpt.all_steps()
@@ -251,8 +251,8 @@ def test_a_run_does_not_save_below_its_own_newest_step(ranks, run_dir):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             ckpt.save(20, state(20))
             with pytest.raises(errors.NewerStepError, match="step 20"):
-                ckpt.save(10, state(10))
-            ckpt.save(30, state(30))
+                ckpt.save(10, state(10)).result()
+            ckpt.save(30, state(30)).result()
             return ckpt.latest_step()
 
     assert ranks(body) == [30] * ranks.size
@@ -291,7 +291,7 @@ def test_a_failed_save_is_nobodys_parent(ranks, run_dir):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             ckpt.save(1, state(1))
             with pytest.raises(errors.StorageError):
-                ckpt.save(2, state(2))
+                ckpt.save(2, state(2)).result()
             ckpt.save(3, state(3))
 
     with armed(Fault("3-report", "raise", 0, 2, error=OSError(errno.EIO, "broken"))):
@@ -324,7 +324,7 @@ def test_ranks_that_name_different_steps_are_told(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             try:
-                ckpt.save(10 + comm.rank, state(0))
+                ckpt.save(10 + comm.rank, state(0)).result()
             except errors.TreeMismatchError as error:
                 return str(error).count("10") > 0
             return ckpt.all_steps()

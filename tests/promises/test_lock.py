@@ -23,7 +23,7 @@ from hpcckpt.testing.ranks import run_ranks
 HOLD = """
 import sys, numpy as np, hpcckpt as hc
 ckpt = hc.Checkpointer(sys.argv[1], max_to_keep=None)
-ckpt.save(1, {"w": np.ones(10)})
+ckpt.save(1, {"w": np.ones(10)}).result()
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -124,7 +124,7 @@ def test_nothing_is_swept_while_another_job_holds_the_lock(run_dir, other_job):
     (run_dir / ".step-0000000002.tmp-0123456789ab").mkdir()
     with pytest.raises(errors.LockedError):
         save(run_dir, 2)
-    assert leftovers(run_dir) == [".step-0000000002.tmp-0123456789ab"]
+    assert ".step-0000000002.tmp-0123456789ab" in leftovers(run_dir)
 
 
 def test_a_lock_of_another_boot_of_this_host_is_stale(run_dir):
@@ -196,13 +196,13 @@ def test_a_lock_that_is_no_ordinary_file_neither_hangs_nor_is_followed(run_dir, 
 def test_a_save_that_lost_its_lock_publishes_nothing(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            ckpt.save(1, {"w": np.ones(10)})
+            ckpt.save(1, {"w": np.ones(10)}).result()
             comm.barrier()
             if comm.rank == 0:
                 write_lock(run_dir, host="elsewhere")
             comm.barrier()
             with pytest.raises(errors.LockLostError, match="on elsewhere"):
-                ckpt.save(2, {"w": np.ones(10)})
+                ckpt.save(2, {"w": np.ones(10)}).result()
             comm.barrier()
             return ckpt.all_steps()
 
@@ -215,7 +215,7 @@ def test_a_save_that_lost_its_lock_publishes_nothing(ranks, run_dir):
 def test_a_lock_lost_while_a_step_is_written_keeps_it_from_being_published(ranks, run_dir, faults, phase):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.LockLostError, match="on elsewhere"):
-            ckpt.save(2, {"w": np.ones(10)})
+            ckpt.save(2, {"w": np.ones(10)}).result()
 
     with faults.calling(phase, lambda: write_lock(run_dir, host="elsewhere")):
         ranks(body)
@@ -224,7 +224,7 @@ def test_a_lock_lost_while_a_step_is_written_keeps_it_from_being_published(ranks
 
 def test_a_lock_that_was_lost_is_not_removed_on_closing(run_dir):
     with hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(1, {"w": np.ones(10)})
+        ckpt.save(1, {"w": np.ones(10)}).result()
         other = write_lock(run_dir, host="elsewhere")
     assert lock.read_holder(run_dir / layout.LOCK) == other
 
@@ -239,7 +239,7 @@ def test_checkpointers_of_one_process_share_the_lock(run_dir):
 
 def test_a_checkpointer_that_is_forgotten_gives_its_lock_back(run_dir):
     ckpt = hc.Checkpointer(run_dir)
-    ckpt.save(1, {"w": np.ones(10)})
+    ckpt.save(1, {"w": np.ones(10)}).result()
     assert (run_dir / layout.LOCK).exists()
     del ckpt
     assert not (run_dir / layout.LOCK).exists()
@@ -248,7 +248,7 @@ def test_a_checkpointer_that_is_forgotten_gives_its_lock_back(run_dir):
 def test_a_checkpointer_left_by_an_exception_gives_its_lock_back(run_dir):
     def train():
         with hc.Checkpointer(run_dir) as ckpt:
-            ckpt.save(1, {"w": np.ones(10)})
+            ckpt.save(1, {"w": np.ones(10)}).result()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -279,3 +279,145 @@ def test_a_lock_needs_no_hard_links(run_dir, monkeypatch):
         ckpt.save(1, {"w": np.ones(10)})
         assert lock.read_holder(run_dir / layout.LOCK).pid == os.getpid()
     assert os.listdir(run_dir) == [layout.step_dirname(1)]
+
+
+def test_a_lock_of_another_container_of_this_host_is_respected_until_it_expires(run_dir):
+    """Its process numbers are not ours: that no such process is seen here proves nothing."""
+    write_lock(run_dir, 500.0, pid=2**22 + 1, pid_ns="1")
+    with pytest.raises(errors.LockedError):
+        save(run_dir, 1)
+    write_lock(run_dir, 700.0, pid=2**22 + 1, pid_ns="1")
+    save(run_dir, 1)
+
+
+def test_a_process_of_our_own_container_that_is_gone_is_seen_at_once(run_dir):
+    write_lock(run_dir, pid=2**22 + 1)
+    save(run_dir, 1)
+
+
+@pytest.mark.parametrize(("pid", "is_free"), [(2**22 + 1, True), (os.getpid(), False)])
+def test_a_lock_of_an_older_version_is_understood(run_dir, pid, is_free):
+    """It says nothing of namespaces."""
+    write_lock(run_dir, pid=pid)
+    path = run_dir / layout.LOCK
+    document = json.loads(path.read_text())
+    del document["pid_ns"]
+    path.write_text(json.dumps(document))
+    assert lock.read_holder(path).pid == pid
+    if is_free:
+        save(run_dir, 1)
+    else:
+        with pytest.raises(errors.LockedError, match=f"process {pid}"):
+            save(run_dir, 1)
+
+
+def test_what_jobs_left_that_were_killed_while_they_took_the_lock_is_swept(run_dir, monkeypatch):
+    run_dir.mkdir()
+    left = [run_dir / ".lock.0123456789ab", run_dir / ".lock.dead-0123456789ab"]
+    for path in left:
+        path.write_text("{}")
+        os.utime(path, (0, 0))
+    save(run_dir, 1)
+    assert all(path.exists() for path in left), "a job that lives may just have made them"
+    monkeypatch.setattr(lock, "LEFTOVER_S", -1.0)
+    save(run_dir, 2)
+    assert not any(path.exists() for path in left)
+    assert (run_dir / layout.step_dirname(2)).is_dir()
+
+
+def test_a_job_whose_draft_is_swept_takes_the_lock_all_the_same(run_dir, monkeypatch):
+    real_link = os.link
+
+    def link(source: Any, target: Any, **options: Any) -> None:
+        real_link(source, target, **options)
+        os.unlink(source)
+
+    monkeypatch.setattr(os, "link", link)
+    save(run_dir, 1)
+
+
+def test_a_lock_that_was_lost_is_taken_again_when_the_other_job_is_gone(ranks, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"w": np.ones(10)}).result()
+            comm.barrier()
+            if comm.rank == 0:
+                write_lock(run_dir, host="elsewhere")
+            comm.barrier()
+            for step in (2, 3):
+                with pytest.raises(errors.LockLostError, match="on elsewhere"):
+                    ckpt.save(step, {"w": np.ones(10)}).result()
+            comm.barrier()
+            if comm.rank == 0:
+                (run_dir / layout.LOCK).unlink()
+            comm.barrier()
+            ckpt.save(4, {"w": np.full(10, 4.0)}).result()
+            ckpt.save(5, {"w": np.full(10, 5.0)}).result()
+            comm.barrier()
+            return ckpt.all_steps()
+
+    assert ranks(body) == [[1, 4, 5]] * ranks.size
+    assert not (run_dir / layout.LOCK).exists()
+
+
+def test_a_save_that_another_job_came_between_is_not_published(ranks, run_dir, faults):
+    """The other job came and went while the step was written: it may have swept what was written already."""
+
+    def come_and_go():
+        path = run_dir / layout.LOCK
+        path.unlink()
+        (held,) = {id(each): each for each in lock.RunLock._held.values()}.values()
+        assert held.reclaim()
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"w": np.ones(10)}).result()
+            comm.barrier()
+            with pytest.raises(errors.LockLostError, match="meanwhile"):
+                ckpt.save(2, {"w": np.ones(10)}).result()
+            ckpt.save(3, {"w": np.ones(10)}).result()
+            return ckpt.all_steps()
+
+    calls = faults.calling("3-report", come_and_go)
+    original = hc.Checkpointer.save
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def save_second(self, step, *args, **kwargs):
+            if step == 2 and self.comm.is_root:
+                calls.__enter__()
+            return original(self, step, *args, **kwargs)
+
+        patch.setattr(hc.Checkpointer, "save", save_second)
+        assert ranks(body) == [[1, 3]] * ranks.size
+    calls.__exit__(None, None, None)
+
+
+def test_reclaiming_a_lock_that_is_ours_changes_nothing(run_dir):
+    run_dir.mkdir()
+    with lock.RunLock.take(run_dir) as held:
+        before = (run_dir / layout.LOCK).read_bytes()
+        assert not held.reclaim()
+        assert (run_dir / layout.LOCK).read_bytes() == before
+        held.check(since=held.holder.nonce)
+
+
+def test_a_reclaimed_lock_shows_that_it_lives(run_dir, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.001)
+    run_dir.mkdir()
+    path = run_dir / layout.LOCK
+    with lock.RunLock.take(run_dir) as held:
+        since = held.holder.nonce
+        write_lock(run_dir, host="elsewhere")
+        with pytest.raises(errors.LockLostError):
+            held.reclaim()
+        path.unlink()
+        assert held.reclaim()
+        with pytest.raises(errors.LockLostError, match="meanwhile"):
+            held.check(since=since)
+        os.utime(path, (0, 0))
+        deadline = time.monotonic() + 30
+        while path.stat().st_mtime == 0:
+            assert time.monotonic() < deadline, "no heartbeat"
+            os.sched_yield()
+    assert not path.exists()

@@ -17,9 +17,9 @@ def failures(ranks: Any, run_dir: Any, state: Any, expected: type[errors.Hpcckpt
     def body(comm: Any) -> str:
         with hc.Checkpointer(run_dir, comm=comm, **options) as ckpt:
             with pytest.raises(expected) as caught:
-                ckpt.save(1, state(comm))
+                ckpt.save(1, state(comm)).result()
             comm.barrier()
-            ckpt.save(1, {"w": np.ones(3)})
+            ckpt.save(1, {"w": np.ones(3)}).result()
         return str(caught.value)
 
     results = ranks(body)
@@ -98,7 +98,7 @@ def test_replicas_are_compared_every_so_many_saves(many, run_dir):
             for step in range(7):
                 array = np.full(10, comm.rank if step in {1, 2, 6} else 0)
                 try:
-                    ckpt.save(step, {"w": array})
+                    ckpt.save(step, {"w": array}).result()
                 except errors.ReplicaMismatchError:
                     found.append(step)
         return found

@@ -87,13 +87,13 @@ def test_periodic_steps_are_kept_for_ever(ranks, run_dir):
 def test_a_pinned_step_is_kept_until_it_is_unpinned(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
-            ckpt.save(1, state(1))
+            ckpt.save(1, state(1)).result()
             ckpt.pin(1)
             ckpt.save(2, state(2))
-            ckpt.save(3, state(3))
+            ckpt.save(3, state(3)).result()
             while_pinned = ckpt.all_steps()
             there_was = ckpt.unpin(1), ckpt.unpin(1)
-            ckpt.save(4, state(4))
+            ckpt.save(4, state(4)).result()
             return while_pinned, there_was, ckpt.all_steps()
 
     assert ranks(body) == [([1, 3], (True, False), [4])] * ranks.size
@@ -139,7 +139,7 @@ def test_a_failed_save_removes_nothing(ranks, run_dir, phase):
         with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
             ckpt.save(1, state(1))
             with pytest.raises(errors.CollectiveError):
-                ckpt.save(2, state(2))
+                ckpt.save(2, state(2)).result()
             comm.barrier()
             return ckpt.all_steps()
 
@@ -150,10 +150,10 @@ def test_a_failed_save_removes_nothing(ranks, run_dir, phase):
 @pytest.mark.parametrize("phase", ["1-begin", "2-write", "4-manifest", "4-durable"])
 def test_the_old_step_is_there_until_the_new_one_is(run_dir, faults, phase):
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
-        ckpt.save(1, state(1))
+        ckpt.save(1, state(1)).result()
         seen = []
         with faults.calling(phase, lambda: seen.append(hc.latest_checkpoint(run_dir))):
-            ckpt.save(2, state(2))
+            ckpt.save(2, state(2)).result()
         assert seen == [run_dir / layout.step_dirname(1)]
         assert ckpt.all_steps() == [2]
 
@@ -163,9 +163,9 @@ def test_the_old_step_is_there_until_the_new_one_is(run_dir, faults, phase):
 
 def test_a_step_that_is_retired_while_being_read_is_called_retired_not_corrupt(run_dir):
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
-        ckpt.save(1, state(1))
+        ckpt.save(1, state(1)).result()
         reader = open_step(run_dir)
-        ckpt.save(2, state(2))
+        ckpt.save(2, state(2)).result()
         with pytest.raises(errors.RetiredError, match="retired while being read"):
             reader.load("w")
 
@@ -173,13 +173,13 @@ def test_a_step_that_is_retired_while_being_read_is_called_retired_not_corrupt(r
 def test_a_step_that_is_retired_while_being_opened_is_called_retired(run_dir, monkeypatch):
     """Between the look at the manifest and the opening of the first file."""
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
-        ckpt.save(1, state(1))
+        ckpt.save(1, state(1)).result()
         check = discovery.check_files
 
         def check_then_retire(path, manifest):
             check(path, manifest)
             monkeypatch.undo()
-            ckpt.save(2, state(2))
+            ckpt.save(2, state(2)).result()
 
         monkeypatch.setattr(discovery, "check_files", check_then_retire)
         with pytest.raises(errors.RetiredError, match="retired while being read"):

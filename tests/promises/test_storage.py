@@ -53,7 +53,7 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(small_di
         begun = Fault("1-begin", "raise", error=AssertionError("begun all the same"))
         text = r"needs \d+ bytes, \d+ are free; nothing was written or removed"
         with armed(begun), pytest.raises(errors.NoSpaceError, match=text) as caught:
-            ckpt.save(2, state(6 * MIB))
+            ckpt.save(2, state(6 * MIB)).result()
         assert caught.value.exit_code == 7
         assert ckpt.all_steps() == [1]
 
@@ -62,12 +62,12 @@ def test_old_steps_are_not_removed_to_make_room(small_disk):
     with hc.Checkpointer(small_disk / "run", max_to_keep=1) as ckpt:
         ckpt.save(1, state(4 * MIB))
         with pytest.raises(errors.NoSpaceError):
-            ckpt.save(2, state(4 * MIB))
+            ckpt.save(2, state(4 * MIB)).result()
         assert ckpt.all_steps() == [1]
     assert hc.load(small_disk / "run")["w"].nbytes == 4 * MIB
 
 
-def test_a_disk_that_fills_up_while_a_step_is_written_loses_nothing(small_disk, monkeypatch):
+def test_a_disk_that_fills_up_while_a_step_is_written_loses_nothing(small_disk, monkeypatch, debris):
     """Others write there too: that there was room is no promise."""
     run_dir = small_disk / "run"
     with hc.Checkpointer(run_dir) as ckpt:
@@ -76,8 +76,8 @@ def test_a_disk_that_fills_up_while_a_step_is_written_loses_nothing(small_disk, 
         with monkeypatch.context() as patch:
             patch.setattr("hpcckpt.collective.commit.check_space", lambda *_: filler.write_bytes(bytes(3 * MIB)))
             with pytest.raises(errors.NoSpaceError, match=r"rank-00000\.safetensors"):
-                ckpt.save(2, state(3 * MIB))
-        assert leftovers(run_dir) == []
+                ckpt.save(2, state(3 * MIB)).result()
+        assert debris(ckpt) == []
         assert ckpt.all_steps() == [1]
         filler.unlink()
         ckpt.save(2, state(3 * MIB, 2))
@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_as_told_by_statvfs_is_refused(ranks, run_dir, monke
                 monkeypatch.setattr(os, "statvfs", full)
             comm.barrier()
             with pytest.raises(errors.NoSpaceError, match="40960 are free"):
-                ckpt.save(2, state(100_000))
+                ckpt.save(2, state(100_000)).result()
             return ckpt.all_steps()
 
     assert ranks(body) == [[1]] * ranks.size
@@ -126,11 +126,11 @@ def test_a_file_system_that_does_not_tell_its_size_is_trusted(run_dir, monkeypat
 LIMITED = """
 import resource, signal, sys, numpy as np, hpcckpt as hc
 with hc.Checkpointer(sys.argv[1]) as ckpt:
-    ckpt.save(1, {"w": np.ones(1000, np.uint8)})
+    ckpt.save(1, {"w": np.ones(1000, np.uint8)}).result()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     try:
-        ckpt.save(2, {"w": np.ones(2 << 20, np.uint8)})
+        ckpt.save(2, {"w": np.ones(2 << 20, np.uint8)}).result()
     except hc.errors.StorageError as error:
         print(ckpt.all_steps(), error)
 """
@@ -186,7 +186,7 @@ def test_every_rank_is_told_that_the_directory_cannot_be_written(ranks, run_dir,
     make = Path.mkdir
 
     def refuse(path, *args, **kwargs):
-        if ".tmp-" in path.name:
+        if layout.is_temporary(path.name):
             raise OSError(number, os.strerror(number), str(path))
         make(path, *args, **kwargs)
 
@@ -306,7 +306,7 @@ def test_open_files_do_not_pile_up(run_dir):
             ckpt.save(step, state(10))
             ckpt.restore(state(10))
         with pytest.raises(errors.StepExistsError):
-            ckpt.save(4, state(10))
+            ckpt.save(4, state(10)).result()
     hc.load(run_dir)
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -11,6 +11,7 @@
 #include "blockio.h"
 #include "byte_view.h"
 #include "file.h"
+#include "piece_watcher.h"
 
 namespace nb = nanobind;
 
@@ -78,17 +79,30 @@ Crcs expected_crcs(nb::handle numbers, std::size_t n_blocks) {
     return crcs;
 }
 
+// Without the GIL.
+WriteResult write_watched(int fd, const Request& request, const BlockOptions& options, PieceWatcher& watcher) {
+    struct Watch {
+        explicit Watch(PieceWatcher& w) : watcher(w) { watcher.start(); }
+        ~Watch() { watcher.finish(); }
+        PieceWatcher& watcher;
+    } watch(watcher);
+    return write_blocks(fd, request.pieces, options, [&watcher](std::size_t piece) { watcher.push(piece); });
+}
+
 std::vector<Crcs> write(int fd, nb::iterable items, std::size_t block_bytes, std::size_t threads,
-                        const std::string& path) {
+                        const std::string& path, nb::handle on_piece) {
     Request request;
     for (nb::handle item : items) {
         const nb::tuple fields = fields_of(item, 2);
         request.add(fields[0], fields[1], Access::kRead);
     }
+    const BlockOptions options{block_bytes, threads};
+    PieceWatcher watcher(on_piece, request.buffers);
     WriteResult result;
     {
         const nb::gil_scoped_release without_gil;
-        result = write_blocks(fd, request.pieces, {block_bytes, threads});
+        result = on_piece.is_none() ? write_blocks(fd, request.pieces, options)
+                                    : write_watched(fd, request, options, watcher);
     }
     if (result.failure.is_failed) raise_os_error(result.failure.error, path);
     return std::move(result.crcs);
@@ -129,7 +143,7 @@ void reserve(int fd, std::int64_t nbytes, const std::string& path) {
 
 void bind_blockio(nb::module_& m) {
     m.def("write_blocks", &write, nb::arg("fd"), nb::arg("pieces"), nb::arg("block_bytes"), nb::arg("threads"),
-          nb::arg("path"));
+          nb::arg("path"), nb::arg("on_piece").none());
     m.def("read_blocks", &read, nb::arg("fd"), nb::arg("pieces"), nb::arg("block_bytes"), nb::arg("threads"),
           nb::arg("path"));
     m.def("preallocate", &reserve, nb::arg("fd"), nb::arg("nbytes"), nb::arg("path"));

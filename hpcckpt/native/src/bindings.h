@@ -7,6 +7,7 @@ namespace hpcckpt {
 
 void bind_crc32c(nanobind::module_& m);
 void bind_blockio(nanobind::module_& m);
+void bind_memory(nanobind::module_& m);
 void bind_tensor_buffer(nanobind::module_& m);
 
 }  // namespace hpcckpt

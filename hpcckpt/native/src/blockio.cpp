@@ -1,6 +1,7 @@
 #include "blockio.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include "crc32c.h"
@@ -10,9 +11,10 @@
 namespace hpcckpt {
 namespace {
 
-// What is checksummed and then copied by the kernel, or the other way round, before going on: small enough to be
-// still in the second-level cache the second time.
-constexpr std::size_t kCacheBytes = std::size_t{256} << 10;
+// What the kernel copies and is then checksummed before going on: small enough to be still in the second-level cache
+// the second time.  Writing needs room there for the file's pages too.
+constexpr std::size_t kReadPartBytes = std::size_t{256} << 10;
+constexpr std::size_t kWritePartBytes = std::size_t{128} << 10;
 
 // How much is written before the kernel is asked to begin storing it, so that the final fdatasync finds most of it
 // done.  Linux by itself begins after five seconds, or when a tenth of the memory is dirty.
@@ -46,10 +48,10 @@ PieceCrcs room_for_crcs(const std::vector<Piece>& pieces, std::size_t block_byte
 
 // Moves a block in parts that stay in cache.  `move(bytes)` returns the transfer of one part.
 template <typename Move>
-Transfer move_in_parts(const Piece& block, Move move) {
+Transfer move_in_parts(const Piece& block, std::size_t part_bytes, Move move) {
     Transfer total;
-    for (std::size_t start = 0; start < block.nbytes; start += kCacheBytes) {
-        const std::size_t nbytes = std::min(kCacheBytes, block.nbytes - start);
+    for (std::size_t start = 0; start < block.nbytes; start += part_bytes) {
+        const std::size_t nbytes = std::min(part_bytes, block.nbytes - start);
         const Transfer part = move(Piece{block.data + start, nbytes, block.offset + static_cast<off_t>(start)});
         total.nbytes += part.nbytes;
         total.error = part.error;
@@ -58,10 +60,12 @@ Transfer move_in_parts(const Piece& block, Move move) {
     return total;
 }
 
+// The kernel comes first: its copy fetches the bytes from memory faster than the checksum would.
 Transfer write_block(int fd, const Piece& block, std::uint32_t& crc) {
-    return move_in_parts(block, [&](const Piece& part) {
+    return move_in_parts(block, kWritePartBytes, [&](const Piece& part) {
+        const Transfer transfer = pwrite_all(fd, part.data, part.nbytes, part.offset);
         crc = crc32c(crc, part.data, part.nbytes);
-        return pwrite_all(fd, part.data, part.nbytes, part.offset);
+        return transfer;
     });
 }
 
@@ -75,7 +79,7 @@ void write_back_behind(int fd, const Piece& block) {
 }
 
 Transfer read_block(int fd, const Piece& block, bool is_checked, std::uint32_t& crc) {
-    return move_in_parts(block, [&](const Piece& part) {
+    return move_in_parts(block, kReadPartBytes, [&](const Piece& part) {
         const Transfer transfer = pread_all(fd, part.data, part.nbytes, part.offset);
         if (is_checked) crc = crc32c(crc, part.data, transfer.nbytes);
         return transfer;
@@ -105,6 +109,26 @@ class FirstFailure {
     BlockFailure failure_;
 };
 
+// Counts the blocks of each piece down and says when the last one is done.
+class PieceCountdown {
+   public:
+    PieceCountdown(const std::vector<Piece>& pieces, std::size_t block_bytes, const OnPiece& on_piece)
+        : blocks_left_(on_piece ? pieces.size() : 0), on_piece_(on_piece) {
+        for (std::size_t p = 0; p < blocks_left_.size(); ++p) {
+            blocks_left_[p] = count_blocks(pieces[p].nbytes, block_bytes);
+            if (blocks_left_[p] == 0) on_piece_(p);
+        }
+    }
+
+    void block_is_done(std::size_t piece) {
+        if (on_piece_ && --blocks_left_[piece] == 0) on_piece_(piece);
+    }
+
+   private:
+    std::vector<std::atomic<std::size_t>> blocks_left_;
+    const OnPiece& on_piece_;
+};
+
 }  // namespace
 
 std::size_t count_blocks(std::size_t nbytes, std::size_t block_bytes) {
@@ -121,14 +145,18 @@ PieceCrcs checksum_blocks(const std::vector<Piece>& pieces, const BlockOptions& 
     return crcs;
 }
 
-WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOptions& options) {
+WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOptions& options,
+                         const OnPiece& on_piece) {
     PieceCrcs crcs = room_for_crcs(pieces, options.block_bytes);
     const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
+    PieceCountdown countdown(pieces, options.block_bytes, on_piece);
     FirstFailure failure;
     for_each_item(blocks.size(), options.n_threads, [&](std::size_t i) {
         const Transfer transfer = write_block(fd, blocks[i].bytes, crcs[blocks[i].piece][blocks[i].index]);
         write_back_behind(fd, blocks[i].bytes);
-        return failure.record(i, blocks[i], options.block_bytes, transfer);
+        if (!failure.record(i, blocks[i], options.block_bytes, transfer)) return false;
+        countdown.block_is_done(blocks[i].piece);
+        return true;
     });
     return {failure.get(), std::move(crcs)};
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -43,7 +44,12 @@ struct WriteResult {
     PieceCrcs crcs;
 };
 
-WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOptions& options);
+// Called once for each piece when all its bytes have been handed to the kernel, from whichever thread did the last of
+// them; not for a piece that could not be written whole.  Must not throw.
+using OnPiece = std::function<void(std::size_t piece)>;
+
+WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOptions& options,
+                         const OnPiece& on_piece = nullptr);
 
 struct ReadResult {
     BlockFailure failure;

@@ -36,9 +36,7 @@ ByteView::ByteView(nb::handle object, Access access) {
     }
 }
 
-ByteView::~ByteView() {
-    if (buffer_.obj != nullptr) PyBuffer_Release(&buffer_);
-}
+ByteView::~ByteView() { release(); }
 
 ByteView::ByteView(ByteView&& other) noexcept : buffer_(other.buffer_) { other.buffer_.obj = nullptr; }
 

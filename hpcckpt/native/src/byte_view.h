@@ -9,7 +9,7 @@ namespace hpcckpt {
 
 enum class Access { kRead, kWrite };
 
-// Holds a Py_buffer.  Made, moved and destroyed with the GIL; the memory may be used without it.
+// Holds a Py_buffer.  Made, moved, released and destroyed with the GIL; the memory may be used without it.
 class ByteView {
    public:
     // Raises TypeError if `object` has no buffer protocol, BufferError if it is not contiguous, was released, has a
@@ -24,6 +24,9 @@ class ByteView {
     std::uint8_t* data() const { return static_cast<std::uint8_t*>(buffer_.buf); }
     std::size_t nbytes() const { return static_cast<std::size_t>(buffer_.len); }
     bool is_readonly() const { return buffer_.readonly != 0; }
+
+    // Lets go of the memory early; with the GIL.
+    void release() { PyBuffer_Release(&buffer_); }
 
    private:
     Py_buffer buffer_{};

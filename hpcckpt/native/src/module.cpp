@@ -7,5 +7,6 @@ NB_MODULE(_native, m) {
     nanobind::set_leak_warnings(false);
     hpcckpt::bind_crc32c(m);
     hpcckpt::bind_blockio(m);
+    hpcckpt::bind_memory(m);
     hpcckpt::bind_tensor_buffer(m);
 }

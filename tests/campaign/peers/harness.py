@@ -11,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,16 @@ class Told:
     saved: int = 0
     durations: list[float] = field(default_factory=list)
 
+    def hear(self, document: dict[str, Any]) -> None:
+        """Take note of what it says."""
+        if not document.keys() & {"begin", "saved"}:
+            raise RuntimeError(f"the program that trains said {document}")
+        self.begun = document.get("begin", self.begun)
+        self.saved = document.get("saved", self.saved)
+
 
 class Server:
-    """The process that starts a subject's programs; it ends with us."""
+    """The process that starts a subject's programs; it ends when we do, as its input does."""
 
     def __init__(self, subject: Subject) -> None:
         environment = {**os.environ, "PYTHONNOUSERSITE": "1", "PATH": f"{subject.python.parent}:{os.environ['PATH']}"}
@@ -63,53 +71,43 @@ class Server:
             [subject.python, Path(__file__).with_name("server.py"), subject.library],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
         )  # fmt: skip
+        self._lines: deque[dict[str, Any]] = deque()
         self._rest = b""
-        self.answer("ready")
+        self.expect("ready")
 
     def start(self, do: str, directory: Path) -> int:
         """Start a program, and return its process id."""
         assert self._process.stdin is not None
         self._process.stdin.write((json.dumps({"do": do, "directory": str(directory)}) + "\n").encode())
         self._process.stdin.flush()
-        # The program may speak before its parent says who it is.
-        self._early: list[dict[str, Any]] = []
-        while True:
-            document = self._read(ANSWER_S)
-            if "pid" in document:
-                return int(document["pid"])
-            self._early.append(document)
+        return int(self.expect("pid"))
 
-    def next(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """Return the next thing said, or nothing if none comes in time."""
-        return self._early.pop(0) if self._early else self._read(timeout_s)
+    def hear(self) -> dict[str, Any]:
+        """Return the next thing said."""
+        return self._lines.popleft() if self._lines else self._read()
 
-    def answer(self, key: str) -> Any:
-        """Return the answer that has this key; what comes before it is skipped."""
-        while True:
-            document = self.next() if hasattr(self, "_early") else self._read(ANSWER_S)
-            if not document:
-                raise RuntimeError(f"no {key!r} within {ANSWER_S:.0f} s")
-            if key in document:
-                return document[key]
+    def expect(self, key: str) -> Any:
+        """Return the answer that has this key; what is said before it is kept for later."""
+        early = []
+        while key not in (document := self._read()):
+            early.append(document)
+        self._lines.extend(early)
+        return document[key]
 
-    def _read(self, timeout_s: float) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
-                return {}
+            if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+                raise RuntimeError(f"nothing was said in {ANSWER_S:.0f} s")
             more = os.read(self._process.stdout.fileno(), 65536)
             if not more:
                 raise RuntimeError("the server of programs ended")
             self._rest += more
         line, self._rest = self._rest.split(b"\n", 1)
-        return dict(json.loads(line))
-
-    def close(self) -> None:
-        """End."""
-        self._process.kill()
-        self._process.wait()
+        document: dict[str, Any] = json.loads(line)
+        if "broken" in document:
+            raise RuntimeError(document["broken"])
+        return document
 
 
 def kill_in_a_save(server: Server, directory: Path, rng: random.Random) -> Told:
@@ -121,10 +119,10 @@ def kill_in_a_save(server: Server, directory: Path, rng: random.Random) -> Told:
         _follow(server, told, last)
         time.sleep(share * statistics.median(told.durations))
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it failed, and `hear` tells of it
             os.kill(pid, signal.SIGKILL)
-    while "ended" not in (document := server.next()):
-        _hear(told, document)
+    while "ended" not in (document := server.hear()):
+        told.hear(document)
     return told
 
 
@@ -132,30 +130,20 @@ def _follow(server: Server, told: Told, last: int) -> None:
     """Listen until the save that shall be killed begins."""
     began = time.monotonic()
     while told.begun <= last:
-        document = server.next()
-        _hear(told, document)
+        document = server.hear()
+        told.hear(document)
         if "begin" in document:
             began = time.monotonic()
         elif "saved" in document:
             told.durations.append(time.monotonic() - began)
 
 
-def _hear(told: Told, document: dict[str, Any]) -> None:
-    if not document or "found" in document or "ended" in document:
-        raise RuntimeError(f"the program that trains did not: {document}")
-    told.begun = document.get("begin", told.begun)
-    told.saved = document.get("saved", told.saved)
-
-
 def resume(server: Server, directory: Path) -> dict[str, Any]:
     """Start a program that resumes, and return what it found."""
-    pid = server.start("resume", directory)
-    try:
-        found: dict[str, Any] = server.answer("found")
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        raise
-    server.answer("ended")
+    server.start("resume", directory)
+    found: dict[str, Any] = {}
+    while "ended" not in (document := server.hear()):
+        found = document["found"]
     return found
 
 

@@ -6,7 +6,9 @@ Reads lines of JSON, ``{"do": "train" or "resume", "directory": ...}``, and answ
 
 - ``{"pid": N}``: the process that does it;
 - ``{"begin": STEP}`` and ``{"saved": STEP}`` as it trains: the library's call begins, and has reported success;
-- ``{"found": {...}}`` from one that resumes: see `harness.Found`;
+- ``{"found": {...}}`` from one that resumes: the ``position`` from which training goes on and the step whose ``state``
+  it has (null: no step's), or the ``error`` that it ended with, or nothing if there was nothing;
+- ``{"broken": ...}``: the program is at fault, not the library;
 - ``{"ended": STATUS}``.
 
 The processes are forked from one that has imported the library and done nothing with it: importing TensorFlow takes
@@ -37,8 +39,8 @@ def resume(library: Any) -> None:
     """Load as a restarted program does, and say what came of it."""
     try:
         found = library.resume(first_state())
-    except Exception as error:  # noqa: BLE001 - whatever it is, the program cannot go on from here
-        say(found={"error": f"{type(error).__name__}: {error}"[:300], "trace": traceback.format_exc()[-2000:]})
+    except BaseException as error:  # noqa: BLE001 - PyTorch's CheckpointException is no Exception
+        say(found={"error": f"{type(error).__name__}: {str(error).strip()[-300:]}"})
         return
     if found is None:
         say(found={})
@@ -65,7 +67,7 @@ def main(name: str) -> None:
                 library = make(Path(request["directory"]), variant)
                 {"train": train, "resume": resume}[request["do"]](library)
             except BaseException:  # noqa: BLE001 - the harness must hear of it, however it came
-                say(found={"error": "the program itself", "trace": traceback.format_exc()[-2000:]})
+                say(broken=traceback.format_exc()[-3000:])
             finally:
                 os._exit(0)
         say(pid=child)

@@ -43,10 +43,13 @@ class State:
         How it is made.
     moments : set of int
         After how many operations the crash may have come: each asks for something else to be there.
+    print : bytes
+        What tells the tree from others.
     """
 
     label: str
     choice: Choice
+    print: bytes
     moments: set[int] = field(default_factory=set)
 
 
@@ -122,13 +125,15 @@ class Model:
 # -- enumeration ---------------------------------------------------------------------------------
 
 
-def states(model: Model, quota: int, rng: random.Random) -> list[State]:
+def states(model: Model, quota: int = 0, seed: str = "") -> list[State]:
     """Return different trees that a crash may leave: the systematic ones, then random ones up to a quota."""
+    rng = random.Random(seed)
     found: dict[bytes, State] = {}
     prints = Prints()
 
     def add(label: str, moment: int, choice: Choice) -> None:
-        state = found.setdefault(prints.of(Disk(model.trace, choice)), State(label, choice))
+        key = prints.of(Disk(model.trace, choice))
+        state = found.setdefault(key, State(label, choice, key))
         state.moments.add(moment)
 
     for moment in range(len(model.trace.ops) + 1):

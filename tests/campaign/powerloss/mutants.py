@@ -6,7 +6,6 @@ running an engine without it.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from powerloss.losses import Model, State, states
 from powerloss.recording import Recording
 from powerloss.trace import NAME_KINDS, ROOT, Op, Trace
 
-_STEP = re.compile(r"step-\d{10,}")
+MAX_STATES = 400
+"""After how many states that break no promise a sync counts as one that is not needed."""
 _STAGED = re.compile(r"\.next-.*|\.step-.*\.tmp-.*")
 
 
@@ -111,17 +111,37 @@ class Mutant:
     example: str
 
 
-def mutate(recording: Recording, dropped: tuple[str, ...], quota: int, scratch: Path) -> Mutant:
-    """Check states of an engine that leaves syncs out."""
+def mutate(recording: Recording, dropped: tuple[str, ...], wanted: int, scratch: Path) -> Mutant:
+    """Check states that only an engine that leaves syncs out can come to, until so many are found to be broken."""
+    chosen = new_states(recording, dropped)
+    checker = Checker(recording)
+    broken: list[str] = []
+    n_states = 0
+    for state in chosen:
+        n_states += 1
+        broken += [text for text in _problems(checker, state, scratch) if "stays behind" not in text][:1]
+        if len(broken) == wanted or n_states == MAX_STATES:
+            break
+    return Mutant(dropped, recording.name, n_states, len(broken), broken[0] if broken else "")
+
+
+def new_states(recording: Recording, dropped: tuple[str, ...]) -> list[State]:
+    """Return the states that are not legal while all syncs are made, each with the moments for which that holds."""
     all_roles = roles(recording)
     model = Model(recording.trace, lambda op: all_roles[op.number] not in dropped)
-    checker = Checker(recording)
-    broken = []
-    chosen = states(model, quota, random.Random(1))[:quota]
-    for state in chosen:
-        found = [text for text in _problems(checker, state, scratch) if "stays behind" not in text]
-        broken += found[:1]
-    return Mutant(dropped, recording.name, len(chosen), len(broken), broken[0] if broken else "")
+    legal = {state.print: _promises(recording.trace, state.moments) for state in states(Model(recording.trace), 0)}
+    found = []
+    for state in states(model, 0):
+        known = legal.get(state.print, set())
+        state.moments = {moment for moment in state.moments if not _promises(recording.trace, {moment}) <= known}
+        if state.moments:
+            found.append(state)
+    return found
+
+
+def _promises(trace: Trace, moments: set[int]) -> set[int]:
+    """Return how many marks stand before each moment: what had been promised."""
+    return {sum(op.kind == "mark" for op in trace.ops[:moment]) for moment in moments}
 
 
 def _problems(checker: Checker, state: State, scratch: Path) -> Iterator[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 import hpcckpt as hc
+from hpcckpt.plan import Declaration
+from hpcckpt.snapshot import ADAPTERS, TensorLeaf
+from hpcckpt.tensors import Extent, TensorSpec
 from hpcckpt.testing.ranks import ThreadCommunicator
 
 ROWS = 7
@@ -33,6 +37,33 @@ def _whole(step: int, version: int, *, is_big: bool) -> Arrays:
     if is_big:  # more than one block of checksums
         found["big"] = _values("big", ((1 << 20) + 5000,), seed, "uint8")
     return found
+
+
+class Kept:
+    """An array that the program does not change, and that a save may hold without a copy: a framework's variable."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+
+def leaves(obj: Any, name: str) -> Iterator[TensorLeaf] | None:
+    """Yield the leaf of a `Kept`; see `hpcckpt.snapshot.Adapter`."""
+    if not isinstance(obj, Kept):
+        return None
+    spec = TensorSpec(name, obj.array.dtype.name, obj.array.shape, "replicated")
+    declaration = Declaration(spec, Extent.whole(spec.shape))
+
+    def assign(array: np.ndarray[Any, Any]) -> None:
+        obj.array = array
+
+    return iter([TensorLeaf(declaration, lambda: obj.array, assign, source=obj, holder=_hold)])
+
+
+def _hold(sources: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    return [source.array for source in sources]
+
+
+ADAPTERS["powerloss"] = __name__  # top-level module of Kept -> where its leaves come from
 
 
 def _own(step: int, version: int, rank: int) -> np.ndarray[Any, Any]:

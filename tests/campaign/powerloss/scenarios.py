@@ -19,10 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from powerloss.reference import state_of
+from powerloss.reference import Kept, state_of
 from powerloss.trace import look_at
 
 import hpcckpt as hc
+from hpcckpt.backends.rankfile import frozen
 from hpcckpt.errors import HpcckptError
 from hpcckpt.testing import faults
 from hpcckpt.testing.ranks import run_ranks
@@ -46,6 +47,8 @@ class Job:
         self._output = output
         self._earlier: list[str] | None = []
         self._versions: dict[int, int] = {}
+        self.kept: dict[str, Kept] = {}
+        """Values of the state that are held, not copied."""
 
     def mark(self, what: str, **facts: Any) -> None:
         """Put a mark into the log, or remember it until there is one."""
@@ -72,7 +75,8 @@ class Job:
         version = comm.bcast(self._versions[step] if comm.is_root else None)
         if comm.is_root:
             self.mark("begun", step=step, version=version, ranks=comm.size, big=is_big)
-        pending = ckpt.save(step, state_of(comm, step, version, is_big=is_big), **options)
+        state = {**state_of(comm, step, version, is_big=is_big), **self.kept}
+        pending = ckpt.save(step, state, **options)
 
         def wait() -> None:
             pending.result()
@@ -266,11 +270,46 @@ def without_exchange(job: Job) -> None:
         job.saved(ckpt, 3)
 
 
-def in_flight(job: Job) -> None:
-    """Save without waiting: outcomes are asked for later."""
+def incremental(job: Job) -> None:
+    """Save steps of which a part does not change and is linked, on two ranks; replace one; keep two."""
+    frozen.MIN_BYTES = 1000
+    job.limit(2)
+    job.kept["frozen"] = Kept(state_of(None, 0, 0, is_big=False)["frozen"])
     job.record()
-    with hc.Checkpointer(job.run, max_to_keep=job.limit(2)) as ckpt:
-        waits = [job.save(ckpt, step) for step in (1, 2, 3)]
+
+    def body(comm: Any) -> None:
+        with hc.Checkpointer(job.run, comm=comm, max_to_keep=2, incremental=True) as ckpt:
+            job.saved(ckpt, 1, 2, 3, 4, 5, 6)
+            job.saved(ckpt, 6, overwrite=True)
+            job.saved(ckpt, 7)
+
+    run_ranks(2, body)
+
+
+def shrinking(job: Job) -> None:
+    """Save on three ranks, then on two, into the files of retired steps."""
+    job.limit(1)
+
+    def body(*steps: int) -> Callable[[Any], None]:
+        def save(comm: Any) -> None:
+            with hc.Checkpointer(job.run, comm=comm, max_to_keep=1) as ckpt:
+                if steps[0] > 1:
+                    job.restored(ckpt, like=1)
+                job.saved(ckpt, *steps)
+
+        return save
+
+    run_ranks(3, body(1, 2))
+    job.record()
+    run_ranks(3, body(3))
+    run_ranks(2, body(4, 5))
+
+
+def in_flight(job: Job) -> None:
+    """Save without waiting, two at a time: outcomes are asked for later."""
+    job.record()
+    with hc.Checkpointer(job.run, max_to_keep=job.limit(2), max_in_flight=2) as ckpt:
+        waits = [job.save(ckpt, step) for step in (1, 2, 3, 4, 5)]
         for wait in waits:
             wait()
 
@@ -292,6 +331,8 @@ SCENARIOS: dict[str, Callable[[Job], None]] = {
         recovery,
         pinned,
         without_exchange,
+        incremental,
+        shrinking,
         in_flight,
     )
 }

@@ -1,0 +1,76 @@
+"""Memory that is warm: allocated once, every page present, and used for one snapshot after the other."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class Arena:
+    """Zeroed memory that starts on a page and whose pages are all there before they are needed. Independent.
+
+    It does not grow: make a new one.  The memory goes back to the system when the arena and all its views are gone.
+
+    Parameters
+    ----------
+    nbytes
+        Size.
+    threads
+        How many threads make the pages present, without the GIL.
+
+    Raises
+    ------
+    MemoryError
+        If the system has no room for it.
+    """
+
+    __slots__ = ("__weakref__", "_bytes")
+
+    def __init__(self, nbytes: int, threads: int = 1) -> None:
+        from hpcckpt import native  # which imports this module
+
+        if nbytes < 0:
+            raise ValueError(f"nbytes: {nbytes} is negative")
+        self._bytes = np.frombuffer(cast("memoryview", _map(nbytes)), np.uint8)[:nbytes]
+        native.prefault(self._bytes, threads)
+
+    @property
+    def nbytes(self) -> int:
+        """Size, as asked for."""
+        return self._bytes.nbytes
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return a part of the memory, which keeps all of it alive.
+
+        Parameters
+        ----------
+        offset, nbytes
+            Where it begins, and how long it is.
+
+        Raises
+        ------
+        ValueError
+            If it does not lie within the arena.
+        """
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise ValueError(f"no {nbytes} bytes at offset {offset} in an arena of {self.nbytes}")
+        return self._bytes[offset : offset + nbytes]
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    # Not shared, which is Python's default: that would be a file in /dev/shm's file system, without large pages.
+    try:
+        memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no room for an arena of {nbytes} bytes: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without them: small pages are slower to get, and then as good
+    return memory
