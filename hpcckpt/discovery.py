@@ -11,7 +11,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,18 +57,46 @@ def step_numbers(directory: PathLike) -> list[int]:
     return sorted(step for name in names if (step := layout.parse_step(name)) is not None)
 
 
-def scan(directory: PathLike) -> tuple[StepInfo, ...]:
+class Manifests:
+    """Manifests of steps that were read before: a file that is the same file still is not parsed again."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[tuple[int, ...], Manifest]] = {}
+
+    def read(self, path: PathLike) -> Manifest:
+        """Read and check the manifest of a step directory, as `read_manifest` does. Independent."""
+        key = os.fspath(path)
+        try:
+            found = os.lstat(os.path.join(key, layout.MANIFEST))
+        except OSError:
+            self._read.pop(key, None)
+            return read_manifest(path)
+        identity = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+        if key not in self._read or self._read[key][0] != identity:
+            self._read[key] = (identity, read_manifest(path))
+        return self._read[key][1]
+
+    def forget_others(self, directory: PathLike, steps: Iterable[int]) -> None:
+        """Forget the manifests of all other steps. Independent."""
+        there = {os.path.join(directory, layout.step_dirname(step)) for step in steps}
+        self._read = {path: read for path, read in self._read.items() if path in there}
+
+
+def scan(directory: PathLike, manifests: Manifests | None = None) -> tuple[StepInfo, ...]:
     """Return every step directory of a run in rising order, whole or not. Independent."""
-    return tuple(inspect_step(directory, step) for step in step_numbers(directory))
+    steps = step_numbers(directory)
+    if manifests is not None:
+        manifests.forget_others(directory, steps)
+    return tuple(inspect_step(directory, step, manifests) for step in steps)
 
 
-def inspect_step(directory: PathLike, step: int) -> StepInfo:
+def inspect_step(directory: PathLike, step: int, manifests: Manifests | None = None) -> StepInfo:
     """Say of one step whether it can be restored, and if not, why. Independent."""
     path = Path(directory, layout.step_dirname(step))
     try:
         if path.is_symlink():
             raise CorruptError(f"{path}: is a symbolic link, which run directories never hold; not followed")
-        manifest = read_manifest(path)
+        manifest = manifests.read(path) if manifests else read_manifest(path)
         check_files(path, manifest)
         if manifest.step != step:
             raise ManifestError(f"{path}: the manifest is that of step {manifest.step}; use an older step")

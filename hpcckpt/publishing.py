@@ -196,6 +196,7 @@ def publish(
     """
     if staged.name not in run.staged:
         raise LockLostError(f"another job held {run.directory} meanwhile; nothing was published, save again")
+    open_for_writing(run)
     check_reports(staged.job, content, reports)
     files = commit.check_coverage(plan, [report.written for report in reports])  # step 4
     way = look_ahead(run, staged.job.step, overwrite=overwrite)
@@ -280,7 +281,7 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
     try:
         phases.reached("8-retention", 0)
         open_for_writing(run)  # the lock may have been lost since step 4: then what stands here is not ours
-        kept = apply_retention(run.directory, run.options, run.marked, recycle=run.recycles)
+        kept = apply_retention(run.directory, run.options, run.marked, recycle=run.recycles, manifests=run.manifests)
         n_kept = kept.n_steps
         if kept.reusable is not None:
             run.reusable = (kept.reusable, kept.reusable_nbytes)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hpcckpt import layout, native, phases
 from hpcckpt.config import Options
-from hpcckpt.discovery import StepInfo, best_of, drop_stale_pins, pins, scan, step_numbers
+from hpcckpt.discovery import Manifests, StepInfo, best_of, drop_stale_pins, pins, scan, step_numbers
 
 
 def steps_to_keep(steps: tuple[StepInfo, ...], options: Options, pinned: Collection[int]) -> set[int]:
@@ -51,6 +51,7 @@ def apply_retention(
     mark: Callable[[StepInfo], StepInfo] = _unmarked,
     *,
     recycle: bool = False,
+    manifests: Manifests | None = None,
 ) -> Retained:
     """Retire what need not stay. Root only, under the lock.
 
@@ -64,10 +65,12 @@ def apply_retention(
         Adds to what is on storage what this job knows of a step.
     recycle : bool
         Keep the files of one retired step for the next save.
+    manifests : Manifests, optional
+        Those that were read before: after many saves that keep all of many steps, most of them.
     """
     if options.max_to_keep is None:
         return Retained(len(step_numbers(directory)))
-    steps = tuple(map(mark, scan(directory)))
+    steps = tuple(map(mark, scan(directory, manifests)))
     kept = steps_to_keep(steps, options, pins(directory))
     going = [info for info in steps if info.step not in kept]
     reused = going[-1] if going and recycle else None

@@ -10,7 +10,7 @@ from hpcckpt.backends.base import Backend
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.config import Options
-from hpcckpt.discovery import StepInfo
+from hpcckpt.discovery import Manifests, StepInfo
 from hpcckpt.draining import Draining
 from hpcckpt.holding import ArenaPool
 from hpcckpt.lock import RunLock
@@ -138,6 +138,8 @@ class Run:
         Root only: a retired directory for the next save, and its bytes.
     recycles : bool
         Root only: whether files of retired steps are written over.
+    manifests : Manifests
+        Root only: those of the steps that were read before.
     unchanged : Unchanged
         Which tensors did not change since the newest step.
     damaged : dict of int to str
@@ -161,6 +163,7 @@ class Run:
     staged: dict[str, int] = field(default_factory=dict)
     reusable: tuple[Path, int] | None = None
     recycles: bool = False
+    manifests: Manifests = field(default_factory=Manifests)
     unchanged: Unchanged = field(default_factory=Unchanged)
     closed: bool = False
     damaged: dict[int, str] = field(default_factory=dict)

@@ -61,14 +61,15 @@ def write_blocks(
     on_piece: Callable[[int], object] | None,
 ) -> list[list[int]]:
     todo = [_Piece(bytes_of(data), _offset_of(offset)) for data, offset in pieces]
-    tell = (lambda block: None) if on_piece is None else _Countdown(todo, block_bytes, on_piece)
+    countdown = None if on_piece is None else _Countdown(todo, block_bytes, on_piece)
 
     def write(block: _Block) -> int:
         data = todo[block.piece].part(block)
         crc = _crc32c.crc32c(data)
         _pwrite_all(fd, data, block.offset)
-        del data
-        tell(block)
+        if countdown is not None:
+            del data
+            countdown.block_is_done(block)
         return crc
 
     crcs: list[list[int]] = [[] for _ in todo]
@@ -165,7 +166,7 @@ class _Countdown:
             if n_blocks == 0:
                 self._tell(piece)
 
-    def __call__(self, block: _Block) -> None:
+    def block_is_done(self, block: _Block) -> None:
         with self._guard:
             self._left[block.piece] -= 1
             is_last = self._left[block.piece] == 0

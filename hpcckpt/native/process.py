@@ -47,7 +47,7 @@ def keep_freed_memory(nbytes: int, *, any_size: bool = False) -> bool:
     if any_size:
         settings.append((_M_MMAP_MAX, 0))
     mallopt = ctypes.CDLL(None).mallopt
-    return all([mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings])
+    return all(mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings)
 
 
 def set_thread_priority(nice: int) -> bool:

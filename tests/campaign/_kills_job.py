@@ -166,10 +166,10 @@ class _Watch:
 class _Job:
     """One rank of the job."""
 
-    def __init__(self, order: Order, comm: Any, ckpt: hc.Checkpointer, diary: Diary) -> None:
+    def __init__(self, order: Order, ckpt: hc.Checkpointer, diary: Diary) -> None:
         self.order, self.ckpt, self.diary = order, ckpt, diary
         self.rng = random.Random(order.seed)  # the same on all ranks: what is collective is done by all
-        self.state = State(order.size, comm.rank, comm.size)
+        self.state = State(order.size, ckpt.comm.rank, ckpt.comm.size)
         self.version = order.first_version
         self.pending: list[tuple[int, int, hc.PendingSave]] = []
 
@@ -217,25 +217,23 @@ class _Job:
         """Restore, and save `n_steps` steps."""
         step = self.restore()
         for _ in range(self.order.n_steps):
-            is_again = bool(self.pending) and self.rng.random() < self.order.overwrites
+            is_again = step > 0 and self.rng.random() < self.order.overwrites
             step += 0 if is_again else 1
             self.save(step, overwrite=is_again)
             self.train()
         self.ask(0)
 
 
-def run_job(order: Order, comm: Any, pids: list[int] | None = None) -> None:
+def run_job(order: Order, comm: Any) -> None:
     """Run one rank of a job, to its clean end."""
     diary = Diary(order.diary, comm.rank)
     with hc.Checkpointer(order.directory, comm=comm, **order.options) as ckpt:
-        everybody = pids or faults.process_ids(ckpt.comm)
-        if comm.rank == 0:
+        everybody = faults.process_ids(ckpt.comm)
+        if comm.rank == 0 or everybody[0] != os.getpid():  # ranks that are threads share root's
             _Watch(order, everybody)
-        elif everybody[0] != os.getpid():  # threads share the first one's
-            _Watch(order, everybody)
+        ckpt.comm.barrier()
         diary.write(ready=everybody)
-        comm.barrier() if hasattr(comm, "barrier") else comm.Barrier()
-        _Job(order, comm, ckpt, diary).run()
+        _Job(order, ckpt, diary).run()
     diary.write(closed=True)
 
 

@@ -267,5 +267,4 @@ def _frozen_record(found: Survey, listed: Mapping[str, Any], save_id: str) -> tu
     said = (listed["save_id"], listed["bytes"], int(listed["header_crc32c"], 16))
     if said != (file.save_id, file.record.nbytes, file.record.header_crc):
         return None, f"{path} is not the file that save {save_id} goes with (stale or swapped)"
-    wrote = "" if file.save_id == save_id else file.save_id
-    return FileRecord(path, file.record.nbytes, file.record.header_crc, wrote), ""
+    return replace(file.record, save_id=file.save_id), ""
