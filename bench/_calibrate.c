@@ -18,8 +18,8 @@ static int move_all(int fd, char* data, size_t nbytes, off_t offset, int is_writ
     return 0;
 }
 
-static int move_pieces(int fd, char* const* data, const size_t* nbytes, size_t n, int is_write, int is_early) {
-    off_t offset = 0;
+static int move_pieces(int fd, char* const* data, const size_t* nbytes, size_t n, off_t offset, int is_write,
+                       int is_early) {
     for (size_t i = 0; i < n; offset += (off_t)nbytes[i++]) {
         const int error = move_all(fd, data[i], nbytes[i], offset, is_write);
         if (error != 0) return error;
@@ -42,7 +42,7 @@ int write_new_file(const char* path, char* const* data, const size_t* nbytes, si
     const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return errno;
     int error = is_early ? reserve(fd, nbytes, n) : 0;
-    if (error == 0) error = move_pieces(fd, data, nbytes, n, 1, is_early);
+    if (error == 0) error = move_pieces(fd, data, nbytes, n, 0, 1, is_early);
     if (error == 0 && fdatasync(fd) != 0) error = errno;
     if (close(fd) != 0 && error == 0) error = errno;
     return error;
@@ -52,17 +52,17 @@ int write_new_file(const char* path, char* const* data, const size_t* nbytes, si
 int write_over_file(const char* path, char* const* data, const size_t* nbytes, size_t n) {
     const int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return errno;
-    int error = move_pieces(fd, data, nbytes, n, 1, 0);
+    int error = move_pieces(fd, data, nbytes, n, 0, 1, 0);
     if (error == 0 && fdatasync(fd) != 0) error = errno;
     if (close(fd) != 0 && error == 0) error = errno;
     return error;
 }
 
-/* pread the pieces from a file. Returns an errno. */
-int read_file(const char* path, char* const* data, const size_t* nbytes, size_t n) {
+/* pread the pieces from a file, from an offset on. Returns an errno. */
+int read_file(const char* path, char* const* data, const size_t* nbytes, size_t n, size_t offset) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return errno;
-    const int error = move_pieces(fd, data, nbytes, n, 0, 0);
+    const int error = move_pieces(fd, data, nbytes, n, (off_t)offset, 0, 0);
     close(fd);
     return error;
 }

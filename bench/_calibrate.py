@@ -46,9 +46,9 @@ class Machine:
         """Write bytes over those of a file that is as large, with pwrite and fdatasync."""
         _check(self._c.write_over_file(os.fsencode(path), *_list_of(pieces)), path)
 
-    def read_file(self, path: Path, pieces: Sequence[np.ndarray]) -> None:
-        """Fill arrays from a file, with pread."""
-        _check(self._c.read_file(os.fsencode(path), *_list_of(pieces)), path)
+    def read_file(self, path: Path, pieces: Sequence[np.ndarray], offset: int = 0) -> None:
+        """Fill arrays from a file, with pread, from an offset on."""
+        _check(self._c.read_file(os.fsencode(path), *_list_of(pieces), ctypes.c_size_t(offset)), path)
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:

@@ -28,7 +28,7 @@ class Ours:
 
     def save(self) -> None:
         """Save a step, and wait until it is committed. Collective."""
-        self.begin()()
+        self.saved = self.begin()()
 
     def restore(self) -> None:
         """Restore the newest step, verified. Collective."""

@@ -13,6 +13,9 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from _peers import Peer, State, Wait, at_once
 
+SYNCED = "files, directories"
+"""Its data files and their directories; not ``_METADATA``, nor the parent after the final rename."""
+
 
 def peers(state: State, n_ranks: int) -> list[Peer]:
     """Return them."""
@@ -43,8 +46,8 @@ def _ways(arrays: dict[str, Any], name: str, *, use_compression: bool) -> list[P
         return background.wait_until_finished
 
     return [
-        Peer(name, at_once(lambda path: plain.save(path, args)), load, "nothing"),
-        Peer(f"{name}, async", begin, load, "nothing", is_async=True),
+        Peer(name, at_once(lambda path: plain.save(path, args)), load, SYNCED),
+        Peer(f"{name}, async", begin, load, SYNCED, is_async=True),
     ]
 
 

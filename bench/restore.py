@@ -1,50 +1,126 @@
-"""Verified restores against C: ``mpirun -n 2 python bench/restore.py --directory DIR``.
+"""Restores against C, and what verification costs: ``mpirun -n 2 python bench/restore.py --directory DIR``.
 
-One repetition is, in turn: a memcpy; our restore of the whole state on every rank (every checksum verified); the
-same bytes on every rank by pread in C; a memcpy again.  The files are warm.  See README.md.
+In each round, once each, in an order of chance: our restore of the whole state on every rank, with every checksum
+verified and without; the same bytes on every rank by pread in C, with as many threads; our save, and the checksums of
+what it writes, taken alone.  The files are warm.  See README.md.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
+import argparse
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from _calibrate import Machine
-from _common import WORLD, make_state, parse, settle, slowest_copy, timed
-from _report import machine_facts, report
+from _common import WORLD, make_state, own_part, parser, scratch, settle, timed, warm_memory
+from _ours import Ours
+from _report import Table, condition, figure, machine_facts, place_of, publish
+from _rounds import Figures, Rounds, interleave, spread
 
-import hpcckpt as hc
+from hpcckpt import native
+from hpcckpt.collective.communicator import usable_cores
+
+VERIFIED, UNVERIFIED, C_ALONE, C_THREADS = "restore", "restore, unverified", "C: pread", "C: pread, threads"
+SAVE, CHECKSUMS = "save", "checksums of a save, alone"
+
+
+class Bench:
+    """What is measured, on one state in one directory."""
+
+    def __init__(self, args: argparse.Namespace, place: Path) -> None:
+        self.machine, self.file = Machine(), place / "c"
+        self.threads = args.threads or usable_cores()
+        self.state = make_state(args.tensors, args.mib << 20)
+        self.nbytes = sum(array.nbytes for array in self.state.values())
+        self.pieces = [array.reshape(-1).view(np.uint8) for array in self.state.values()]
+        self.part = own_part(self.state)
+        self.ours = Ours(place / "run", self.state, WORLD, threads=args.threads)
+        settle(lambda: self.machine.write_new_file(self.file, self.pieces))
+
+    def variants(self) -> dict[str, Callable[[], Figures]]:
+        """Return what is measured."""
+        measured: dict[str, Callable[[], Any]] = {
+            VERIFIED: self.ours.restore,
+            UNVERIFIED: self.restore_unverified,
+            C_ALONE: lambda: self.machine.read_file(self.file, self.pieces),
+            C_THREADS: self.read_in_threads,
+            SAVE: self.ours.save,
+            CHECKSUMS: self.take_checksums,
+        }
+        return {name: lambda fn=fn: self._timed(fn) for name, fn in measured.items()}
+
+    def _timed(self, fn: Callable[[], Any]) -> Figures:
+        warm_memory(sum(piece.nbytes for piece in self.part))
+        seconds = timed(fn)
+        settle(lambda: None)
+        return {"s": seconds}
+
+    def restore_unverified(self) -> None:
+        """Restore, the checksums left out of what the native part is asked to do."""
+        read = native.read_blocks
+
+        def unverified(fd: int, pieces: Iterable[Any], **options: Any) -> Any:
+            return read(fd, [(data, offset, None) for data, offset, _ in pieces], **options)
+
+        with mock.patch.object(native, "read_blocks", unverified):
+            self.ours.restore()
+
+    def read_in_threads(self) -> None:
+        """Read with as many threads as a restore, each its share of the tensors."""
+        share, offset, shares = self.nbytes // self.threads, 0, []
+        for piece in self.pieces:
+            shares.append((piece, offset, min(offset // share, self.threads - 1)))
+            offset += piece.nbytes
+        readers = []
+        for number in range(self.threads):
+            own = [(piece, at) for piece, at, whose in shares if whose == number]
+            args = (self.file, [piece for piece, _ in own], own[0][1])
+            readers.append(threading.Thread(target=self.machine.read_file, args=args))
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+
+    def take_checksums(self) -> None:
+        """Take the checksums of what this rank writes."""
+        for piece in self.part:
+            native.crc32c_blocks(piece, threads=self.threads)
+
+
+def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
+    """Lay the figures out."""
+    table = Table(
+        f"restores and verification: {bench.nbytes >> 20} MiB on {WORLD.size} rank(s), each restores all, "
+        f"{place_of(facts)}",
+        ["what", "ms", "spread", f"times as fast as {C_ALONE}", "spread", f"as {C_THREADS}", "spread"],
+        notes=[condition(found, facts)],
+    )
+    for name in found.figures:
+        of_c = [spread(found.ratios(c, name, "s")) if name.startswith(("restore", "C")) else None for c in (C_ALONE, C_THREADS)]
+        table.rows.append([name, *figure(spread(found.of(name, "s")), 1e-3, 1), *figure(of_c[0]), *figure(of_c[1])])
+    load = figure(spread(found.ratios(VERIFIED, UNVERIFIED, "s")))
+    save = figure(spread(found.ratios(CHECKSUMS, SAVE, "s")))
+    table.notes.append(
+        f"a verified restore takes {load[0]} ({load[1]}) times an unverified one; the checksums of a save, taken alone, "
+        f"{save[0]} ({save[1]}) of a save, in whose pass over memory they hide"
+    )
+    return table
 
 
 def main() -> None:
     """Run."""
-    args = parse(__doc__.splitlines()[0])
-    place = Path(
-        WORLD.bcast(tempfile.mkdtemp(prefix="hpcckpt-bench-", dir=args.directory) if WORLD.rank == 0 else None)
-    )
-    machine, state = Machine(), make_state(args.tensors, args.mib << 20)
-    pieces = [array.reshape(-1).view(np.uint8) for array in state.values()]
-    with hc.Checkpointer(place / "run", threads=args.threads) as ckpt:
-        ckpt.save(1, state)
-        settle(lambda: machine.write_new_file(place / "c", pieces))
-
-        def repetition(number: int) -> dict[str, Any]:
-            variants = {"restore": lambda: ckpt.restore(state), "c": lambda: machine.read_file(place / "c", pieces)}
-            found: dict[str, Any] = {"load": os.getloadavg()[0], "memcpy": [slowest_copy(machine.copy_rate)]}
-            for name in list(variants)[:: 1 if number % 2 else -1]:
-                found[name] = timed(variants[name])
-            found["memcpy"].append(slowest_copy(machine.copy_rate))
-            return found
-
-        found = [repetition(number) for number in range(args.repeat + 1)][1:]
+    args = parser(__doc__).parse_args()
+    with scratch(args.directory) as place:
+        bench = Bench(args, place)
+        found = interleave(bench.variants(), bench.machine.copy_rate, repeat=args.repeat, drift=args.drift)
+        bench.ours.close()
     if WORLD.rank == 0:
-        shutil.rmtree(place)
-        nbytes = WORLD.size * sum(array.nbytes for array in state.values())
-        report(found, {"ranks": WORLD.size, "nbytes": nbytes, **machine_facts(args.directory)}, args)
+        facts = {"ranks": WORLD.size, "nbytes": bench.nbytes, **machine_facts(args.directory)}
+        publish(tabulate(found, bench, facts), args, {"program": "restore", "facts": facts, **vars(found)})
 
 
 main()

@@ -17,7 +17,7 @@ from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
 from hpcckpt.collective.communicator import Communicator, as_communicator, usable_cores
 from hpcckpt.config import Best, OnNewer, Options, parse_best
 from hpcckpt.draining import Draining
-from hpcckpt.errors import BackendConflictError, ClosedError, HpcckptError
+from hpcckpt.errors import BackendConflictError, ClosedError, CollectiveError
 from hpcckpt.holding import ArenaPool
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
@@ -162,7 +162,7 @@ class Checkpointer:
         where = group.bcast(Path(os.path.abspath(directory)))
         draining = Draining(group.duplicate(), options.peer_timeout_s)
         self._run = Run(where, group, made, options, draining, ArenaPool(n_threads))
-        self._release = weakref.finalize(self, _release_lock, self._run)
+        self._release = weakref.finalize(self, _release_lock, self._run, os.getpid())
         _open_runs.add(self._run)
         _finish_at_exit_too()
 
@@ -298,7 +298,7 @@ class Checkpointer:
         if self._run.closed:
             return
         try:
-            saving.make_room(self._run, 0)
+            saving.finish(self._run)
         finally:
             self._run.closed = True
             self._release()
@@ -329,8 +329,10 @@ _open_runs: weakref.WeakSet[Run] = weakref.WeakSet()
 _orphans: list[Run] = []
 
 
-def _release_lock(run: Run) -> None:
+def _release_lock(run: Run, pid: int) -> None:
     """Remove what was prepared for saves that will not come, and give the lock back. Root only."""
+    if os.getpid() != pid:  # a forked child has a copy of all this, and nothing of it is its own
+        return
     if any(this.answer is None for this in run.underway):
         _orphans.append(run)  # to be finished when the program ends
     elif run.lock is not None:
@@ -344,17 +346,19 @@ def _release_lock(run: Run) -> None:
 @functools.cache
 def _finish_at_exit_too() -> None:
     """Have what is under way finished when the program ends, before MPI is finalized and locks are given back."""
-    atexit.register(_finish_all)
+    atexit.register(_finish_all, os.getpid())
 
 
-def _finish_all() -> None:
-    for run in [*_open_runs, *_orphans]:
+def _finish_all(pid: int) -> None:
+    for run in [*_open_runs, *_orphans] if os.getpid() == pid else []:
         if not run.closed and run.underway:
             try:
-                saving.make_room(run, 0)
-            except HpcckptError as error:
+                saving.finish(run)
+            except CollectiveError:
+                pass  # root has logged it already
+            except Exception as error:  # noqa: BLE001 - others are left to finish
                 _log.error("hpcckpt: %s", error)
-            _release_lock(run)
+            _release_lock(run, pid)
 
 
 def _agreed_backend(comm: Communicator, name: str) -> BackendInfo:

@@ -121,7 +121,9 @@ def read_manifest(path: PathLike) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         if not os.path.lexists(path):
             raise StepNotFoundError(f"no checkpoint at {os.fspath(path)}; see 'hpcckpt list'") from None
-        raise ManifestError(f"{os.fspath(path)}: no manifest, the step is incomplete; use an older step") from None
+        raise ManifestError(
+            f"{os.fspath(path)}: no manifest, the step is incomplete; use an older step, or 'hpcckpt repair'"
+        ) from None
     except OSError as error:
         raise from_os_error(error, "read manifest") from error
     return decode(text, native.crc32c, where)
@@ -364,6 +366,9 @@ def raise_if_retired(path: PathLike, manifest: Manifest) -> None:
     """Raise RetiredError if the step that was being read has vanished, or was replaced. Independent."""
     if not os.path.lexists(os.path.join(path, layout.MANIFEST)):
         raise RetiredError(f"{os.fspath(path)} was retired while being read; read a newer step, or pin the step first")
-    with contextlib.suppress(HpcckptError):
-        if read_manifest(path).save_id != manifest.save_id:
-            raise RetiredError(f"{os.fspath(path)} was replaced while being read; read it again")
+    try:
+        save_id = read_manifest(path).save_id
+    except HpcckptError:
+        return  # whoever asks has found something worse
+    if save_id != manifest.save_id:
+        raise RetiredError(f"{os.fspath(path)} was replaced while being read; read it again")

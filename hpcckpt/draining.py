@@ -153,14 +153,21 @@ class Draining:
             if not matter.is_reported and matter.part.outcome is not None:
                 self._exchange.report(matter.number, matter.part.outcome)
                 matter.is_reported = True
-        for matter in self.matters:
-            if self.comm.is_root and not self._concluded(matter):
-                break
-            answer = self._exchange.take_answer(matter.number)
-            if answer is not None:
-                del self._matters[matter.number]
-                matter.is_settled = True
-                matter.settle(answer)
+        while self._matters and self._settled_oldest():
+            pass
+
+    def _settled_oldest(self) -> bool:
+        """Settle the oldest matter if its answer is there; say whether. What it begins anew comes next. Independent."""
+        matter = self.matters[0]
+        if self.comm.is_root and not self._concluded(matter):
+            return False
+        answer = self._exchange.take_answer(matter.number)
+        if answer is None:
+            return False
+        del self._matters[matter.number]
+        matter.is_settled = True
+        matter.settle(answer)
+        return True
 
     def _concluded(self, matter: Matter) -> bool:
         """Carry the conclusion of a matter on; say whether it is answered. Root only."""

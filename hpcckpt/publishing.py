@@ -7,8 +7,10 @@ only and communicates with nobody: in a job it runs on a thread, while all ranks
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,9 +100,19 @@ def open_for_writing(run: Run) -> None:
         run.tenure = run.lock.holder.nonce
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "open run directory") from error
+    _writing.add(run)
     run.recycles = run.options.recycle and "recycles" in run.backend.features and counts_links(run.directory)
     with contextlib.suppress(OSError):  # what cannot be removed is tried again, and told of, after the save
-        sweep(run.directory)
+        sweep(run.directory, _prepared(run.directory))
+
+
+_writing: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+def _prepared(directory: Path) -> set[str]:
+    """Return what checkpointers of this process, which share the lock, keep in a run directory. Root only."""
+    real = os.path.realpath(directory)
+    return {name for run in list(_writing) if os.path.realpath(run.directory) == real for name in list(run.staged)}
 
 
 def regain(run: Run) -> None:
@@ -139,7 +151,7 @@ def prepare(run: Run, reusable: Path | None = None, nbytes: int = 0) -> Ticket:
 def sweep_all(run: Run) -> None:
     """Remove all that is temporary, what was prepared for saves to come too. Root only, under the lock."""
     run.staged.clear()
-    sweep(run.directory)
+    sweep(run.directory, _prepared(run.directory))
 
 
 # -- what stands in the way ----------------------------------------------------------------------
@@ -285,7 +297,7 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
         n_kept = kept.n_steps
         if kept.reusable is not None:
             run.reusable = (kept.reusable, kept.reusable_nbytes)
-        spared = {*run.staged, *([kept.reusable.name] if kept.reusable else [])}
+        spared = {*_prepared(run.directory), *([kept.reusable.name] if kept.reusable else [])}
         sweep(run.directory, spared)  # the step that was replaced, if any
     except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
         return n_kept, (f"retention after step {staged.job.step} failed: {as_failure(error).text}",)

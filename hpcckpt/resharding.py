@@ -199,7 +199,7 @@ def _reshard(
     way = _look_ahead(reader, directory, is_replacing=is_replacing)
     commit.check_space(directory, SavePlan((), plan.tensors, plan.nbytes, ()), plan.n_ranks)
     backend = RankfileBackend(reader.backend.threads)
-    ticket = commit.prepare(backend, directory)
+    ticket = commit.prepare(backend, directory, plan.n_ranks)
     staged = commit.Staged(SaveJob(ticket.save_id, reader.manifest.step, plan.n_ranks), directory, ticket.name)
     try:
         files = tuple(_write_rank(reader, staged, plan, rank, progress) for rank in range(plan.n_ranks))  # step 2

@@ -33,7 +33,7 @@ from hpcckpt.collective.planner import (
     with_own,
 )
 from hpcckpt.draining import Matter, Outcome
-from hpcckpt.errors import Failure, StateError, as_failure, collective_error
+from hpcckpt.errors import CollectiveError, Failure, StateError, as_failure, collective_error
 from hpcckpt.holding import Held, cut, hold, live, replica_checksums, replica_names
 from hpcckpt.plan import Declaration, SaveJob, Ticket, WriteItem
 from hpcckpt.publishing import Content, Report
@@ -85,6 +85,8 @@ class Underway:
         What it is written by, and that with the sizes of this rank's own values.
     is_told : bool
         Whether its outcome was returned or raised already.
+    interrupt : BaseException or None
+        KeyboardInterrupt or SystemExit that came while this rank held its state still.
     """
 
     number: int
@@ -101,6 +103,7 @@ class Underway:
     payloads: Sequence[Payload] = ()
     answer: Answer | None = None
     is_told: bool = False
+    interrupt: BaseException | None = None
 
 
 def save(run: Run, state: Any, request: Request) -> Underway:
@@ -125,6 +128,8 @@ def save(run: Run, state: Any, request: Request) -> Underway:
     this.stall_s = time.monotonic() - began
     this.matter = run.draining.start(2 * this.number, f"save step {request.step}", part, *_ending(run, this))
     run.underway.append(this)
+    if this.interrupt is not None:
+        raise this.interrupt  # now that the others will hear of it
     if is_live:
         this.matter.part.join()
     if not run.options.async_save:
@@ -148,6 +153,18 @@ def make_room(run: Run, n_left: int) -> None:
         run.planned = oldest.planned
         if not oldest.is_told:
             outcome_of(oldest)
+
+
+def finish(run: Run) -> None:
+    """Wait for all saves, whatever becomes of them; raise, once, what the first failed of. Collective."""
+    failure: CollectiveError | None = None
+    while run.underway:
+        try:
+            make_room(run, 0)
+        except CollectiveError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def wait(run: Run, this: Underway) -> None:
@@ -231,8 +248,10 @@ def _part(run: Run, this: Underway, state: Any, tree: StateTree | None) -> Calla
         this.plan = with_own(this.planned.plan, tree.declarations)
         this.held = _hold(run, tree, this.plan.items)
         return _write(run, this, this.plan, _replicas(run, this, tree))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting for this one
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting for this one
         failure = error
+        if not isinstance(error, Exception):
+            this.interrupt = error
 
         def fail() -> Report:
             raise failure

@@ -226,7 +226,7 @@ install_sanitized() {
         --config-settings="cmake.define.CMAKE_CXX_FLAGS=-fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer" \
         --config-settings="cmake.define.CMAKE_CXX_STANDARD_LIBRARIES=-fno-sanitize=all" -e .
     LD_PRELOAD=$("$VENV/bin/python" -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so \
-        ASAN_OPTIONS=detect_leaks=0 "$VENV/bin/python" -c 'import hpcckpt.native._native'
+        ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 "$VENV/bin/python" -c 'import hpcckpt.native._native'
 }
 
 stack_fuzz() {

@@ -108,15 +108,15 @@ class State:
         self.variables = {name: Variable(np.zeros_like(array)) for name, array in _variables(size, 0).items()}
         width = columns(rank, n_ranks)
         self.table = np.zeros((TABLE[0], width.stop - width.start), np.int64)
-        self.own = np.zeros(rank + 3, np.uint16)
-        self.moving = np.zeros(9, np.float32)
+        self.own = hc.PerRank(np.zeros(rank + 3, np.uint16))
+        self.moving = hc.RootOnly(np.zeros(9, np.float32))
 
     @property
     def tree(self) -> dict[str, Any]:
         """What is given to save() and restore()."""
         offset = (0, columns(self.rank, self.n_ranks).start)
-        parts = {"table": hc.Sharded(self.table, TABLE, offset), "own": hc.PerRank(self.own)}
-        return {**self.arrays, **self.variables, **parts, "moving": hc.RootOnly(self.moving)}
+        table = hc.Sharded(self.table, TABLE, offset)
+        return {**self.arrays, **self.variables, "table": table, "own": self.own, "moving": self.moving}
 
     def become(self, step: int, version: int) -> None:
         """Take on the values of a step, in place."""
@@ -125,8 +125,8 @@ class State:
         for name, array in _variables(self.size, step).items():
             self.variables[name].assign(array)
         self.table[...] = values((step, version), "table", TABLE, np.int64)[:, columns(self.rank, self.n_ranks)]
-        self.own[...] = values((step, version, self.rank), "own", (self.rank + 3,), np.uint16)
-        self.moving[...] = values((step, version, self.rank), "moving", (9,))
+        self.own.value[...] = values((step, version, self.rank), "own", (self.rank + 3,), np.uint16)
+        self.moving.value[...] = values((step, version, self.rank), "moving", (9,))
 
     @property
     def version(self) -> tuple[int, int]:
@@ -142,9 +142,9 @@ class State:
         pairs |= {name: (v.view(), expected.variables[name].view()) for name, v in self.variables.items()}
         pairs["table"] = self.table, expected.table
         if n_ranks_saved == self.n_ranks:
-            pairs["own"] = self.own, expected.own
+            pairs["own"] = self.own.value, expected.own.value
         if self.rank == 0:
-            pairs["moving"] = self.moving, expected.moving
+            pairs["moving"] = self.moving.value, expected.moving.value
         return [name for name, (found, wanted) in pairs.items() if found.tobytes() != wanted.tobytes()]
 
 

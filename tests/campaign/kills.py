@@ -258,8 +258,9 @@ class Life:
     def draw_options(self) -> dict[str, Any]:
         """Return options that a restart may change."""
         rng = self.case.rng
-        more = {"async_save": rng.random() < 0.8, "max_in_flight": rng.choice([1, 1, 2]), "threads": rng.choice([1, 2])}
-        return {**self.options, **more, "on_newer": "aside", "lock_expiry_s": 600.0}
+        in_flight = 1 if self.options["incremental"] else rng.choice([1, 1, 2])
+        more = {"async_save": rng.random() < 0.8, "max_in_flight": in_flight, "threads": rng.choice([1, 2])}
+        return {**self.options, **more, "on_newer": "aside"}
 
     def draw_way_back(self) -> int | None:
         """Return an older step to go on from, seldom."""
@@ -386,4 +387,5 @@ CAMPAIGN = Campaign(
     prepare=prepare,
     timeout_s=300.0,
     jobs=2,
+    in_memory=True,
 )

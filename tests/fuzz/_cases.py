@@ -8,6 +8,7 @@ checksums.  Whatever is not ``"auto"`` is taken as it stands, so that a descript
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -24,6 +25,7 @@ GOLDEN = HERE.parent / "format" / "golden-1" / "step-0000000042"
 FOUND = HERE / "found"
 AUTO = "auto"
 PAGE = 4096
+MAX_CASE_BYTES = 1 << 18
 _PLAIN_PATH = re.compile(r"data/[A-Za-z0-9_.-]{1,80}")
 _MAX_DATA = 1 << 18
 _MAX_BLOCKS = 1 << 14
@@ -136,9 +138,14 @@ def _manifest_text(manifest: Any, built: dict[Any, tuple[int, int]], edits: list
         if isinstance(record, dict):
             record["bytes"] = nbytes if record.get("bytes") == AUTO else record.get("bytes")
             record["header_crc32c"] = f"{crc:08x}" if record.get("header_crc32c") == AUTO else record.get("header_crc32c")
+    return seal_manifest(_edited(manifest_text(document), edits))
+
+
+def manifest_text(document: dict[str, Any]) -> bytes:
+    """Return the text of a manifest, not yet sealed."""
     plain = {name: value for name, value in document.items() if name != "crc32c"}
-    text = json.dumps({"crc32c": "00000000", **plain}, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    return seal_manifest(_edited(text, edits))
+    text = json.dumps({"crc32c": "00000000", **plain}, indent=1, ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")
 
 
 # -- from a directory to a description -----------------------------------------------------------
@@ -294,18 +301,23 @@ _MUTATIONS = [_replace] * 5 + [_replace_everywhere] * 4 + [_delete, _repeat, _re
 
 
 def mutated(rng: random.Random, case: dict[str, Any]) -> dict[str, Any]:
-    """Return a description with a few changes."""
+    """Return a description with a few changes, or the same one if it became too deep to be handled here."""
     fresh = copy.deepcopy(case)
     for _ in range(rng.choice([1, 1, 1, 2, 2, 3, 5])):
         places = list(_places(fresh))
         if places:
-            rng.choice(_MUTATIONS)(rng, fresh, places)
-    return fresh
+            with contextlib.suppress(RecursionError):
+                rng.choice(_MUTATIONS)(rng, fresh, places)
+    return fresh if decode(encode(fresh)) is not None else case
 
 
 def encode(case: dict[str, Any]) -> bytes:
-    """Return a description as bytes, for a fuzzer's corpus."""
-    return json.dumps(case, separators=(",", ":")).encode()
+    """Return a description as bytes, for a fuzzer's corpus; none if it is too deep or too large to be handled here."""
+    try:
+        data = json.dumps(copy.deepcopy(case), separators=(",", ":")).encode()
+    except (RecursionError, ValueError):
+        return b""
+    return data if len(data) <= MAX_CASE_BYTES else b""
 
 
 def decode(data: bytes) -> dict[str, Any] | None:

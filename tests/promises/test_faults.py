@@ -152,7 +152,7 @@ def test_a_restore_that_fails_is_the_same_error_on_all_and_can_be_repeated(ranks
         held = state(0)
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             ckpt.save(1, state(1))
-            failure = failure_of(lambda: ckpt.restore(held))
+            failure = failure_of(lambda: ckpt.restore(held, 1))
             comm.barrier()
             pins = discovery.pins(run_dir)
             comm.barrier()

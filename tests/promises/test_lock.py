@@ -231,7 +231,7 @@ def test_a_lock_that_was_lost_is_not_removed_on_closing(run_dir):
 
 def test_checkpointers_of_one_process_share_the_lock(run_dir):
     with hc.Checkpointer(run_dir) as one:
-        one.save(1, {"w": np.ones(10)})
+        one.save(1, {"w": np.ones(10)}).result()
         save(run_dir, 2)
         assert (run_dir / layout.LOCK).exists()
     assert not (run_dir / layout.LOCK).exists()

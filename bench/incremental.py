@@ -1,0 +1,78 @@
+"""Incremental saves, 90 % of the weights frozen: ``mpirun -n 2 python bench/incremental.py --directory DIR``.
+
+In each round one full save and one incremental save of the same state, of whose tensors one in ten has changed since
+the save before.  See README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from _calibrate import Machine
+from _common import WORLD, make_state, parser, scratch, settle, timed, warm_memory
+from _ours import Ours
+from _report import Table, condition, figure, machine_facts, place_of, publish
+from _rounds import Figures, Rounds, interleave, spread
+
+FULL, INCREMENTAL = "full", "incremental, 90 % frozen"
+ONE_IN = 10
+
+
+class Bench:
+    """What is measured, on one state in one directory."""
+
+    def __init__(self, args: argparse.Namespace, place: Path) -> None:
+        self.machine = Machine()
+        self.state = make_state(args.tensors, args.mib << 20)
+        self.changing = list(self.state.values())[::ONE_IN]
+        self.nbytes = sum(array.nbytes for array in self.state.values())
+        self.changed_nbytes = sum(array.nbytes for array in self.changing)
+        self.full = Ours(place / "full", self.state, WORLD, threads=args.threads)
+        self.incremental = Ours(place / "incremental", self.state, WORLD, threads=args.threads, incremental=True)
+
+    def variants(self) -> dict[str, Callable[[], Figures]]:
+        """Return what is measured."""
+        return {FULL: lambda: self._save(self.full), INCREMENTAL: lambda: self._save(self.incremental)}
+
+    def _save(self, ours: Ours) -> Figures:
+        for array in self.changing:
+            array += 1
+        warm_memory(self.nbytes * 5 // 4 // WORLD.size)
+        seconds = timed(ours.save)
+        settle(lambda: None)
+        saved = ours.saved
+        return {"save": seconds, "nbytes": float(saved.nbytes - saved.linked_nbytes)}
+
+
+def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
+    """Lay the figures out."""
+    table = Table(
+        f"incremental: {bench.nbytes >> 20} MiB on {WORLD.size} rank(s), {bench.changed_nbytes >> 20} MiB change, "
+        f"{place_of(facts)}",
+        ["save", "ms", "spread", "of a full save", "spread", "bytes written, of those changed"],
+        notes=[condition(found, facts)],
+    )
+    for name in found.figures:
+        written = spread([nbytes / bench.changed_nbytes for nbytes in found.of(name, "nbytes")])
+        seconds, ratio = spread(found.of(name, "save")), spread(found.ratios(name, FULL, "save"))
+        table.rows.append([name, *figure(seconds, 1e-3, 1), *figure(ratio), figure(written)[0]])
+    return table
+
+
+def main() -> None:
+    """Run."""
+    args = parser(__doc__).parse_args()
+    with scratch(args.directory) as place:
+        bench = Bench(args, place)
+        found = interleave(bench.variants(), bench.machine.copy_rate, repeat=args.repeat, drift=args.drift)
+        bench.full.close()
+        bench.incremental.close()
+    if WORLD.rank == 0:
+        facts = {"ranks": WORLD.size, "nbytes": bench.nbytes, **machine_facts(args.directory)}
+        publish(tabulate(found, bench, facts), args, {"program": "incremental", "facts": facts, **vars(found)})
+
+
+main()
