@@ -39,6 +39,7 @@ class Bench:
         self.pieces = [array.reshape(-1).view(np.uint8) for array in self.state.values()]
         self.part = own_part(self.state)
         self.ours = Ours(place / "run", self.state, WORLD, threads=args.threads)
+        self.ours.save()
         settle(lambda: self.machine.write_new_file(self.file, self.pieces))
 
     def variants(self) -> dict[str, Callable[[], Figures]]:

@@ -211,7 +211,7 @@ class _Job:
             saved = pending.result()
             assert saved.step == step
             assert not saved.warnings, saved.warnings
-            self.diary.write(committed=[step, version])
+            self.diary.write(committed=[step, version], linked=saved.linked_nbytes)
 
     def run(self) -> None:
         """Restore, and save `n_steps` steps."""

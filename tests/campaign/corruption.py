@@ -16,6 +16,7 @@ from typing import Any
 import _damage
 from _checkpoints import STEPS, Run, make_runs, picture, same, same_all
 from _common import Campaign, Case, Outcome
+from _reference_state import Variable
 
 import hpcckpt as hc
 from hpcckpt import cli, errors, layout
@@ -212,6 +213,8 @@ def _equal(a: Any, b: Any) -> bool:
         return _equal(a.value, b.value)
     if isinstance(a, Sharded):
         return _equal(a.array, b.array)
+    if isinstance(a, Variable):
+        return same(a.view(), b.view())
     return same(a, b) if hasattr(a, "dtype") else a == b
 
 

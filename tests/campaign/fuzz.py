@@ -22,7 +22,7 @@ import _readers
 PER_CASE = 12
 
 
-def prepare(scratch: Path) -> list[dict[str, Any]]:
+def prepare(scratch: Path) -> tuple[dict[str, Any], ...]:
     """Return the descriptions that all cases start from."""
     return _cases.seeds()
 

@@ -366,14 +366,15 @@ def run(case: Case) -> Outcome:
     incremental = size == "variables" and rng.random() < 0.8
     options = {"max_to_keep": rng.choice([1, 2, 3]), "recycle": rng.random() < 0.8, "incremental": incremental}
     life = Life(case, kind, size, options)
-    figures = {}
     try:
         life.live()
         outcome = Outcome("good")
     except BrokenPromiseError as broken:
         history = "\n".join(life.history[-3:])
         outcome = Outcome(broken.verdict, text=f"{broken}\nafter {life.n_killed} kills, options {options}\n{history}")
-    figures = {"kills": float(life.n_killed), "jobs": float(life.n_jobs)}
+    told = [line for line in job.read_diary(life.place / "diary") if "committed" in line]
+    figures = {"kills": float(life.n_killed), "jobs": float(life.n_jobs), "saves that returned": float(len(told))}
+    figures["saves with linked files"] = float(sum(line["linked"] > 0 for line in told))
     figures |= {f"kills, last seen at {phase}": float(count) for phase, count in sorted(life.hits.items())}
     return replace(outcome, what=f"{kind}, {size}{', incremental' if incremental else ''}", figures=figures)
 

@@ -9,33 +9,25 @@ from pathlib import Path
 
 from _common import Campaign, Case, Outcome, Verdict
 from peers.harness import OUTCOMES, Server, Subject, judge, kill_in_a_save, resume
+from peers.subjects import KILLS, SUBJECTS
 
-SUBJECTS = (
-    Subject("hpcckpt", "hpcckpt"),
-    Subject("tf.train.Checkpoint, CheckpointManager", "tensorflow"),
-    Subject("Keras 2.15 BackupAndRestore", "keras"),
-    Subject("Keras 3 BackupAndRestore", "keras", ".venv-b"),
-    Subject("Keras 3 BackupAndRestore, double_checkpoint", "keras:double", ".venv-b"),
-    Subject("torch DCP, one directory", "torch:one-directory"),
-    Subject("torch DCP, a directory per step", "torch:directories"),
-    Subject("torch DCP, newest with .metadata", "torch:directories-whole"),
-    Subject("torch.save, one path", "torch:one-path"),
-)
-KILLS = 200
 VERDICTS: dict[str, Verdict] = dict(zip(OUTCOMES, ("good", "lost", "lost", "wrong", "lost"), strict=True))
 
 
 class Servers:
-    """One server for each subject, started when its first case comes."""
+    """The server of the subject whose turn it is."""
 
     def __init__(self) -> None:
-        self._servers: dict[Subject, Server] = {}
+        self._subject: Subject | None = None
+        self._server: Server | None = None
 
     def of(self, subject: Subject) -> Server:
-        """Return the subject's."""
-        if subject not in self._servers:
-            self._servers[subject] = Server(subject)
-        return self._servers[subject]
+        """Return the subject's; that of the one before it ends."""
+        if self._server is None or subject != self._subject:
+            if self._server is not None:
+                self._server.close()
+            self._subject, self._server = subject, Server(subject)
+        return self._server
 
 
 def prepare(scratch: Path) -> Servers:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from _common import load
 from peers.harness import OUTCOMES, Told, judge
 from peers.states import position_of, state_of
+from peers.subjects import KILLS, SUBJECTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.tf, pytest.mark.torch]
-
-SUBJECTS = load("peers").run.__globals__["SUBJECTS"]
-KILLS = load("peers").run.__globals__["KILLS"]
 
 
 @pytest.mark.parametrize("number", range(len(SUBJECTS)), ids=[subject.title for subject in SUBJECTS])

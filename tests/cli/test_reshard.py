@@ -219,3 +219,39 @@ def test_memory_stays_bounded(tmp_path: Path, environment: Callable[..., dict[st
     )
     assert int(done.stdout.split()[-1]) < 160 << 10
     assert native.crc32c(hc.load(tmp_path / "out")["w"]) == native.crc32c(np.arange(1 << 25, dtype=np.int64))
+
+
+KILLED = """
+import sys
+from hpcckpt.cli import main
+from hpcckpt.testing.faults import Fault, arm
+arm(Fault(sys.argv[1]))
+main(["reshard", sys.argv[2], "--files", "2", "--in-place", "--yes"])
+"""
+
+
+@pytest.mark.parametrize("phase", ["4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced"])
+def test_killed_in_place_the_old_step_or_the_new_one_is_there(cli: Cli, tmp_path: Path, phase: str) -> None:
+    run, twin = save(tmp_path / "run", 1), save(tmp_path / "twin", 1)
+    done = subprocess.run([sys.executable, "-c", KILLED, phase, str(run)], check=False)
+    assert done.returncode == -9
+    assert same_bytes(run, twin)
+    assert cli("verify", run, "--all").code == 0
+    assert read_manifest(run / "step-0000000010").n_ranks == (2 if phase[0] in "56" else 1)
+    assert cli("reshard", run, "--files", 3, "--in-place", "--yes").code == 0
+    assert cli("prune", run, "--yes").code == 0
+    assert set(os.listdir(run)) - {".pins"} == {"step-0000000010"}
+    assert same_bytes(run, twin)
+
+
+def test_a_disk_that_is_full_leaves_all_as_it_was(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = save(tmp_path / "run", 2)
+    before = read_manifest(run / "step-0000000010")
+
+    def fail(*_args: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(native, "preallocate", fail)
+    assert cli("reshard", run, "--files", 1, "--in-place", "--yes").code == 7
+    assert read_manifest(run / "step-0000000010") == before
+    assert os.listdir(run) == ["step-0000000010"]

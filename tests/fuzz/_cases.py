@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import random
 import re
@@ -22,7 +23,6 @@ from hpcckpt import layout, native
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "format" / "golden-1" / "step-0000000042"
-FOUND = HERE / "found"
 AUTO = "auto"
 PAGE = 4096
 MAX_CASE_BYTES = 1 << 18
@@ -141,8 +141,9 @@ def _manifest_text(manifest: Any, built: dict[Any, tuple[int, int]], edits: list
     return seal_manifest(_edited(manifest_text(document), edits))
 
 
-def manifest_text(document: dict[str, Any]) -> bytes:
+def manifest_text(document: Any) -> bytes:
     """Return the text of a manifest, not yet sealed."""
+    document = document if isinstance(document, dict) else {"x": document}
     plain = {name: value for name, value in document.items() if name != "crc32c"}
     text = json.dumps({"crc32c": "00000000", **plain}, indent=1, ensure_ascii=False)
     return text.encode("utf-8", "surrogatepass")
@@ -172,12 +173,13 @@ def _describe_file(path: Path) -> dict[str, Any]:
     return {"table": table, "document": document, "data": len(content) - 8 - length}
 
 
-def seeds() -> list[dict[str, Any]]:
-    """Return descriptions of steps that are as they should be."""
+@functools.cache
+def seeds() -> tuple[dict[str, Any], ...]:
+    """Return descriptions of steps that are as they should be; not to be changed."""
     golden = describe(GOLDEN)
     older = copy.deepcopy(golden)  # one file is of an older save: an unchanged part that was linked
     older["manifest"]["files"][0]["save_id"] = older["files"][0]["document"]["save_id"] = "0123456789abcdef" * 2
-    return [golden, older, small()]
+    return golden, older, small(), small(), small()
 
 
 def small() -> dict[str, Any]:

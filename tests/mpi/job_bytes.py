@@ -34,7 +34,7 @@ def main() -> None:
     state = uneven_state(int(sys.argv[2]))
     with hc.Checkpointer(sys.argv[1]) as ckpt:
         before = written()
-        ckpt.save(1, state)
+        ckpt.save(1, state).result()
         counts = world.gather(written() - before)
     if world.rank == 0:
         print("bytes", json.dumps({"unique": sum(a.nbytes for a in state.values()), "ranks": counts}), flush=True)

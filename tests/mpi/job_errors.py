@@ -1,4 +1,4 @@
-"""One rank fails inside a collective call, at every phase: ``job_errors.py DIRECTORY``.
+"""One rank fails inside a collective call, at every phase: ``job_errors.py DIRECTORY background|at-once``.
 
 Prints what every rank raised, and what the directory held afterwards.
 """
@@ -44,21 +44,22 @@ def failing(ckpt: hc.Checkpointer, fault: Fault, *, overwrite: bool) -> dict[str
     before = ckpt.all_steps()
     step = before[-1] + (not overwrite)
     with armed(fault):
-        texts = raised_by(lambda: ckpt.save(step, state_of(WORLD, 77), overwrite=overwrite))
+        texts = raised_by(lambda: ckpt.save(step, state_of(WORLD, 77), overwrite=overwrite).result())
     after = ckpt.all_steps()
     state = state_of(WORLD, 0)
     ckpt.restore(state)
     intact = WORLD.allgather(not differences(state, state_of(WORLD, before[-1])))
-    left = WORLD.bcast(leftovers(ckpt.directory) if WORLD.rank == 0 else None)
-    ckpt.save(before[-1] + 1, state_of(WORLD, before[-1] + 1))
+    left = WORLD.bcast(sorted(set(leftovers(ckpt.directory)) - set(ckpt._run.staged)) if WORLD.rank == 0 else None)
+    ckpt.save(before[-1] + 1, state_of(WORLD, before[-1] + 1)).result()
     return {"phase": fault.phase, "texts": texts, "kept": before == after, "intact": all(intact), "left": left}
 
 
 def main() -> None:
     """Run."""
     is_last = WORLD.rank == WORLD.size - 1
-    with hc.Checkpointer(sys.argv[1], max_to_keep=2, check_replicas=0) as ckpt:
-        ckpt.save(1, state_of(WORLD, 1))
+    options = {"max_to_keep": 2, "check_replicas": 0, "async_save": sys.argv[2] == "background"}
+    with hc.Checkpointer(sys.argv[1], **options) as ckpt:
+        ckpt.save(1, state_of(WORLD, 1)).result()
         found = []
         for kind, error in ERRORS.items():
             for phase in EACH + ROOT:
@@ -66,7 +67,7 @@ def main() -> None:
                 for overwrite in (False, True):
                     fault = Fault(phase, "raise", rank, error=error)
                     found.append({"kind": kind, "rank": rank, **failing(ckpt, fault, overwrite=overwrite)})
-        found.append({"phase": "read", "texts": raised_by(lambda: ckpt.save(1000, {"u": Unreadable(is_bad=is_last)}))})
+        found.append({"phase": "read", "texts": raised_by(lambda: ckpt.save(1000, {"u": Unreadable(is_bad=is_last)}).result())})
     if WORLD.rank == 0:
         for outcome in found:
             print("outcome", json.dumps(outcome), flush=True)

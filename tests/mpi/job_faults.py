@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 from mpi4py import MPI
 from mpi_states import state_of
@@ -25,12 +26,15 @@ def main() -> None:
     ckpt = hc.Checkpointer(request["directory"], **request.get("options_before", options))
     *before, (step, seed, overwrite) = request["saves"]
     for number, content, replaces in before:
-        ckpt.save(number, state_of(world, content), overwrite=replaces)
+        ckpt.save(number, state_of(world, content), overwrite=replaces).result()
     if "options_before" in request:
         ckpt.close()
         ckpt = hc.Checkpointer(request["directory"], **options)
     faults.arm(faults.Fault(**request["fault"]), pids=faults.process_ids(ckpt.comm))
-    ckpt.save(step, state_of(world, seed), overwrite=overwrite)
+    pending = ckpt.save(step, state_of(world, seed), overwrite=overwrite)
+    while not pending.done():  # as a training loop does
+        time.sleep(0.001)
+    pending.result()
     if request.get("restore"):
         ckpt.restore(state_of(world, 0))
     world.Barrier()

@@ -14,7 +14,7 @@ def main() -> None:
     """Run: the last rank fails between two saves."""
     world = MPI.COMM_WORLD
     with hc.Checkpointer(sys.argv[1]) as ckpt:
-        ckpt.save(1, {"w": np.zeros(10)})
+        ckpt.save(1, {"w": np.zeros(10)}).result()
         if world.rank == world.size - 1:
             raise ValueError("the program's own mistake")
         ckpt.save(2, {"w": np.ones(10)})

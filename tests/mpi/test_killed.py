@@ -23,7 +23,8 @@ from hpcckpt.testing.ranks import run_ranks
 
 ROOT_ONLY = {p for p in PHASES if p[0] in "14568"}
 SAVE_PHASES = [p for p in PHASES if p not in {"8-retired", "9-restore"}]
-STAGED = PHASES[PHASES.index("2-write") : PHASES.index("5-published")]
+BETWEEN = PHASES[PHASES.index("5-published") : PHASES.index("7-outcome")]
+"""Where no staging directory stands: the step has its name, and the next one is not prepared yet."""
 PUBLISHED = PHASES[PHASES.index("5-published") :]
 
 
@@ -84,27 +85,30 @@ def check_is_tidy(directory: Path) -> None:
 
 
 def cases() -> list[Any]:
-    """Return every phase with every choice of victims at one, two and three ranks."""
+    """Return every phase with every choice of victims at one, two and three ranks; some also without the background."""
     found = []
     for n_ranks in (1, 2, 3):
         for victims in {(0,), (n_ranks - 1,), tuple(range(n_ranks))}:
             who = "all" if len(victims) == n_ranks > 1 else "first" if victims == (0,) else "last"
-            found += [pytest.param(n_ranks, p, victims, id=f"{n_ranks}-{p}-{who}") for p in SAVE_PHASES]
+            found += [pytest.param(n_ranks, p, victims, {}, id=f"{n_ranks}-{p}-{who}") for p in SAVE_PHASES]
+            if n_ranks == len(victims) == 2:
+                at_once = {"async_save": False}
+                found += [pytest.param(n_ranks, p, victims, at_once, id=f"{n_ranks}-{p}-at-once") for p in SAVE_PHASES]
     return sorted(found, key=lambda case: str(case.id))
 
 
-@pytest.mark.parametrize(("n_ranks", "phase", "victims"), cases())
+@pytest.mark.parametrize(("n_ranks", "phase", "victims", "options"), cases())
 def test_killed_job_leaves_a_whole_newest_step(
-    tmp_path: Path, n_ranks: int, phase: str, victims: tuple[int, ...]
+    tmp_path: Path, n_ranks: int, phase: str, victims: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    kill_at(tmp_path, n_ranks, phase, victims)
+    kill_at(tmp_path, n_ranks, phase, victims, options=options)
     is_root_hit = 0 in victims
     if not is_root_hit and phase in ROOT_ONLY - set(PUBLISHED):
         expected = {1: 1, 2: 2}  # root may still publish before the launcher ends it
     else:
         expected = {2: 2} if phase in PUBLISHED else {1: 1}
         assert hc.latest_checkpoint(tmp_path) == tmp_path / layout.step_dirname(*expected)
-        assert bool(leftovers(tmp_path)) == (phase in STAGED)
+        assert bool(leftovers(tmp_path)) == (phase not in {*BETWEEN, "8-retention"})
     check_goes_on(tmp_path, 1 + n_ranks % 3, expected)
 
 

@@ -187,8 +187,8 @@ def test_a_rank_that_wrote_less_than_planned_publishes_nothing(ranks, run_dir, m
 
     write = RankfileBackend.write
 
-    def write_less(self, job, path, rank, payloads):
-        report = write(self, job, path, rank, payloads)
+    def write_less(self, job, path, rank, payloads, base=None):
+        report = write(self, job, path, rank, payloads, base)
         return WriteReport(report.files, report.shared_nbytes - (rank == job.n_ranks - 1))
 
     def body(comm):

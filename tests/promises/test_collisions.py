@@ -121,7 +121,7 @@ def test_a_job_killed_while_it_replaces_a_step_leaves_the_old_or_the_new_one(
     ckpt.close()
 
     with hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(2, {"x": np.full(4, 2.0)})
+        ckpt.save(2, {"x": np.full(4, 2.0)}).result()
         assert ckpt.all_steps() == [1, 2]
         state = {"x": np.full(4, -1.0)}
         ckpt.restore(state, step=1)
@@ -138,7 +138,7 @@ def test_overwrite_that_fails_half_way_through_gives_the_name_back(run_dir, no_e
         rename(source, target)
 
     with hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(10, state(10))
+        ckpt.save(10, state(10)).result()
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", fail_once)
             with pytest.raises(errors.StorageError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -106,26 +107,32 @@ def test_replicas_are_compared_every_so_many_saves(many, run_dir):
     assert many(body) == [[6]] * many.size
 
 
-def test_replicas_that_differ_after_a_restore_are_noticed(many, run_dir, monkeypatch):
-    """As they would if one node read other bytes than the rest."""
-    from hpcckpt import restoring
+def test_a_rank_that_is_shown_other_bytes_of_a_step_is_noticed_by_all(many, run_dir, monkeypatch):
+    """As by a stale page cache of one node: file names and sizes are right, and a rank's bytes are older ones."""
+    from hpcckpt.backends.rankfile import backend
 
-    assign = restoring._assign
+    reading = threading.local()
+    open_regular = backend.open_regular
 
-    def assign_wrongly(tree, arrays, objects):
-        assign(tree, arrays, objects)
-        if "odd" in tree.objects:
-            tree.tensors["w"].assign(np.full(10, 7.0))
+    def shown_elsewhere(path):
+        return open_regular(path.replace(str(run_dir), str(reading.directory)))
 
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm, check_replicas=0) as ckpt:
-            ckpt.save(1, {"w": np.ones(10)})
-            state = {"w": np.zeros(10), **({"odd": True} if last(comm) else {})}
-            with pytest.raises(errors.ReplicaMismatchError, match=f"'w' on rank {comm.size - 1}"):
-                ckpt.restore(state, strict=False)
+        state = {"w": np.zeros(10_000), "n": 0}
+        for directory, value in ((run_dir, 1.0), (run_dir.with_name("stale"), 2.0)):
+            with hc.Checkpointer(directory, comm=comm) as ckpt:
+                ckpt.save(1, {"w": np.full(10_000, value), "n": 7})
+        reading.directory = run_dir.with_name("stale") if last(comm) else run_dir
+        comm.barrier()
+        monkeypatch.setattr(backend, "open_regular", shown_elsewhere)
+        comm.barrier()
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.CorruptError) as caught:
+            ckpt.restore(state, step=1)
+        return state["n"], list(caught.value.failures), str(caught.value)
 
-    monkeypatch.setattr(restoring, "_assign", assign_wrongly)
-    many(body)
+    results = many(body)
+    assert results == [(0, [many.size - 1], results[0][2])] * many.size
+    assert "checksum mismatch" in results[0][2]
 
 
 # -- shards --------------------------------------------------------------------------------------

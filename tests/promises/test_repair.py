@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout, native, repairing
+from hpcckpt import errors, layout, native, repairing, snapshot
+from hpcckpt.backends.rankfile import frozen
 from hpcckpt.discovery import read_manifest
 from hpcckpt.testing.ranks import run_ranks
 
@@ -410,3 +412,99 @@ def test_an_error_of_fsync_publishes_nothing(run_dir, monkeypatch):
     assert hc.latest_checkpoint(run_dir) is None
     assert repair(path).is_good
     assert hc.latest_checkpoint(run_dir) == path
+
+
+# -- frozen files --------------------------------------------------------------------------------------
+
+
+class Kept:
+    """A value that its program lets others hold: what did not change is linked, not written."""
+
+    __module__ = "kept_values"
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+@pytest.fixture
+def frozen_steps(run_dir, monkeypatch):
+    """Steps 1 to 5 of two ranks; the later ones share files of tensors that did not change."""
+    adapter = types.ModuleType("kept_values")
+
+    def leaves(obj: Any, name: str) -> Any:
+        declaration = snapshot.declare(obj.array, name, "replicated")
+        held = lambda sources: [source.array for source in sources]  # noqa: E731
+        return iter([snapshot.TensorLeaf(declaration, lambda: obj.array, lambda _: None, source=obj, holder=held)])
+
+    adapter.leaves = leaves
+    monkeypatch.setitem(sys.modules, "kept_values", adapter)
+    monkeypatch.setitem(snapshot.ADAPTERS, "kept_values", "kept_values")
+    monkeypatch.setattr(frozen, "MIN_BYTES", 1000)
+
+    def body(comm: Any) -> None:
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=None, incremental=True) as ckpt:
+            kept, table = Kept(np.arange(5000)), Kept(np.arange(600.0))
+            for step in range(1, 6):
+                if step == 4:
+                    table = Kept(np.arange(600.0) + 1)
+                ckpt.save(step, {"kept": kept, "table": table, "w": np.full(100, step)}).result()
+
+    run_ranks(2, body)
+    steps = {step: run_dir / layout.step_dirname(step) for step in range(1, 6)}
+    assert frozen_files(steps[5])
+    assert {record.save_id for record in read_manifest(steps[5]).files} - {"", read_manifest(steps[5]).save_id}
+    return steps
+
+
+def frozen_files(step: Path) -> list[Path]:
+    return sorted(step.glob("data/*.frozen-*"))
+
+
+def test_a_step_that_shares_files_with_older_ones_is_rebuilt_with_them(frozen_steps):
+    for path in frozen_steps.values():
+        before, old = hc.load(path), read_manifest(path)
+        lose(path)
+        assert repair(path).is_good
+        after = hc.load(path)
+        assert {name: array.tobytes() for name, array in after.items()} == {n: a.tobytes() for n, a in before.items()}
+        assert set(read_manifest(path).files) == set(old.files)
+        assert read_manifest(path).tensors == old.tensors
+
+
+def test_a_shared_file_that_is_lost_is_named(frozen_steps):
+    path = frozen_steps[5]
+    lose(path)
+    lost = frozen_files(path)[0]
+    lost.unlink()
+    assert repair(path).problems == (f"data/{lost.name} is missing",)
+
+
+def test_a_shared_file_that_is_damaged_is_named(frozen_steps, damage):
+    path = frozen_steps[5]
+    lose(path)
+    damage.flip(frozen_files(path)[0], -1)
+    finding = repair(path)
+    assert {block.file for block in finding.damage} == {f"data/{frozen_files(path)[0].name}"}
+
+
+def test_a_shared_file_of_another_save_is_not_taken_for_it(frozen_steps):
+    """Step 4 changed a tensor: the file of the same name and of older bytes is not what step 5 goes with."""
+    path = frozen_steps[5]
+    lose(path)
+    own = {file.name: file for file in frozen_files(path)}
+    others = [file for step in (2, 3, 4) for file in frozen_files(frozen_steps[step]) if file.name in own]
+    stale = next(file for file in others if file.read_bytes() != own[file.name].read_bytes())
+    own[stale.name].unlink()
+    shutil.copy(stale, path / "data" / stale.name)
+    (problem,) = repair(path).problems
+    assert "is not the file that save" in problem
+
+
+def test_a_shared_file_that_no_rank_names_is_left_alone(frozen_steps):
+    path = frozen_steps[5]
+    lose(path)
+    extra = path / "data" / "rank-00000.frozen-77.safetensors"
+    shutil.copy(frozen_files(path)[0], extra)
+    finding = repair(path)
+    assert finding.is_good
+    assert finding.left_alone == (f"data/{extra.name}",)

@@ -49,8 +49,8 @@ def state(nbytes: int, value: int = 1) -> dict[str, Any]:
 def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(small_disk):
     run_dir = small_disk / "run"
     with hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(1, state(3 * MIB))
-        begun = Fault("1-begin", "raise", error=AssertionError("begun all the same"))
+        ckpt.save(1, state(3 * MIB)).result()
+        begun = Fault("2-write", "raise", error=AssertionError("begun all the same"))
         text = r"needs \d+ bytes, \d+ are free; nothing was written or removed"
         with armed(begun), pytest.raises(errors.NoSpaceError, match=text) as caught:
             ckpt.save(2, state(6 * MIB)).result()
@@ -71,7 +71,7 @@ def test_a_disk_that_fills_up_while_a_step_is_written_loses_nothing(small_disk, 
     """Others write there too: that there was room is no promise."""
     run_dir = small_disk / "run"
     with hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(1, state(3 * MIB))
+        ckpt.save(1, state(3 * MIB)).result()
         filler = small_disk / "filler"
         with monkeypatch.context() as patch:
             patch.setattr("hpcckpt.collective.commit.check_space", lambda *_: filler.write_bytes(bytes(3 * MIB)))
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_as_told_by_statvfs_is_refused(ranks, run_dir, monke
 
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            ckpt.save(1, state(100_000))
+            ckpt.save(1, state(100_000)).result()
             comm.barrier()
             if comm.rank == 0:
                 monkeypatch.setattr(os, "statvfs", full)
@@ -281,22 +281,23 @@ def test_every_file_and_directory_is_synced_before_the_step_is_visible(run_dir, 
         original = getattr(native, name)
 
         def watched(*args):
-            synced.append(Path(args[-1]).name if name == "fsync" else str(args[0]))
+            synced.append(str(args[0]) if name == "fsync_dir" else Path(args[-1]).name)
             visible.append(final.exists())
             return original(*args)
 
         monkeypatch.setattr(native, name, watched)
 
     watch("fsync")
+    watch("fdatasync")
     watch("fsync_dir")
     with hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(1, state(10))
+        ckpt.save(1, state(10)).result()
     names = [Path(path).name for path in synced]
-    temporary = next(name for name in names if ".tmp-" in name)
+    temporary = next(name for name in names if layout.is_temporary(name))
     assert names == ["run" if p == str(run_dir) else Path(p).name for p in synced]
     assert names[:1] == [run_dir.parent.name]  # the run directory was made
-    assert names[1:] == ["rank-00000.safetensors", "data", "manifest.json", temporary, "run"]
-    assert visible == [False] * 5 + [True]
+    assert names[1:6] == ["rank-00000.safetensors", "data", "manifest.json", temporary, "run"]
+    assert visible[:6] == [False] * 5 + [True]
 
 
 def test_open_files_do_not_pile_up(run_dir):

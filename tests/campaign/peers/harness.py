@@ -109,6 +109,11 @@ class Server:
             raise RuntimeError(document["broken"])
         return document
 
+    def close(self) -> None:
+        """End."""
+        self._process.kill()
+        self._process.communicate()
+
 
 def kill_in_a_save(server: Server, directory: Path, rng: random.Random) -> Told:
     """Let a program save a few steps, and kill it in the course of one of them, at an instant of chance."""

@@ -6,6 +6,7 @@ running an engine without it.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from powerloss.losses import Model, State, states
 from powerloss.recording import Recording
 from powerloss.trace import NAME_KINDS, ROOT, Op, Trace
 
-MAX_STATES = 400
+MAX_STATES = 150
 """After how many states that break no promise a sync counts as one that is not needed."""
 _STAGED = re.compile(r"\.next-.*|\.step-.*\.tmp-.*")
 
@@ -127,21 +128,26 @@ def mutate(recording: Recording, dropped: tuple[str, ...], wanted: int, scratch:
 
 def new_states(recording: Recording, dropped: tuple[str, ...]) -> list[State]:
     """Return the states that are not legal while all syncs are made, each with the moments for which that holds."""
-    all_roles = roles(recording)
+    all_roles, legal = roles(recording), _legal(recording)
     model = Model(recording.trace, lambda op: all_roles[op.number] not in dropped)
-    legal = {state.print: _promises(recording.trace, state.moments) for state in states(Model(recording.trace), 0)}
     found = []
-    for state in states(model, 0):
-        known = legal.get(state.print, set())
+    for state in states(model):
+        known = legal.get(state.print, frozenset())
         state.moments = {moment for moment in state.moments if not _promises(recording.trace, {moment}) <= known}
         if state.moments:
             found.append(state)
     return found
 
 
-def _promises(trace: Trace, moments: set[int]) -> set[int]:
+@functools.cache
+def _legal(recording: Recording) -> dict[bytes, frozenset[int]]:
+    """Return which trees are legal while all syncs are made, each with what may have been promised by then."""
+    return {state.print: _promises(recording.trace, state.moments) for state in states(Model(recording.trace))}
+
+
+def _promises(trace: Trace, moments: set[int]) -> frozenset[int]:
     """Return how many marks stand before each moment: what had been promised."""
-    return {sum(op.kind == "mark" for op in trace.ops[:moment]) for moment in moments}
+    return frozenset(sum(op.kind == "mark" for op in trace.ops[:moment]) for moment in moments)
 
 
 def _problems(checker: Checker, state: State, scratch: Path) -> Iterator[str]:

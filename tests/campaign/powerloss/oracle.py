@@ -16,6 +16,7 @@ from powerloss.trace import Op
 import hpcckpt as hc
 from hpcckpt import discovery, layout
 from hpcckpt.errors import HpcckptError, NewerStepError
+from hpcckpt.loading import open_step
 
 Save = tuple[int, int]
 """A step's number, and which save of that number it is."""
@@ -102,11 +103,14 @@ class View:
         Visible step -> what is wrong, of the others.
     hidden : set of Save
         Good steps that were moved aside or wait for their name.
+    lies : list of str
+        Directories of any other name whose manifest and headers agree, though their bytes are others.
     """
 
     whole: dict[int, int] = field(default_factory=dict)
     torn: dict[int, str] = field(default_factory=dict)
     hidden: set[Save] = field(default_factory=set)
+    lies: list[str] = field(default_factory=list)
     n_bad: int = 0
     latest: int | None = None
     pins: set[int] = field(default_factory=set)
@@ -122,6 +126,17 @@ def _load(path: Path, begun: dict[Save, tuple[int, bool]]) -> Save:
     return save
 
 
+def _is_lie(path: Path) -> bool:
+    """Say whether a directory out of sight looks like a checkpoint until its bytes are read."""
+    if not (path / layout.MANIFEST).is_file():
+        return False
+    try:
+        reader = open_step(path)
+    except HpcckptError:
+        return False
+    return bool(reader.verify())
+
+
 def look(run: Path, begun: dict[Save, tuple[int, bool]]) -> View:
     """Load everything that a run directory shows."""
     view = View()
@@ -129,6 +144,7 @@ def look(run: Path, begun: dict[Save, tuple[int, bool]]) -> View:
         step = layout.parse_step(name)
         if step is None and not name.startswith((".aside-", ".replaced-")):
             view.n_bad += name.startswith(".bad-")
+            view.lies += [name] if _is_lie(run / name) else []
             continue
         try:
             found, version = _load(run / name, begun)
@@ -165,6 +181,7 @@ def judge(view: View, promise: Promise) -> list[str]:
     problems += _aside_problems(view, promise)
     if promise.damaged - set(view.torn) and not view.n_bad:
         problems.append("lost: the damaged step was to be kept as evidence")
+    problems += [f"wrong: {name} looks like a checkpoint, and holds other bytes" for name in view.lies]
     problems += [f"lost: the pin of step {step}" for step in promise.pinned - view.pins]
     return problems
 

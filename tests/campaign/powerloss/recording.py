@@ -41,7 +41,7 @@ def memory_directory() -> Iterator[Path]:
         shutil.rmtree(where, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Recording:
     """A scenario's trace, what was promised before it began, and the tree it really left.
 
