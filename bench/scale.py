@@ -95,21 +95,20 @@ class Root:
         self.ckpt = hc.Checkpointer(place, comm=comm, max_to_keep=1, check_replicas=0)
 
     def save(self) -> tuple[float, Count]:
-        """Save a step; return root's seconds, without those in which the other ranks write, and what it counted."""
-        run, self.number = self.ckpt._run, self.number + 1
-        count = self.count
-        before = vars(count).copy()
-        began = time.perf_counter()
+        """Save a step; return root's CPU seconds, without its writing, and what was counted."""
+        self.number += 1
+        before = vars(self.count).copy()
+        began = time.process_time()
         pending = self.ckpt.save(self.number, self.state)
-        begun_s = time.perf_counter() - began
-        underway = run.underway[-1]
+        begun_s = time.process_time() - began
+        underway = self.ckpt._run.underway[-1]
         underway.matter.part.join()  # root's own bytes are no part of what grows
         self._others_write(underway)
-        began = time.perf_counter()
+        began = time.process_time()
         pending.result()
-        seconds = begun_s + time.perf_counter() - began
+        seconds = begun_s + time.process_time() - began
         found = Count()
-        found.__dict__.update({name: value - before[name] for name, value in vars(count).items()})
+        found.__dict__.update({name: value - before[name] for name, value in vars(self.count).items()})
         return seconds, found
 
     def _others_write(self, underway: Any) -> None:
@@ -117,10 +116,9 @@ class Root:
         for rank in range(1, self.ckpt.comm.size):
             path = staged / file_path(rank)
             if not path.exists():
-                path.touch()
                 path.write_bytes(b"\0" * FILE_BYTES)
             record = FileRecord(file_path(rank), FILE_BYTES, 0)
-            written = WriteReport((record,), underway.plan.nbytes_of[rank])
+            written = WriteReport((record,), underway.plan.shared_nbytes_of[rank])
             report = Report(self.number, written, None, ())
             letter = _Letter(underway.matter.number, Outcome(report, None))
             self.inbox.append((rank, pickle.dumps(letter)))
@@ -148,7 +146,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     left.loglog(ranks, [row["first_s"] for row in found], "o-", label="first save: plans")
     left.loglog(ranks, [row["later_s"] for row in found], "o-", label="later saves")
     left.loglog(ranks, [found[-1]["later_s"] * n / ranks[-1] for n in ranks], ":", color="grey", label="as the files")
-    left.set(xlabel="ranks = files", ylabel="seconds of root")
+    left.set(xlabel="ranks = files", ylabel="CPU seconds of root")
     for name, label in (("received", "messages to root"), ("sent", "messages from root")):
         right.loglog(ranks, [max(row["later"][name], 0.5) for row in found], "o-", label=label)
     for name, label in (("received_nbytes", "KiB to root"), ("sent_nbytes", "KiB from root")):
@@ -163,14 +161,14 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run."""
-    options = parser(__doc__, mib=200, repeat=5)
+    options = parser(__doc__, mib=16, repeat=5)
     options.add_argument("--ranks", type=int, nargs="*", default=list(RANKS), help="how many ranks to make up")
     options.add_argument("--plot", metavar="FILE", help="draw it")
     args: argparse.Namespace = options.parse_args()
     if WORLD.size > 1:
         raise SystemExit("one process is enough for this")
     state = {f"layer{n:03d}/kernel": np.zeros((args.mib << 18) // args.tensors, np.float32) for n in range(args.tensors)}
-    heads = ["ranks", "first save ms", "later ms", "µs per file", "collectives", "to root", "KiB", "from root", "KiB"]
+    heads = ["ranks", "first save, CPU ms", "later, CPU ms", "µs per file", "collectives", "to root", "KiB", "from root", "KiB"]
     table = Table("root's part of a save, other ranks made up", heads)
     found = []
     with scratch(args.directory) as place:

@@ -71,8 +71,9 @@ class Task:
     @property
     def outcome(self) -> Outcome | None:
         """What it came to; ``None`` while it runs. A thread that died without a word has failed."""
-        if self._outcome is None and self._thread.ident is not None and not self._thread.is_alive():
-            return self._outcome or Outcome(None, Failure("collective", "the thread that was to do this is gone"))
+        is_gone = self._thread.ident is not None and not self._thread.is_alive()  # looked at first: it may end now
+        if self._outcome is None and is_gone:
+            return Outcome(None, Failure("collective", "the thread that was to do this is gone"))
         return self._outcome
 
     def join(self) -> None:
@@ -184,7 +185,7 @@ class Draining:
     def wait(self, matter: Matter) -> None:
         """Wait until a matter is settled here. Collective."""
         began = time.monotonic()
-        while not matter.is_settled:
+        while True:
             self.poll()
             if matter.is_settled:
                 return

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-import numpy as np
 
 from hpcckpt import native
 from hpcckpt.backends.base import Bytes, Payload
@@ -19,18 +18,6 @@ from hpcckpt.snapshot import Array, Holder, StateTree, TensorLeaf, as_bytes
 from hpcckpt.tensors import itemsize
 
 ALIGNMENT = 64
-
-# TEMPORARY stand-ins
-if not hasattr(native, "Arena"):
-    class _A:
-        def __init__(self, n, t): self.b = np.zeros(n, np.uint8); self.nbytes = n
-        def view(self, o, n): return self.b[o:o+n]
-    native.Arena = _A
-    def _cp(pairs, threads):
-        for a, b in pairs: b[:] = a
-    native.copy_pieces = _cp
-    native.count_nonfinite = lambda d, t, n: 0
-# END TEMPORARY
 
 
 class ArenaPool:

@@ -35,7 +35,7 @@ from hpcckpt.errors import (
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
 from hpcckpt.mounts import counts_links
-from hpcckpt.plan import SaveJob, Ticket, WriteReport
+from hpcckpt.plan import FileRecord, SaveJob, Ticket, WriteReport
 from hpcckpt.retention import apply_retention, sweep
 from hpcckpt.run import Run
 
@@ -189,7 +189,8 @@ def check_ahead(run: Run, plan: SavePlan, staged: commit.Staged, *, overwrite: b
     """Refuse early what could not be published. Root only."""
     phases.reached("1-begin", 0)
     open_for_writing(run)
-    look_ahead(run, staged.job.step, overwrite=overwrite)
+    with run.naming:
+        look_ahead(run, staged.job.step, overwrite=overwrite)
     commit.check_space(run.directory, plan, run.comm.size, run.staged.get(staged.name, 0))
 
 
@@ -211,25 +212,30 @@ def publish(
     open_for_writing(run)
     check_reports(staged.job, content, reports)
     files = commit.check_coverage(plan, [report.written for report in reports])  # step 4
-    way = look_ahead(run, staged.job.step, overwrite=overwrite)
-    manifest = Manifest(
-        save_id=staged.job.save_id,
-        run_id=run.lineage.run_id or staged.job.save_id,
+    with run.naming:  # a later save that looks ahead meanwhile must know this step for ours
+        way = look_ahead(run, staged.job.step, overwrite=overwrite)
+        path = commit.publish(staged, _manifest(run, staged.job, plan, content, files), run.lock, way)  # steps 4 to 6
+        run.lineage = run.lineage.after(staged.job)
+    del run.staged[staged.name]
+    return Published(path, len(files), *_retire(run, staged))
+
+
+def _manifest(run: Run, job: SaveJob, plan: SavePlan, content: Content, files: tuple[FileRecord, ...]) -> Manifest:
+    return Manifest(
+        save_id=job.save_id,
+        run_id=run.lineage.run_id or job.save_id,
         parent=run.lineage.save_id,
-        step=staged.job.step,
-        n_ranks=staged.job.n_ranks,
+        step=job.step,
+        n_ranks=job.n_ranks,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         backend=run.backend.name,
-        block_bytes=staged.job.block_bytes,
+        block_bytes=job.block_bytes,
         tensors=plan.tensors,
         files=files,
         metrics=content.metrics,
         objects=content.objects,
         environment=environment(),
     )
-    path = commit.publish(staged, manifest, run.lock, way)  # steps 4 to 6
-    del run.staged[staged.name]
-    return Published(path, len(files), *_retire(run, staged))
 
 
 def environment() -> dict[str, Any]:

@@ -136,7 +136,9 @@ def sweep(directory: Path, spared: Collection[str] = ()) -> list[str]:
     drop_stale_pins(directory)
     names = [name for name in leftovers(directory) if name not in spared]
     if names:
-        native.fsync_dir(str(directory))  # else a name given back by a job that was killed may still be a step's on storage
+        native.fsync_dir(
+            str(directory)
+        )  # else a name given back by a job that was killed may still be a step's on storage
     errors = [error for name in names if (error := _error_of_removing(directory / name)) is not None]
     if errors:
         raise errors[0]

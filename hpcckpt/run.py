@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from hpcckpt.discovery import Manifests, StepInfo
 from hpcckpt.draining import Draining
 from hpcckpt.holding import ArenaPool
 from hpcckpt.lock import RunLock
-from hpcckpt.plan import Declaration, Ticket
+from hpcckpt.plan import Declaration, SaveJob, Ticket
 from hpcckpt.unchanged import Unchanged
 
 
@@ -105,6 +106,10 @@ class Lineage:
     save_id: str | None = None
     step: int | None = None
 
+    def after(self, job: SaveJob) -> Lineage:
+        """Return where a run stands that has saved this."""
+        return Lineage(self.run_id or job.save_id, job.save_id, job.step)
+
 
 class Planned(NamedTuple):
     """A plan, and what it was made for: declarations, and the names of the JSON objects."""
@@ -134,6 +139,8 @@ class Run:
         Saves whose outcome nobody has waited for, the oldest first.
     staged : dict of str to int
         Root only: staging directories, with the bytes that their files have already.
+    naming : threading.RLock
+        Root only: held while a step is given its name.
     reusable : tuple or None
         Root only: a retired directory for the next save, and its bytes.
     recycles : bool
@@ -161,6 +168,7 @@ class Run:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     underway: list[Any] = field(default_factory=list)
     staged: dict[str, int] = field(default_factory=dict)
+    naming: threading.RLock = field(default_factory=threading.RLock)
     reusable: tuple[Path, int] | None = None
     recycles: bool = False
     manifests: Manifests = field(default_factory=Manifests)

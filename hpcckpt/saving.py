@@ -37,7 +37,7 @@ from hpcckpt.errors import CollectiveError, Failure, StateError, as_failure, col
 from hpcckpt.holding import Held, cut, hold, live, replica_checksums, replica_names
 from hpcckpt.plan import Declaration, SaveJob, Ticket, WriteItem
 from hpcckpt.publishing import Content, Report
-from hpcckpt.run import Lineage, Planned, Run, SavedStep
+from hpcckpt.run import Planned, Run, SavedStep
 from hpcckpt.snapshot import StateTree, flatten, is_json
 from hpcckpt.tensors import is_text
 
@@ -283,9 +283,7 @@ def _replicas(run: Run, this: Underway, tree: StateTree) -> Callable[[], list[in
     return replica_checksums(tree) if is_due else None
 
 
-def _write(
-    run: Run, this: Underway, plan: SavePlan, replicas: Callable[[], list[int]] | None
-) -> Callable[[], Report]:
+def _write(run: Run, this: Underway, plan: SavePlan, replicas: Callable[[], list[int]] | None) -> Callable[[], Report]:
     def write() -> Report:
         held, this.held = this.held, None
         assert held is not None
@@ -315,7 +313,11 @@ def _base(run: Run) -> Path | None:
 
 
 def _non_finite(payloads: Sequence[Payload], threads: int) -> tuple[str, ...]:
-    bad = (p.item.spec for p in payloads if not p.is_unchanged and native.count_nonfinite(p.data, p.item.spec.dtype, threads))
+    bad = (
+        p.item.spec
+        for p in payloads
+        if not p.is_unchanged and native.count_nonfinite(p.data, p.item.spec.dtype, threads)
+    )
     return tuple(dict.fromkeys(spec.name for spec in bad))
 
 
@@ -355,7 +357,8 @@ def _conclude(run: Run, this: Underway, outcomes: Sequence[Outcome]) -> Answer:
 
 def _publish(run: Run, this: Underway, reports: Sequence[Report]) -> Answer:
     plan = this.plan
-    assert this.content is not None and plan is not None
+    assert this.content is not None
+    assert plan is not None
     done = publishing.publish(run, this.staged, plan, this.content, reports, overwrite=this.request.overwrite)
     seconds = time.monotonic() - this.began
     saved = SavedStep(
@@ -392,9 +395,8 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
     if answer.ticket is not None:
         run.tickets[this.number + run.options.max_in_flight] = answer.ticket
     if answer.saved is not None:
-        run.lineage = Lineage(
-            run.lineage.run_id or this.staged.job.save_id, this.staged.job.save_id, this.request.step
-        )
+        if not run.comm.is_root:  # root took it in when it published the step
+            run.lineage = run.lineage.after(this.staged.job)
         run.unchanged.committed(this.payloads)
     if this.held is not None and this.held.arena is not None:
         run.arenas.give_back(this.held.arena)
@@ -405,7 +407,8 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
 def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaration]]) -> None:
     """Plan what all ranks proposed, and write it. Independent."""
     tree, held = this.tree, this.held
-    assert tree is not None and held is not None
+    assert tree is not None
+    assert held is not None
 
     def write() -> Report:
         this.plan = plan = plan_for(run.comm.rank, tree.declarations, proposals)

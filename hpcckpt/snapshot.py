@@ -241,11 +241,16 @@ def _dispatch(value: Any, name: str, assign: Assign, problems: list[Problem]) ->
 
 
 def _adapted(value: Any, name: str) -> Iterator[Leaf] | None:
-    adapter = _adapter_of(type(value))
+    cls = type(value)
+    if cls not in _adapters:
+        _adapters[cls] = _adapter_of(cls)
+    adapter = _adapters[cls]
     return None if adapter is None else adapter.leaves(value, name)
 
 
-@functools.lru_cache(maxsize=1024)
+_adapters: dict[type[Any], Adapter | None] = {}
+
+
 def _adapter_of(cls: type[Any]) -> Adapter | None:
     for base in cls.__mro__:
         module = ADAPTERS.get(base.__module__.partition(".")[0])

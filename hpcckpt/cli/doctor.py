@@ -39,6 +39,7 @@ def command(directory: Path | None, *, is_json: bool, is_quiet: bool) -> int:
 
 
 def _findings(directory: Path | None) -> Iterator[Finding]:
+    from hpcckpt import mounts
     from hpcckpt.diagnosis import backends, hardware, mpi, quota, software, storage
 
     yield from software.findings()
@@ -47,7 +48,7 @@ def _findings(directory: Path | None) -> Iterator[Finding]:
     yield from backends.findings()
     if directory is not None:
         yield from storage.findings(directory)
-        mount = storage.mount_of(directory)
+        mount = mounts.mount_of(directory)
         yield from quota.findings(mount) if mount else ()
 
 

@@ -239,7 +239,9 @@ def abandon(staged: Staged) -> None:
         if read_manifest(staged.path).save_id != staged.job.save_id:
             return  # the step that was to be replaced, if not even its name could be given back
     try:
-        native.fsync_dir(str(staged.directory))  # on storage it may still have the name that it was given and lost again
+        native.fsync_dir(
+            str(staged.directory)
+        )  # on storage it may still have the name that it was given and lost again
     except OSError:
         return
     shutil.rmtree(staged.path, ignore_errors=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpcckpt.diagnosis.finding import Finding
 from hpcckpt.diagnosis.probe import run
-from hpcckpt.diagnosis.storage import Mount
+from hpcckpt.mounts import Mount
 
 _NEARLY = 0.9
 

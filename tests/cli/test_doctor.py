@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcckpt.diagnosis import hardware, mpi, probe, quota, software, storage
-from hpcckpt.diagnosis.storage import Mount
+from hpcckpt.mounts import Mount, mount_of
 
 Cli = Callable[..., Any]
 
@@ -274,12 +274,10 @@ def test_the_mount_table(tmp_path: Path) -> None:
         "24 23 0:21 / /lustre/with\\040space rw - tmpfs tmpfs rw\n"
         "nonsense\n"
     )
-    assert storage.mount_of(Path("/lustre/project"), table) == Mount("/lustre", "lustre", "10.0.0.1@o2ib:/fs", "rw")
-    assert storage.mount_of(Path("/lustre/with space/run"), table) == Mount(
-        "/lustre/with space", "tmpfs", "tmpfs", "rw"
-    )
-    assert storage.mount_of(Path("/lustrefake"), table) == Mount("/", "ext4", "/dev/sda1", "rw,relatime")
-    assert storage.mount_of(Path("/x"), tmp_path / "absent") is None
+    assert mount_of(Path("/lustre/project"), table) == Mount("/lustre", "lustre", "10.0.0.1@o2ib:/fs", "rw")
+    assert mount_of(Path("/lustre/with space/run"), table) == Mount("/lustre/with space", "tmpfs", "tmpfs", "rw")
+    assert mount_of(Path("/lustrefake"), table) == Mount("/", "ext4", "/dev/sda1", "rw,relatime")
+    assert mount_of(Path("/x"), tmp_path / "absent") is None
 
 
 LFS = "/lustre  95* 80 100 6d23h59m 10 0 0 -\n"

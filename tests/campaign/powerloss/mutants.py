@@ -82,13 +82,17 @@ def _role(path: str, run: str, ops: list[Op]) -> str:
 
 
 def _last_change(ops: list[Op]) -> str:
-    targets = [op.slots[-1][1] for op in ops if op.kind in {"rename", "exchange"}]
-    if not targets:
-        return "step made ready"
+    """Say what the last renaming among operations was for."""
     if any(op.kind == "exchange" for op in ops):
         return "step exchanged"
-    kinds = {".aside": "steps moved aside", ".retired": "step retired", "step-": "step published"}
-    return next((text for prefix, text in kinds.items() if targets[-1].startswith(prefix)), "names given back")
+    renames = [(op.slots[0][1], op.slots[1][1]) for op in ops if op.kind == "rename"]
+    if not renames:
+        return "nothing renamed"
+    source, target = renames[-1]
+    if source.startswith(".retired-") and _STAGED.fullmatch(target):
+        return "files used again"
+    kinds = {".aside-": "steps moved aside", ".retired-": "step retired", "step-": "step published"}
+    return next((text for prefix, text in kinds.items() if target.startswith(prefix)), "names given back")
 
 
 @dataclass(frozen=True, slots=True)
