@@ -29,11 +29,9 @@ setup:  ## stack A in .venv: TensorFlow 2.15, Horovod, MPI; builds the native pa
 setup-b:  ## stack B in .venv-b: TensorFlow 2.21, Keras 3, NumPy 2
 	@scripts/dev/setup.sh b
 
-bench: setup  ## measure against C, on the disk that holds this folder; RANKS=2, and see bench/README.md
-	@set -e; mkdir -p bench/results; for name in save_disk restore; do \
-	    echo "== $$name"; scripts/dev/in-venv.sh sh -c \
-	    "\$$HPCCKPT_MPIRUN -n $(RANKS) python bench/$$name.py --directory bench/results $(ARGS)"; done
+bench:  ## measure against C and other libraries, tables and plots in build/bench; ARGS="--quick", RANKS=2, see bench/README.md
+	@RANKS=$(RANKS) bench/run.sh $(ARGS)
 
 clean:  ## remove the environments and what was built; your runs stay
-	rm -rf .venv .venv-b .venv-lint build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-b .venv-lint .venv-peers .venv-fuzz build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find hpcckpt tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +

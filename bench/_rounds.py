@@ -87,7 +87,9 @@ def interleave(
     return found
 
 
-def _steady(measure: Callable[[], Figures], copy_rate: Callable[[], float], drift: float, found: Rounds) -> Figures | None:
+def _steady(
+    measure: Callable[[], Figures], copy_rate: Callable[[], float], drift: float, found: Rounds
+) -> Figures | None:
     before = slowest_copy(copy_rate)
     while True:
         figures = measure()

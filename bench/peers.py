@@ -2,7 +2,8 @@
 
 A peer saves on root, as its users do, while the other ranks sleep; hpcckpt and, in its own row, torch DCP save with all
 ranks.  The clock of a save runs until the job's checkpoint is there, that of a load until every rank has the values.
-With ``--asynchronous`` it is the ways that return early, and also how long until they return.  Run it with the peers' environment: ``HPCCKPT_STACK=peers scripts/dev/in-venv.sh ...``.  See README.md.
+With ``--asynchronous`` it is the ways that return early, and also how long until they return.  Run it with the peers'
+environment: ``HPCCKPT_STACK=peers scripts/dev/in-venv.sh ...``.  See README.md.
 """
 
 from __future__ import annotations
@@ -43,9 +44,7 @@ class Bench:
         else:
             self._add_ours(f"{REFERENCE}, one rank", self.state, MPI.COMM_SELF)
             self._add_c()
-        for peer in make_peers(
-            self.state, tuple(args.families), n_ranks=WORLD.size, asynchronous=args.asynchronous
-        ):
+        for peer in make_peers(self.state, tuple(args.families), n_ranks=WORLD.size, asynchronous=args.asynchronous):
             self.durability[peer.name] = peer.durability
             self.variants[peer.name] = partial(self.measure_peer, peer)
 

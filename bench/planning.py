@@ -1,7 +1,7 @@
 """What does not depend on bytes: planning a save, finding the newest of many steps: ``python bench/planning.py``.
 
-Planning: what the first save computes for the tensors of a state (`plan_for`), on 2 and on 64 ranks, and what each later
-one checks (`fits`).  Finding: ``latest_step`` among a thousand checkpoints, in a new process' state and again.
+Planning: what the first save computes for the tensors of a state (`plan_for`), on 2 and on 64 ranks, and what each
+later one checks (`fits`).  Finding: ``latest_step`` among a thousand checkpoints.
 """
 
 from __future__ import annotations
@@ -88,13 +88,16 @@ def main() -> None:
         where = place / "run"
         if discovery.latest_step(where) != args.steps - 1:
             raise SystemExit("the steps that were made are not found")
-        found[f"latest_step among {args.steps:,} checkpoints"] = seconds_of(lambda: discovery.latest_step(where), args.repeat, wall)
+        found[f"latest_step among {args.steps:,} checkpoints"] = seconds_of(
+            lambda: discovery.latest_step(where), args.repeat, wall
+        )
         with hc.Checkpointer(where, comm=MPI.COMM_SELF) as ckpt:
             found["the same, of a Checkpointer"] = seconds_of(ckpt.latest_step, args.repeat, wall)
             found["all_steps, of a Checkpointer"] = seconds_of(ckpt.all_steps, args.repeat, wall)
     facts = machine_facts(args.directory)
     table.rows = [[what, *figure(spread(seconds), 1e-3, 3)] for what, seconds in found.items()]
-    table.notes = [f"{facts['cores']} cores, {args.repeat} calls each; planning in CPU time, finding by the clock, {place_of(facts)}"]
+    clocks = "planning in CPU time, finding by the clock"
+    table.notes = [f"{facts['cores']} cores, {args.repeat} calls each; {clocks}, {place_of(facts)}"]
     publish(table, args, {"program": "planning", "facts": facts, "found": found})
 
 

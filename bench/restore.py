@@ -101,13 +101,16 @@ def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
         notes=[condition(found, facts)],
     )
     for name in found.figures:
-        of_c = [spread(found.ratios(c, name, "s")) if name.startswith(("restore", "C")) else None for c in (C_ALONE, C_THREADS)]
+        of_c = [
+            spread(found.ratios(c, name, "s")) if name.startswith(("restore", "C")) else None
+            for c in (C_ALONE, C_THREADS)
+        ]
         table.rows.append([name, *figure(spread(found.of(name, "s")), 1e-3, 1), *figure(of_c[0]), *figure(of_c[1])])
     load = figure(spread(found.ratios(VERIFIED, UNVERIFIED, "s")))
     save = figure(spread(found.ratios(CHECKSUMS, SAVE, "s")))
     table.notes.append(
-        f"a verified restore takes {load[0]} ({load[1]}) times an unverified one; the checksums of a save, taken alone, "
-        f"{save[0]} ({save[1]}) of a save, in whose pass over memory they hide"
+        f"a verified restore takes {load[0]} ({load[1]}) times an unverified one; the checksums of a save, taken "
+        f"alone, {save[0]} ({save[1]}) of a save, in whose pass over memory they hide"
     )
     return table
 

@@ -167,8 +167,20 @@ def main() -> None:
     args: argparse.Namespace = options.parse_args()
     if WORLD.size > 1:
         raise SystemExit("one process is enough for this")
-    state = {f"layer{n:03d}/kernel": np.zeros((args.mib << 18) // args.tensors, np.float32) for n in range(args.tensors)}
-    heads = ["ranks", "first save, CPU ms", "later, CPU ms", "µs per file", "collectives", "to root", "KiB", "from root", "KiB"]
+    state = {
+        f"layer{n:03d}/kernel": np.zeros((args.mib << 18) // args.tensors, np.float32) for n in range(args.tensors)
+    }
+    heads = [
+        "ranks",
+        "first save, CPU ms",
+        "later, CPU ms",
+        "µs per file",
+        "collectives",
+        "to root",
+        "KiB",
+        "from root",
+        "KiB",
+    ]
     table = Table("root's part of a save, other ranks made up", heads)
     found = []
     with scratch(args.directory) as place:
@@ -181,7 +193,9 @@ def main() -> None:
             counts += [later["sent"], later["sent_nbytes"] >> 10]
             table.rows.append([f"{n_ranks:,}", *(f"{cell:.1f}" for cell in cells), *(f"{n:,}" for n in counts)])
     facts = machine_facts(args.directory)
-    table.notes = [f"{facts['cores']} cores, {place_of(facts)}, median of {args.repeat} later saves, {args.tensors} tensors"]
+    table.notes = [
+        f"{facts['cores']} cores, {place_of(facts)}, median of {args.repeat} later saves, {args.tensors} tensors"
+    ]
     publish(table, args, {"program": "scale", "facts": facts, "found": found})
     if args.plot:
         draw(found, Path(args.plot))

@@ -22,6 +22,7 @@ from hpcckpt.errors import (
     HpcckptError,
     ManifestError,
     RetiredError,
+    RetryError,
     StepNotFoundError,
     from_os_error,
 )
@@ -33,12 +34,16 @@ READER_PIN_EXPIRY_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """One step directory: its manifest if that is readable, and what keeps it from being restored ("" if nothing)."""
+    """One step directory: its manifest if that is readable, and what keeps it from being restored ("" if nothing).
+
+    `is_unread` says that the system refused to read it: that proves nothing about the step.
+    """
 
     step: int
     path: Path
     manifest: Manifest | None
     problem: str = ""
+    is_unread: bool = False
 
     @property
     def is_restorable(self) -> bool:
@@ -101,7 +106,7 @@ def inspect_step(directory: PathLike, step: int, manifests: Manifests | None = N
         if manifest.step != step:
             raise ManifestError(f"{path}: the manifest is that of step {manifest.step}; use an older step")
     except HpcckptError as error:
-        return StepInfo(step, path, None, str(error))
+        return StepInfo(step, path, None, str(error), is_unread=isinstance(error, RetryError))
     return StepInfo(step, path, manifest)
 
 

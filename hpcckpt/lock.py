@@ -81,9 +81,17 @@ def this_holder() -> Holder:
 def read_holder(path: Path) -> Holder | None:
     """Return who holds the lock at `path`; ``None`` if nobody does or the file says nothing sensible."""
     try:
+        return _read_holder(path)
+    except OSError:
+        return None
+
+
+def _read_holder(path: Path) -> Holder | None:
+    """Do the same, but raise what keeps the file from being read: that is no proof that nobody holds the lock."""
+    try:
         document: dict[str, Any] = json.loads(read_bounded(os.fspath(path), 65536))
         return Holder(**{name: document[name] for name in Holder.__dataclass_fields__ if name in document})
-    except (OSError, ValueError, TypeError):  # TypeError: a field is missing; older versions wrote no pid_ns
+    except (FileNotFoundError, ValueError, TypeError):  # TypeError: a field is missing; older versions wrote no pid_ns
         return None
 
 
@@ -154,8 +162,8 @@ class RunLock:
                 return
             self._held.pop(str(self.path.parent), None)
             self._stop.set()
-            if self.holder.pid == os.getpid() and self.is_mine():
-                with contextlib.suppress(OSError):  # it expires: a job that is done must not fail over this
+            with contextlib.suppress(OSError):  # it expires: a job that is done must not fail over this
+                if self.holder.pid == os.getpid() and self.is_mine():
                     self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> RunLock:
@@ -165,8 +173,17 @@ class RunLock:
         self.release()
 
     def is_mine(self) -> bool:
-        """Say whether the file is still this lock. Root only."""
-        return read_holder(self.path) == self.holder
+        """Say whether the file is still this lock. Root only.
+
+        Raises
+        ------
+        StorageError
+            If the file cannot be read just now.
+        """
+        try:
+            return _read_holder(self.path) == self.holder
+        except OSError as error:
+            raise from_os_error(error, "read the run's lock") from error
 
     def check(self, since: str | None = None) -> None:
         """Raise if the lock was taken over. Root only.
@@ -235,7 +252,7 @@ class RunLock:
         for _ in range(5):
             if self._link():
                 return
-            holder, age_s = read_holder(self.path), self._age_s()
+            holder, age_s = _read_holder(self.path), self._age_s()
             if holder is None and age_s < 10.0:  # another job is just letting go or taking over
                 time.sleep(0.05)
             elif holder is None or is_dead(holder, age_s, self.expiry_s):
@@ -250,8 +267,8 @@ class RunLock:
     def _link(self) -> bool:
         """Put a finished lock file under its name; say whether the name was free."""
         draft = self.path.with_name(f".lock.{self.holder.nonce}")
-        draft.write_text(self._text())
         try:
+            draft.write_text(self._text())
             os.link(draft, self.path)
         except FileExistsError:
             return False
@@ -282,7 +299,11 @@ class RunLock:
             os.rename(self.path, grave)
         except FileNotFoundError:
             return
-        if read_holder(grave) != holder:
+        try:
+            is_stale = _read_holder(grave) == holder
+        except OSError:
+            is_stale = False
+        if not is_stale:
             with contextlib.suppress(FileExistsError):  # then a third one has it, and the second will notice
                 os.link(grave, self.path)
         grave.unlink(missing_ok=True)

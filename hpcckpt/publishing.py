@@ -28,6 +28,7 @@ from hpcckpt.errors import (
     NonFiniteError,
     ReplicaMismatchError,
     StepExistsError,
+    StorageError,
     TreeMismatchError,
     as_failure,
     from_os_error,
@@ -170,7 +171,7 @@ def look_ahead(run: Run, step: int, *, overwrite: bool) -> commit.Way:
         )
     if step in newer or step not in step_numbers(run.directory):
         return commit.Way(newer)
-    is_good = run.marked(inspect_step(run.directory, step)).is_restorable
+    is_good = _is_restorable(run, step)
     if is_good and not overwrite:
         raise StepExistsError(f"step {step} is in {run.directory} already; pass overwrite=True to replace it")
     return commit.Way(newer, "good" if is_good else "bad")
@@ -180,9 +181,15 @@ def _newer_steps(run: Run, step: int) -> tuple[int, ...]:
     """Return the steps beyond what the run goes on from or saves now, if one of them can be restored. Root only."""
     base = step if run.lineage.step is None else min(step, run.lineage.step)
     newer = [number for number in step_numbers(run.directory) if number > base]
-    if any(run.marked(inspect_step(run.directory, number)).is_restorable for number in reversed(newer)):
-        return tuple(newer)
-    return ()
+    return tuple(newer) if any(_is_restorable(run, number) for number in reversed(newer)) else ()
+
+
+def _is_restorable(run: Run, step: int) -> bool:
+    """Say whether a step is whole; what cannot be read just now is neither good nor bad. Root only."""
+    info = run.marked(inspect_step(run.directory, step))
+    if info.is_unread:
+        raise StorageError(info.problem)
+    return info.is_restorable
 
 
 def check_ahead(run: Run, plan: SavePlan, staged: commit.Staged, *, overwrite: bool) -> None:

@@ -75,6 +75,20 @@ def _is_copy(array: Array, tensor: Any) -> bool:
     return _is_elsewhere(tensor) or (array.size > 0 and array.ctypes.data != _view(tensor).ctypes.data)
 
 
+def warm(variables: Sequence[Any]) -> None:
+    """Have TensorFlow own the memory that updates of held variables will take, its pages touched. Independent.
+
+    The first update after the first `hold` copies all that is held into memory that is new to the process, whose
+    first touch costs many times the copy. On x86 TensorFlow keeps what it once had, so this needs doing once, where
+    the training does not wait; it makes the process as large as the first save would.
+    """
+    import tensorflow as tf
+
+    tensors = [tensor for tensor in _read(variables) if not _is_elsewhere(tensor)]
+    taken = [tf.fill(tensor.shape, tf.zeros((), tensor.dtype)) for tensor in tensors]
+    del taken  # all of them at once: one by one they would lie in the same place
+
+
 def _read(variables: Sequence[Any]) -> list[Any]:
     """Return tensors that share the variables' buffers."""
     import tensorflow as tf

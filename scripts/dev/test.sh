@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$ROOT"
 SERIAL_TESTS=(tests)
 MPI_TESTS=(tests/promises tests/mpi)
-B_TESTS=(tests/unit tests/promises tests/format tests/native tests/keras)
+B_TESTS=(tests/unit tests/promises tests/format tests/native tests/keras tests/fuzz tests/campaign/test_{framework,corruption,clean,fuzz}.py)
 # Behind pytest's own time-out per test, for what hangs outside a test.
 SERIAL_S=900 MPI_S=300 B_S=600
 PARTS=("$@")

@@ -84,7 +84,7 @@ def _nothing(step: int, rank: int, n_ranks: int) -> dict[str, Any]:
 
 
 def _frozen(step: int, rank: int, n_ranks: int) -> dict[str, Any]:
-    """Parts that never change, whose files are linked from step to step, one that changed once, one that always does."""
+    """Parts that never change, whose files are linked, one that changed once, and one that always does."""
     return {
         "base": Variable(_random(0, "base", (4001,))),
         "norm": Variable(_random(0, "norm", (33,))),

@@ -39,9 +39,9 @@ Verdict = Literal["good", "detected", "lost", "wrong", "hung", "skipped"]
 """How a case ended.
 
 ``good``: the promise held, and there was nothing to detect.  ``detected``: the fault was noticed and told of as
-promised.  ``lost``: something that was committed is gone.  ``wrong``: anything else that breaks the promise: other values
-came back, an error of the wrong type, a false alarm, a crash.  ``hung``: it did not end in time.  ``skipped``: it could
-not be run here; it does not count as run.
+promised.  ``lost``: something that was committed is gone.  ``wrong``: anything else that breaks the promise: other
+values came back, an error of the wrong type, a false alarm, a crash.  ``hung``: it did not end in time.  ``skipped``:
+it could not be run here; it does not count as run.
 """
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 FAILURES = ("lost", "wrong", "hung")

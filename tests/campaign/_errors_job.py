@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import _mutants
 from _reference_state import State, differences
 
 import hpcckpt as hc
@@ -223,7 +224,7 @@ class _Rank:
             os.waitpid(pid, 0)
         self.comm.barrier()
         self.newest = self.scene.n_before
-        self.versions = {step: 1 for step in range(1, self.newest + 1)}
+        self.versions = dict.fromkeys(range(1, self.newest + 1), 1)
 
     def _save(self, ckpt: hc.Checkpointer, step: int, *, overwrite: bool = False) -> hc.SavedStep:
         version = self.versions.get(step, 0) + 1
@@ -302,7 +303,7 @@ class _Rank:
         expected = {from_os_error(OSError(number, "")).kind for number in failed - {FULL}}
         expected |= {"no-space"} if FULL in failed else set()
         expected |= {"corrupt", "step-not-found", "manifest"} if self.scene.action == "restore" else set()
-        if failed and kind not in expected and kind != "collective" or kind == "error":
+        if (failed and kind not in expected and kind != "collective") or kind == "error":
             return [f"{failed} was told as {kind}: {text}"]
         return []
 
@@ -334,9 +335,9 @@ class _Rank:
             problems.append(f"step {target} was committed, and is not there")
         if self.newest and max(steps, default=0) < self.newest:
             problems.append(f"step {self.newest} is gone: {steps}")
-        if told.error is not None and target in steps and not is_again and self.scene.action != "restore":
-            if not self._could_not_undo():
-                problems.append(f"step {target} failed, and is visible")
+        is_new = not is_again and self.scene.action != "restore"
+        if told.error is not None and is_new and target in steps and not self._could_not_undo():
+            problems.append(f"step {target} failed, and is visible")
         return problems
 
     def _could_not_undo(self) -> bool:
@@ -370,7 +371,7 @@ class _Rank:
     def _go_on(self, ckpt: hc.Checkpointer, every: list[Told]) -> list[str]:
         """Save once more, without a fault, and close."""
         told = every[0]
-        if told.error is None and self.scene.action == "save" or self.scene.action == "reopen" and told.error is None:
+        if told.error is None and self.scene.action in {"save", "reopen"}:
             self.newest += 1
         try:
             if self.scene.action == "restore":
@@ -476,7 +477,7 @@ def play_on_mpi(shim: str, text: str) -> None:
     try:
         result = _Rank(trial, Shim(shim), comm, arms=comm.rank in trial.ranks).play()
         results = comm.allgather(result)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the other ranks are waiting
         sys.stderr.write(f"[rank {comm.rank}] {traceback.format_exc()}")
         sys.stderr.flush()
         comm.abort(3)
@@ -535,6 +536,7 @@ def main() -> None:
     """Serve, or play one trial as a rank of MPI."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     warnings.simplefilter("error")
+    _mutants.apply_from_environment()
     if len(sys.argv) > 2:
         play_on_mpi(*sys.argv[1:])
     else:

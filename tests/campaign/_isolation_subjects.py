@@ -328,8 +328,8 @@ class Keras(Subject):
     def reset(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
         for variable in self._sources().values():
-            if np.dtype(variable.dtype if isinstance(variable.dtype, str) else variable.dtype.name).kind == "f":
-                variable.assign(np.abs(rng.standard_normal(tuple(variable.shape), np.float32)))
+            values = np.abs(rng.standard_normal(tuple(variable.shape), np.float32))
+            variable.assign(values.astype(np.asarray(variable.numpy()).dtype))
 
     @property
     def tree(self) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import _mutants
 from _reference_state import State
 
 import hpcckpt as hc
@@ -242,9 +243,10 @@ def main() -> None:
     from mpi4py import MPI
 
     order = Order.from_json(sys.argv[1])
+    _mutants.apply_from_environment()
     try:
         run_job(order, MPI.COMM_WORLD)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the other ranks are waiting
         sys.stderr.write(f"[rank {MPI.COMM_WORLD.rank}] {traceback.format_exc()}")
         sys.stderr.flush()
         MPI.COMM_WORLD.Abort(3)

@@ -182,7 +182,9 @@ def _details(tally: Tally) -> list[str]:
         lines += [f"| {kind} | {count} |" for kind, count in sorted(tally.kinds.items())]
     if tally.figures:
         lines += ["", "| figure | mean | largest |", "|---|---:|---:|"]
-        lines += [f"| {name} | {f.total / f.count:.4g} | {f.largest:.4g} |" for name, f in sorted(tally.figures.items())]
+        lines += [
+            f"| {name} | {f.total / f.count:.4g} | {f.largest:.4g} |" for name, f in sorted(tally.figures.items())
+        ]
     for failure in tally.failures[:_SHOWN_FAILURES]:
         where = f"case {failure['number']} of seed {failure['seed']}: {failure['verdict']}"
         lines += ["", f"### {where} {failure['what']}", "", "```", failure["text"].rstrip(), "```"]

@@ -57,7 +57,11 @@ def _value(case: Case, n_ranks: int) -> tuple[str, Any]:
 
 def _array(case: Case, dtype: np.dtype[Any], *, is_long: bool = False) -> Any:
     """Return random bits; text is made of ASCII, for not every number is a character."""
-    shape = [1 + (2 << 20) // dtype.itemsize] if is_long else [case.rng.choice(SIDES) for _ in range(case.rng.randint(0, 3))]
+    shape = (
+        [1 + (2 << 20) // dtype.itemsize]
+        if is_long
+        else [case.rng.choice(SIDES) for _ in range(case.rng.randint(0, 3))]
+    )
     count = int(np.prod(shape, dtype=np.int64))
     bits = np.frombuffer(case.rng.randbytes(count * dtype.itemsize), np.uint8)
     if dtype.kind == "U":
@@ -136,7 +140,7 @@ def _bare(value: Any) -> Any:
 
 CAMPAIGN = Campaign(
     "clean",
-    "What was saved comes back, whatever its types and shapes and whichever rank counts, and no reader raises an alarm.",
+    "What was saved comes back, whatever its types and shapes and on any number of ranks; no reader raises an alarm.",
     full=1_000,
     run=run,
     jobs=2,

@@ -11,9 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _common import DEFAULT_SEED, load  # noqa: E402
-from _driver import run_cases  # noqa: E402
-from _report import Tally  # noqa: E402
+from _common import DEFAULT_SEED, load
+from _driver import run_cases
+from _report import Tally
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from hpcckpt.phases import PHASES
 
 sys.path.insert(0, str(HERE.parent / "mpi"))
 
-from mpi_launch import find_mpirun, mpirun  # noqa: E402
+from mpi_launch import find_mpirun, mpirun
 
 POSITIONS = {
     "first save": 140,
@@ -140,8 +140,9 @@ def _trial(case: Case, plan: Plan, n_calls: int) -> Trial:
     if plan.sort == "MPI":
         ranks = [(0,), (n_ranks - 1,), tuple(range(n_ranks))][plan.number // 4 % 3]
         first = rng.randrange(n_calls if 0 in ranks else 16)
-        last = rng.choice([first + 1, _FOREVER])
-        return replace(trial, first=first, last=last, ranks=ranks, wanted=rng.choice(LASTING) if last == _FOREVER else 0)
+        if rng.random() < 0.5:
+            return replace(trial, first=first, last=first + 1, ranks=ranks)
+        return replace(trial, first=first, last=_FOREVER, ranks=ranks, wanted=rng.choice(LASTING))
     is_roots = BACKGROUND[plan.number][0] in "14568"
     return replace(trial, phase=BACKGROUND[plan.number], phase_rank=0 if is_roots else rng.randrange(n_ranks))
 

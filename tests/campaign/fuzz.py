@@ -1,6 +1,6 @@
 """Made-up checkpoints whose every checksum fits: readers accept or refuse them, and nothing else.
 
-One case: a dozen mutations of one real step, each read in every way.  The coverage-guided form is ``scripts/dev/fuzz.sh``.
+One case: a dozen mutations of one step, each read in every way.  The coverage-guided form is ``scripts/dev/fuzz.sh``.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _read(case: Case, made_up: dict[str, Any], scratch: Path) -> bool:
 
 CAMPAIGN = Campaign(
     "fuzz",
-    "Made-up manifests and headers whose checksums fit are read or refused with a typed error, in memory that is bounded "
-    "by the size of the files.",
+    "Made-up manifests and headers whose checksums fit are read or refused with a typed error, in memory that is "
+    "bounded by the size of the files.",
     full=5_000,
     run=run,
     prepare=prepare,

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _mutants
 import numpy as np
 from _common import Campaign, Case, Outcome
 from _isolation_subjects import KINDS, NUMPY, TF, TORCH, Subject, subject
@@ -28,6 +29,11 @@ Copies = list[dict[str, Any]]
 
 def _is_there(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
+
+
+def prepare(scratch: Path) -> None:
+    """Take the engine that is asked for."""
+    _mutants.apply_from_environment()
 
 
 def _slow_down(rng: random.Random) -> None:
@@ -138,6 +144,7 @@ CAMPAIGN = Campaign(
     "was there when save() was called.",
     full=200,
     run=run,
+    prepare=prepare,
     timeout_s=200.0,
     jobs=1,
     in_memory=True,

@@ -16,19 +16,18 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import _kills_job as job
+import _mutants
 from _common import HERE, Campaign, Case, Outcome
 from _kills_job import Order, Strike
 from _reference_state import differences
 
 import hpcckpt as hc
 from hpcckpt import discovery, layout
-from hpcckpt.collective.communicator import Communicator
 from hpcckpt.loading import open_step
 from hpcckpt.lock import process_start
 from hpcckpt.phases import PHASES
@@ -36,7 +35,7 @@ from hpcckpt.testing.ranks import run_ranks
 
 sys.path.insert(0, str(HERE.parent / "mpi"))
 
-from mpi_launch import clean_environment, find_mpirun  # noqa: E402
+from mpi_launch import clean_environment, find_mpirun
 
 KILLS = 5
 MAX_JOBS = 30
@@ -157,6 +156,7 @@ def _check_time(began: float, errors: Path) -> None:
 
 def prepare(scratch: Path) -> Durations:
     """Measure how long jobs take that nobody kills, so that timers fall into them."""
+    _mutants.apply_from_environment()
     found: Durations = {}
     for size in ("small", "large", "variables"):
         times = [_measure(scratch / f"{size}-{n}", size) for n in range(3)]
@@ -292,7 +292,8 @@ class Life:
     def check_end(self, ended: Ended, is_spared: bool, is_aimed: bool) -> None:
         """Check that a job that was not killed came to a good end."""
         errors = (self.place / "errors").read_text()
-        if "AssertionError" in errors or not ended.is_killed and ended.code != 0 or is_spared and ended.code != 0:
+        is_to_end_well = is_spared or not ended.is_killed
+        if "AssertionError" in errors or (is_to_end_well and ended.code != 0):
             raise BrokenPromiseError("wrong", f"a job ended with {ended.code}\n{errors[-6000:]}")
         assert is_aimed or not ended.is_killed
 
@@ -381,8 +382,8 @@ def run(case: Case) -> Outcome:
 
 CAMPAIGN = Campaign(
     "kills",
-    f"2,000 SIGKILLs, {KILLS} in each case: every visible step is whole and bit-exact, none that was committed is lost, "
-    "the next job goes on, and the last one leaves nothing behind.",
+    f"2,000 SIGKILLs, {KILLS} in each case: every visible step is whole and bit-exact, none that was committed is "
+    "lost, the next job goes on, and the last one leaves nothing behind.",
     full=400,
     run=run,
     prepare=prepare,

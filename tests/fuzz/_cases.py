@@ -1,9 +1,9 @@
 """Checkpoints that somebody made up: a JSON description, mutated as a tree, and sealed so that every checksum fits.
 
-A description is ``{"manifest": …, "files": [{"path", "table", "document", "data"}, …], "edits": […]}``: the manifest without
-its checksum; of each data file the safetensors table, our document, and the number of data bytes; and changes of the
-texts that are made just before they are sealed.  ``"auto"`` stands for a value that :func:`build` finds: sizes and
-checksums.  Whatever is not ``"auto"`` is taken as it stands, so that a description can lie anywhere.
+A description is ``{"manifest": …, "files": [{"path", "table", "document", "data"}, …], "edits": […]}``: the manifest
+without its checksum; of each data file the safetensors table, our document, and the number of data bytes; and changes
+of the texts that are made just before they are sealed.  ``"auto"`` stands for a value that :func:`build` finds: sizes
+and checksums.  Whatever is not ``"auto"`` is taken as it stands, so that a description can lie anywhere.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ def _manifest_text(manifest: Any, built: dict[Any, tuple[int, int]], edits: list
         nbytes, crc = built.get(path, (0, 0)) if isinstance(path, str) else (0, 0)
         if isinstance(record, dict):
             record["bytes"] = nbytes if record.get("bytes") == AUTO else record.get("bytes")
-            record["header_crc32c"] = f"{crc:08x}" if record.get("header_crc32c") == AUTO else record.get("header_crc32c")
+            record["header_crc32c"] = (
+                f"{crc:08x}" if record.get("header_crc32c") == AUTO else record.get("header_crc32c")
+            )
     return seal_manifest(_edited(manifest_text(document), edits))
 
 
@@ -211,11 +213,12 @@ _NUMBERS = [
     2**60 - 1, 2**60, 2**60 + 1, 2**63 - 1, 2**63, 2**64, 10**18, 10**19, 10**400, -(2**63), 0.5, -0.0, 1e308,
 ]  # fmt: skip
 _WORDS = [
-    "", AUTO, "w", "float32", "float64", "int8", "uint8", "bool", "bfloat16", "float8_e3m4", "float8_e8m0fnu", "complex64",
-    "<f16", "<c32", "|S0", "|S1", "|S3", "<U0", "<U5", "|V0", "|V16", "|S99999999", "<U99999999", "<M8[ns]", "<m8[100000as]",
-    "<M8", "|U1", "<S2", "|S00000001", "O", "object", "replicated", "root", "sharded", "per-rank", "rankfile", "hdf5", "exact",
-    "nan", "inf", "$float", "$$float", "__metadata__", "..", "a/b", "data/rank-00000.safetensors", "data/rank-00001.safetensors",
-    "\x00", "\x1b[2J", "\ud800", "ü", "x" * 5000, "0" * 8, "f" * 32, "2026-01-01T00:00:00+00:00", "999999999-99-99",
+    "", AUTO, "w", "float32", "float64", "int8", "uint8", "bool", "bfloat16", "float8_e3m4", "float8_e8m0fnu",
+    "complex64", "<f16", "<c32", "|S0", "|S1", "|S3", "<U0", "<U5", "|V0", "|V16", "|S99999999", "<U99999999",
+    "<M8[ns]", "<m8[100000as]", "<M8", "|U1", "<S2", "|S00000001", "O", "object", "replicated", "root", "sharded",
+    "per-rank", "rankfile", "hdf5", "exact", "nan", "inf", "$float", "$$float", "__metadata__", "..", "a/b",
+    "data/rank-00000.safetensors", "data/rank-00001.safetensors", "\x00", "\x1b[2J", "\ud800", "ü", "x" * 5000,
+    "0" * 8, "f" * 32, "2026-01-01T00:00:00+00:00", "999999999-99-99",
 ]  # fmt: skip
 
 Place = tuple[Any, Any]
@@ -295,7 +298,9 @@ def _edit(rng: random.Random, case: dict[str, Any], places: list[Place]) -> None
     """Change a text just before it is sealed."""
     edits = case.setdefault("edits", [])
     if isinstance(edits, list):
-        text = rng.choice(["", " ", "\n", '"', "{", "}", "[" * 2000, "0", "\\", "\x00", "1e999", "NaN", "\\ud800", "9" * 5000])
+        text = rng.choice(
+            ["", " ", "\n", '"', "{", "}", "[" * 2000, "0", "\\", "\x00", "1e999", "NaN", "\\ud800", "9" * 5000]
+        )
         edits.append([rng.randint(-1, 2), rng.randrange(1 << 14), rng.randint(0, 9), text])
 
 

@@ -189,7 +189,7 @@ def test_axes_that_numpy_has_not_are_told_of(made):
     try:
         np.empty([1] * 40)
     except ValueError:
-        with pytest.raises(ConfigError, match="axes|dimension"):
+        with pytest.raises(ConfigError, match="no arrays of shape"):
             hc.load(step)
     else:
         assert hc.load(step)["w"].shape == (6, 4, *[1] * 38)

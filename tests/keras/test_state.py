@@ -126,6 +126,71 @@ def test_variables_of_many_types_come_back(dtype: str, run_dir: Path) -> None:
     assert bool(tf.reduce_all(source == target))
 
 
+def added_layer(model: Any) -> None:
+    model.add(keras.layers.Dense(5, name="added"))
+
+
+def renamed_layer(model: Any) -> None:
+    model.layers[0]._name = "renamed"
+
+
+def other_optimizer(model: Any) -> None:
+    model.compile("rmsprop", "mse")
+
+
+def rebuilt_optimizer(model: Any) -> None:
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+
+
+def replaced_layer(model: Any) -> None:
+    model.pop()
+    model.add(keras.layers.Dense(1))
+
+
+def rebuilt_layer(model: Any) -> None:
+    layer = model.layers[-1]
+    layer.built = False
+    (layer._trainable_variables if IS_KERAS_3 else layer._trainable_weights).clear()
+    layer._tracker.unlock() if IS_KERAS_3 else None
+    layer.build((None, 3))
+
+
+CHANGES = [added_layer, renamed_layer, other_optimizer, rebuilt_optimizer, replaced_layer, rebuilt_layer]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_between_two_saves_is_seen(change: Any, fit: Any) -> None:
+    model = small()
+    fit(model, rows(5), 1)
+    before = flatten({"model": model}).tensors
+    assert [leaf.source for leaf in flatten({"model": model}).tensors.values()] == Same(before)
+    change(model)
+    after = flatten({"model": model}).tensors
+    living = {id(v) for owner in (model, model.optimizer) for v in map(inner, variables_of(owner))}
+    assert {id(leaf.source) for leaf in after.values()} - {id(inner(model.optimizer.learning_rate))} <= living
+    assert [leaf.source for leaf in after.values()] != Same(before) or list(after) != list(before)
+
+
+class Same:
+    """Equal to a list of the very same variables: variables themselves compare by value."""
+
+    def __init__(self, leaves: Any) -> None:
+        self._ids = [id(leaf.source) for leaf in leaves.values()]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and [id(source) for source in other] == self._ids
+
+
+def inner(variable: Any) -> Any:
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def variables_of(owner: Any) -> list[Any]:
+    found = owner.variables
+    return list(found() if callable(found) else found)
+
+
 def test_a_bare_keras_variable_and_a_bare_optimizer_are_states_too(run_dir: Path) -> None:
     model = small()
     model.optimizer.build(model.trainable_variables)

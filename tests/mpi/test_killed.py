@@ -108,7 +108,8 @@ def test_killed_job_leaves_a_whole_newest_step(
     else:
         expected = {2: 2} if phase in PUBLISHED else {1: 1}
         assert hc.latest_checkpoint(tmp_path) == tmp_path / layout.step_dirname(*expected)
-        assert bool(leftovers(tmp_path)) == (phase not in {*BETWEEN, "8-retention"})
+        if is_root_hit:  # else it may have gone on until the launcher ended it
+            assert bool(leftovers(tmp_path)) == (phase not in {*BETWEEN, "8-retention"})
     check_goes_on(tmp_path, 1 + n_ranks % 3, expected)
 
 
@@ -117,8 +118,12 @@ def test_a_job_killed_in_its_first_save_leaves_nothing(tmp_path: Path, n_ranks: 
     kill_at(tmp_path, n_ranks, "4-durable", (0,), saves=[[1, 1, False]])
     assert hc.latest_checkpoint(tmp_path) is None
     assert leftovers(tmp_path)
-    fresh = run_ranks(2, lambda comm: hc.Checkpointer(tmp_path, comm=comm).save(1, state_of(comm, 5)).result().step)
-    assert fresh == [1, 1]
+
+    def body(comm: Communicator) -> int:
+        with hc.Checkpointer(tmp_path, comm=comm) as ckpt:
+            return ckpt.save(1, state_of(comm, 5)).result().step
+
+    assert run_ranks(2, body) == [1, 1]
     check_holds(tmp_path, 3, 1, 5)
     assert leftovers(tmp_path) == []
 

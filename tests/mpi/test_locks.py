@@ -18,7 +18,7 @@ from mpi_states import state_of
 import hpcckpt as hc
 from hpcckpt import layout
 from hpcckpt.errors import LockedError
-from hpcckpt.lock import read_holder
+from hpcckpt.lock import process_start, read_holder
 from hpcckpt.retention import leftovers
 from hpcckpt.testing.ranks import run_ranks
 
@@ -65,7 +65,8 @@ def test_a_job_that_stands_still_keeps_its_lock(tmp_path: Path, n_ranks: int) ->
 def test_a_job_that_lost_its_lock_publishes_nothing(tmp_path: Path, n_ranks: int) -> None:
     with stopped_job(tmp_path, n_ranks) as (job, pid):
         lock = tmp_path / layout.LOCK
-        taken_over = {**json.loads(lock.read_text()), "pid": os.getpid(), "nonce": "ffff"}
+        own = {"pid": os.getpid(), "started": process_start(os.getpid()), "nonce": "ffff"}
+        taken_over = {**json.loads(lock.read_text()), **own}
         lock.write_text(json.dumps(taken_over))
         os.kill(pid, signal.SIGCONT)
         _, err = job.communicate(timeout=30)

@@ -364,3 +364,22 @@ def test_a_step_the_disk_could_not_read_is_kept_and_read_when_it_can(ranks, run_
             return first, ckpt.restore(state(0)).step
 
     assert ranks(body) == [(10, 20)] * ranks.size
+
+
+def test_a_step_that_could_be_read_later_counts_as_good_again(ranks, run_dir, reads):
+    save(ranks, run_dir, 10, 20)
+    reads.failing = {20: {0: disk_error()}}
+
+    def body(comm):
+        reads.of(comm)
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=None) as ckpt:
+            first = ckpt.restore(state(0)).step
+            comm.barrier()
+            reads.failing = {}
+            comm.barrier()
+            second = ckpt.restore(state(0)).step
+            with pytest.raises(errors.StepExistsError):
+                ckpt.save(20, state(20)).result()
+        return first, second
+
+    assert ranks(body) == [(10, 20)] * ranks.size

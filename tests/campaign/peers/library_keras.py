@@ -73,7 +73,7 @@ class Saved(keras.callbacks.Callback):
         self.saved(epoch + 1)
 
 
-class Resumed(Exception):
+class _Stop(Exception):  # noqa: N818 - nothing is wrong
     """Ends `fit` once it is known from where it goes on."""
 
 
@@ -85,7 +85,7 @@ class Look(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         names = [f"tensor{number}" for number in range(len(self.model.weights_layer.held))]
         self.found = epoch, dict(zip(names, self.model.weights_layer.get_weights(), strict=True))
-        raise Resumed
+        raise _Stop
 
 
 class Library:
@@ -108,7 +108,7 @@ class Library:
         look = Look()
         try:
             self._fit(Model(state), 10_000, [], look)
-        except Resumed:
+        except _Stop:
             pass
         return look.found if look.found and look.found[0] > 0 else None
 

@@ -58,9 +58,7 @@ class Checker:
         assert self._usual is not None
         return self._usual
 
-    def _checked(
-        self, disk: Disk, promises: list[Promise], scratch: Path, usual: Counter[str] | None
-    ) -> list[str]:
+    def _checked(self, disk: Disk, promises: list[Promise], scratch: Path, usual: Counter[str] | None) -> list[str]:
         where = scratch / "disk"
         where.mkdir()
         try:

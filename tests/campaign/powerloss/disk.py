@@ -11,8 +11,8 @@ from pathlib import Path
 from powerloss.trace import NAME_KINDS, PAGE, ROOT, Op, Trace
 
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
-LONG_AGO_S = 3600.0
-"""How old files look after the power is back: a machine that starts again takes longer than any lock waits."""
+LONG_AGO_S = 7 * 3600.0
+"""How old files look after the power is back: older than whatever expires, so that what stays now stays for ever."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ def states(model: Model, quota: int = 0, seed: str = "") -> list[State]:
     return chosen
 
 
-def systematic(model: Model, moment: int) -> Iterator[tuple[str, Choice]]:
+def systematic(model: Model, moment: int, n_pairs: int = MAX_PAIRS) -> Iterator[tuple[str, Choice]]:
     """Yield the small subsets at a moment.
 
     After an operation only those in which it reached storage are new; after a mark all of them are, for now a save
@@ -162,10 +162,10 @@ def systematic(model: Model, moment: int) -> Iterator[tuple[str, Choice]]:
         return  # fewer states than a moment ago
     yield "all kept", model.losing(moment, ())
     if last is None or last.kind == "mark":
-        yield from _subsets(model, moment, {}, pending)
+        yield from _subsets(model, moment, {}, pending, n_pairs)
         return
     others = tuple(number for number in pending if number != last.number)
-    yield from _subsets(model, moment, {last.number: WHOLE}, others)
+    yield from _subsets(model, moment, {last.number: WHOLE}, others, n_pairs)
     if last.kind == "write":
         for label, part in _tears(model.trace, last):
             yield label, model.losing(moment, (), {last.number: part})
@@ -173,13 +173,13 @@ def systematic(model: Model, moment: int) -> Iterator[tuple[str, Choice]]:
 
 
 def _subsets(
-    model: Model, moment: int, always: Mapping[int, Part], others: Sequence[int]
+    model: Model, moment: int, always: Mapping[int, Part], others: Sequence[int], n_pairs: int
 ) -> Iterator[tuple[str, Choice]]:
     yield "all lost", model.keeping(moment, always)
     for number in others:
         yield "one lost", model.losing(moment, (number,))
         yield "one kept", model.keeping(moment, {**always, number: WHOLE})
-    for one, other in combinations(others[-MAX_PAIRS:], 2):
+    for one, other in combinations(others[max(len(others) - n_pairs, 0) :], 2):
         yield "two lost", model.losing(moment, (one, other))
         yield "two kept", model.keeping(moment, {**always, one: WHOLE, other: WHOLE})
     names = [number for number in others if model.trace.ops[number].kind in NAME_KINDS]

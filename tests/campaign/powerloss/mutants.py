@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerloss.check import Checker
-from powerloss.losses import Model, State, states
+from powerloss.disk import Disk, Prints
+from powerloss.losses import Model, State, systematic
 from powerloss.recording import Recording
 from powerloss.trace import NAME_KINDS, ROOT, Op, Trace
 
@@ -118,11 +119,10 @@ class Mutant:
 
 def mutate(recording: Recording, dropped: tuple[str, ...], wanted: int, scratch: Path) -> Mutant:
     """Check states that only an engine that leaves syncs out can come to, until so many are found to be broken."""
-    chosen = new_states(recording, dropped)
     checker = Checker(recording)
     broken: list[str] = []
     n_states = 0
-    for state in chosen:
+    for state in new_states(recording, dropped):
         n_states += 1
         broken += [text for text in _problems(checker, state, scratch) if "stays behind" not in text][:1]
         if len(broken) == wanted or n_states == MAX_STATES:
@@ -130,28 +130,28 @@ def mutate(recording: Recording, dropped: tuple[str, ...], wanted: int, scratch:
     return Mutant(dropped, recording.name, n_states, len(broken), broken[0] if broken else "")
 
 
-def new_states(recording: Recording, dropped: tuple[str, ...]) -> list[State]:
-    """Return the states that are not legal while all syncs are made, each with the moments for which that holds."""
-    all_roles, legal = roles(recording), _legal(recording)
-    model = Model(recording.trace, lambda op: all_roles[op.number] not in dropped)
-    found = []
-    for state in states(model):
-        known = legal.get(state.print, frozenset())
-        state.moments = {moment for moment in state.moments if not _promises(recording.trace, {moment}) <= known}
-        if state.moments:
-            found.append(state)
-    return found
+def new_states(recording: Recording, dropped: tuple[str, ...]) -> Iterator[State]:
+    """Yield states of which one operation is lost, or few are kept, and which are not legal if all syncs are made."""
+    all_roles, seen = roles(recording), set(_legal(recording))
+    for key, state in _states(Model(recording.trace, lambda op: all_roles[op.number] not in dropped)):
+        if key not in seen:
+            seen.add(key)
+            yield state
 
 
 @functools.cache
-def _legal(recording: Recording) -> dict[bytes, frozenset[int]]:
-    """Return which trees are legal while all syncs are made, each with what may have been promised by then."""
-    return {state.print: _promises(recording.trace, state.moments) for state in states(Model(recording.trace))}
+def _legal(recording: Recording) -> frozenset[tuple[bytes, int]]:
+    return frozenset(key for key, _ in _states(Model(recording.trace)))
 
 
-def _promises(trace: Trace, moments: set[int]) -> frozenset[int]:
-    """Return how many marks stand before each moment: what had been promised."""
-    return frozenset(sum(op.kind == "mark" for op in trace.ops[:moment]) for moment in moments)
+def _states(model: Model) -> Iterator[tuple[tuple[bytes, int], State]]:
+    """Yield states, each with what tells it apart: its tree, and how many marks say what had been promised."""
+    prints, n_marks = Prints(), 0
+    for moment in range(len(model.trace.ops) + 1):
+        n_marks += moment > 0 and model.trace.ops[moment - 1].kind == "mark"
+        for label, choice in systematic(model, moment, n_pairs=0):
+            key = prints.of(Disk(model.trace, choice))
+            yield (key, n_marks), State(label, choice, key, {moment})
 
 
 def _problems(checker: Checker, state: State, scratch: Path) -> Iterator[str]:

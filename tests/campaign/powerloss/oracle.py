@@ -10,13 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from powerloss.reference import expected, is_same, state_of
-from powerloss.trace import Op
-
 import hpcckpt as hc
 from hpcckpt import discovery, layout
 from hpcckpt.errors import HpcckptError, NewerStepError
 from hpcckpt.loading import open_step
+from powerloss.reference import expected, is_same, state_of
+from powerloss.trace import Op
 
 Save = tuple[int, int]
 """A step's number, and which save of that number it is."""
@@ -205,7 +204,9 @@ def _aside_problems(view: View, promise: Promise) -> list[str]:
     abandoned = promise.abandoned.items()
     visible = [save for save in abandoned if save in view.whole.items()]
     problems = [f"lost: step {save[0]} is not even aside" for save in set(abandoned) - set(visible) - view.hidden]
-    new = [step for step, version in view.whole.items() if step > (promise.base or 0) and (step, version) not in visible]
+    new = [
+        step for step, version in view.whole.items() if step > (promise.base or 0) and (step, version) not in visible
+    ]
     if promise.abandoned and visible and new:
         problems.append(f"wrong: step {new[0]} is there, and step {visible[0][0]} of the abandoned branch too")
     return problems

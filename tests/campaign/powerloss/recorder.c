@@ -19,9 +19,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind {
-    CREATE = 1, MKDIR, LINK, UNLINK, RMDIR, RENAME, EXCHANGE, WRITE, TRUNCATE, ALLOCATE, SYNC, MARK, UNKNOWN
-};
+enum kind { CREATE = 1, MKDIR, LINK, UNLINK, RMDIR, RENAME, EXCHANGE, WRITE, TRUNCATE, ALLOCATE, SYNC, MARK, UNKNOWN };
 
 /* Followed by the names and the data. */
 struct record {
@@ -145,21 +143,21 @@ static mode_t mode_of(int flags, va_list rest) {
     return (flags & (O_CREAT | O_TMPFILE)) != 0 ? (mode_t)va_arg(rest, int) : 0;
 }
 
-#define OPEN(NAME)                                      \
-    int NAME(const char* path, int flags, ...) {        \
-        va_list rest;                                   \
-        va_start(rest, flags);                          \
-        mode_t mode = mode_of(flags, rest);             \
-        va_end(rest);                                   \
-        return open_file(AT_FDCWD, path, flags, mode);  \
+#define OPEN(NAME)                                     \
+    int NAME(const char* path, int flags, ...) {       \
+        va_list rest;                                  \
+        va_start(rest, flags);                         \
+        mode_t mode = mode_of(flags, rest);            \
+        va_end(rest);                                  \
+        return open_file(AT_FDCWD, path, flags, mode); \
     }
-#define OPENAT(NAME)                                        \
-    int NAME(int dir, const char* path, int flags, ...) {   \
-        va_list rest;                                       \
-        va_start(rest, flags);                              \
-        mode_t mode = mode_of(flags, rest);                 \
-        va_end(rest);                                       \
-        return open_file(dir, path, flags, mode);           \
+#define OPENAT(NAME)                                      \
+    int NAME(int dir, const char* path, int flags, ...) { \
+        va_list rest;                                     \
+        va_start(rest, flags);                            \
+        mode_t mode = mode_of(flags, rest);               \
+        va_end(rest);                                     \
+        return open_file(dir, path, flags, mode);         \
     }
 OPEN(open)
 OPEN(open64)
@@ -240,7 +238,10 @@ int symlink(const char* target, const char* path) { return symlinkat(target, AT_
 static void note_write(int fd, const void* data, long done, off64_t offset) {
     uint64_t node = done > 0 ? file_of(fd) : 0;
     if (node != 0)
-        put((struct record){.kind = WRITE, .node = node, .offset = (uint64_t)offset, .nbytes = (uint64_t)done,
+        put((struct record){.kind = WRITE,
+                            .node = node,
+                            .offset = (uint64_t)offset,
+                            .nbytes = (uint64_t)done,
                             .data_len = (uint64_t)done},
             NULL, NULL, data);
 }
@@ -288,8 +289,7 @@ int ftruncate64(int fd, off64_t nbytes) {
     begin();
     long result = syscall(SYS_ftruncate, fd, nbytes);
     uint64_t node = result == 0 ? file_of(fd) : 0;
-    if (node != 0)
-        put((struct record){.kind = TRUNCATE, .node = node, .nbytes = (uint64_t)nbytes}, NULL, NULL, NULL);
+    if (node != 0) put((struct record){.kind = TRUNCATE, .node = node, .nbytes = (uint64_t)nbytes}, NULL, NULL, NULL);
     return (int)end(result);
 }
 int ftruncate(int fd, off_t nbytes) { return ftruncate64(fd, nbytes); }
@@ -298,8 +298,7 @@ int truncate64(const char* path, off64_t nbytes) {
     begin();
     long result = syscall(SYS_truncate, path, nbytes);
     uint64_t node = result == 0 ? node_at(AT_FDCWD, path) : 0;
-    if (node != 0)
-        put((struct record){.kind = TRUNCATE, .node = node, .nbytes = (uint64_t)nbytes}, NULL, NULL, NULL);
+    if (node != 0) put((struct record){.kind = TRUNCATE, .node = node, .nbytes = (uint64_t)nbytes}, NULL, NULL, NULL);
     return (int)end(result);
 }
 int truncate(const char* path, off_t nbytes) { return truncate64(path, nbytes); }
@@ -309,7 +308,10 @@ int fallocate64(int fd, int mode, off64_t offset, off64_t nbytes) {
     long result = syscall(SYS_fallocate, fd, mode, offset, nbytes);
     uint64_t node = result == 0 ? file_of(fd) : 0;
     if (node != 0)
-        put((struct record){.kind = ALLOCATE, .mode = (uint32_t)mode, .node = node, .offset = (uint64_t)offset,
+        put((struct record){.kind = ALLOCATE,
+                            .mode = (uint32_t)mode,
+                            .node = node,
+                            .offset = (uint64_t)offset,
                             .nbytes = (uint64_t)nbytes},
             NULL, NULL, NULL);
     return (int)end(result);

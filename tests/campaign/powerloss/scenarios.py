@@ -19,14 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from powerloss.reference import Kept, state_of
-from powerloss.trace import look_at
-
 import hpcckpt as hc
 from hpcckpt.backends.rankfile import frozen
 from hpcckpt.errors import HpcckptError
 from hpcckpt.testing import faults
 from hpcckpt.testing.ranks import run_ranks
+from powerloss.reference import Kept, state_of
+from powerloss.trace import look_at
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 IO_ERROR = OSError(errno.EIO, os.strerror(errno.EIO))

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Runs all benchmarks and writes tables and plots to build/bench:  make bench   or   make bench ARGS="--quick"
+#   --quick         3 rounds of 128 MiB, about 3 minutes     --mib 512     size of the state
+#   --repeat 5      rounds                                   --disk DIR    a directory on a disk (default: build/bench)
+#   --memory DIR    one in memory (default: /dev/shm)        --only NAME   one of them, as in: --only peers
+#   --write         put the tables into docs/benchmarks.md
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+OUT=$PWD/build/bench MIB=512 REPEAT=5 DISK=$PWD/build/bench MEMORY=/dev/shm ONLY='' WRITE=() FAILED=()
+RANKS=${RANKS:-2}
+while [ $# -gt 0 ]; do
+    case $1 in
+        --quick) MIB=128 REPEAT=3 ;;
+        --write) WRITE=(--write docs/benchmarks.md) ;;
+        --mib) MIB=$2 && shift ;;
+        --repeat) REPEAT=$2 && shift ;;
+        --disk) DISK=$2 && shift ;;
+        --memory) MEMORY=$2 && shift ;;
+        --only) ONLY=$2 && shift ;;
+        *) echo "run.sh: no option $1; see bench/README.md" >&2 && exit 2 ;;
+    esac
+    shift
+done
+mkdir -p "$OUT" "$DISK"
+scripts/dev/setup.sh a
+scripts/dev/setup.sh peers
+
+# measure STACK RANKS RESULT PROGRAM ARG...: one benchmark; its JSON is build/bench/RESULT.json.
+measure() {
+    local stack=$1 ranks=$2 result=$3 program=$4 launch=()
+    shift 4
+    if [ -n "$ONLY" ] && [ "$ONLY" != "$program" ]; then return 0; fi
+    rm -f "$OUT/$result.json"
+    # shellcheck disable=SC2016 # the environment knows its mpirun
+    if [ "$ranks" -gt 1 ]; then launch=(sh -c 'exec "$HPCCKPT_MPIRUN" -n '"$ranks"' "$@"' mpirun); fi
+    if ! HPCCKPT_STACK=$stack scripts/dev/in-venv.sh "${launch[@]}" python "bench/$program.py" \
+        --json "$OUT/$result.json" "$@" 2>"$OUT/$result.log"; then
+        FAILED+=("$result")
+        tail -n 15 "$OUT/$result.log" >&2
+    fi
+}
+
+sizes=(--mib "$MIB" --repeat "$REPEAT")
+for place in memory disk; do
+    directory=$DISK
+    if [ "$place" = memory ]; then directory=$MEMORY; fi
+    measure a "$RANKS" "save-$place" save "${sizes[@]}" --directory "$directory"
+    measure a "$RANKS" "restore-$place" restore "${sizes[@]}" --directory "$directory"
+    measure a "$RANKS" "incremental-$place" incremental "${sizes[@]}" --directory "$directory"
+    measure peers "$RANKS" "peers-$place" peers "${sizes[@]}" --directory "$directory"
+done
+measure peers "$RANKS" peers-async-memory peers "${sizes[@]}" --asynchronous --directory "$MEMORY"
+measure a 1 blocking blocking "${sizes[@]}" --directory "$MEMORY"
+measure a 1 stall stall "${sizes[@]}" --directory "$DISK"
+measure a 1 planning planning --directory "$DISK"
+measure a 1 scale scale --directory "$MEMORY" --plot "$OUT/scale.svg"
+measure peers 1 syncs syncs --directory "$DISK"
+HPCCKPT_STACK=a scripts/dev/in-venv.sh python bench/report.py "$OUT" "${WRITE[@]}"
+if [ "${#FAILED[@]}" -gt 0 ]; then
+    echo "failed: ${FAILED[*]}; the logs are in $OUT" >&2
+    exit 1
+fi
