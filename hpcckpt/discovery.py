@@ -183,9 +183,11 @@ def _file_problems(path: PathLike, manifest: Manifest) -> Iterator[str]:
     for file in manifest.files:
         try:
             found = os.lstat(os.path.join(path, file.path))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             yield f"{file.path} is missing"
             continue
+        except OSError as error:
+            raise from_os_error(error, "look at data file") from error
         if not stat.S_ISREG(found.st_mode):
             yield f"{file.path} is not an ordinary file"
         elif found.st_size != file.nbytes:

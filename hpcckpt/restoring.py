@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     StateMismatchError
         If names, shapes or dtypes of state and step differ; nothing was changed then, unless it says so.
     """
-    step = run.comm.bcast(step)  # root's, if ranks disagree: they must walk through the same steps
+    step = cast("int | None", run.comm.bcast(step))  # root's, if ranks disagree: they must walk through the same steps
     attempt = _Attempt(strict, is_asked=step is not None, began=time.monotonic())
     tree = run.comm.agree("restore: read state", lambda: flatten(state))
     while (candidate := step if step is not None else _choose(run, attempt)) is not None:
