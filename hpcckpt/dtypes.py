@@ -37,6 +37,7 @@ def numpy_dtype(token: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, token))
 
 
+@functools.lru_cache(maxsize=1024)
 def dtype_token(dtype: np.dtype[Any]) -> str:
     """Return the token of a NumPy dtype.
 

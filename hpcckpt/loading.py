@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from hpcckpt.errors import (
     list_problems,
 )
 from hpcckpt.manifest import Manifest
-from hpcckpt.plan import DamagedBlock, Index, StoredEntry, block_count
+from hpcckpt.plan import DamagedBlock, Index, StoredEntry, WriteItem, block_count
 from hpcckpt.snapshot import as_bytes
 from hpcckpt.tensors import Extent, TensorSpec
 from hpcckpt.transfers import Transfer, plan_transfers
@@ -212,6 +213,8 @@ def _rank_problems(spec: TensorSpec, entries: Sequence[StoredEntry], n_ranks: in
 
 def _tiling_problems(spec: TensorSpec, entries: Sequence[StoredEntry]) -> Iterator[Problem]:
     """Yield what keeps the spans from tiling their boxes, or the boxes the tensor: no element twice, none left out."""
+    if len(entries) == 1 and entries[0].item == WriteItem(spec, Extent.whole(spec.shape), 0, math.prod(spec.shape)):
+        return
     spans: dict[Extent, list[tuple[int, int]]] = defaultdict(list)
     for entry in entries:
         if entry.item.stop > entry.item.start:

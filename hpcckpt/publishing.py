@@ -142,10 +142,11 @@ def make_directory(path: Path) -> None:
     native.fsync_dir(str(path.parent))
 
 
-def prepare(run: Run, reusable: Path | None = None, nbytes: int = 0) -> Ticket:
+def prepare(run: Run, reusable: Path | None = None) -> Ticket:
     """Make a staging directory for a save to come, of a retired one if there is one. Root only."""
     ticket = commit.prepare(run.backend, run.directory, run.comm.size, reusable)
-    run.staged[ticket.name] = nbytes
+    files = (run.directory / ticket.name).rglob("*") if reusable else ()
+    run.staged[ticket.name] = sum(512 * file.lstat().st_blocks for file in files)
     return ticket
 
 
@@ -308,8 +309,7 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
         open_for_writing(run)  # the lock may have been lost since step 4: then what stands here is not ours
         kept = apply_retention(run.directory, run.options, run.marked, recycle=run.recycles, manifests=run.manifests)
         n_kept = kept.n_steps
-        if kept.reusable is not None:
-            run.reusable = (kept.reusable, kept.reusable_nbytes)
+        run.reusable = kept.reusable
         spared = {*_prepared(run.directory), *([kept.reusable.name] if kept.reusable else [])}
         sweep(run.directory, spared)  # the step that was replaced, if any
     except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
@@ -320,10 +320,9 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
 def next_ticket(run: Run) -> Ticket | None:
     """Prepare the staging directory of a save to come; ``None`` if that fails: then that save tries. Root only."""
     with contextlib.suppress(HpcckptError, OSError):
-        regain(run)
         open_for_writing(run)
         reusable, run.reusable = run.reusable, None
-        return prepare(run, *reusable) if reusable else prepare(run)
+        return prepare(run, reusable)
     return None
 
 

@@ -126,7 +126,7 @@ def _remember(run: Run, step: int, error: CollectiveError) -> None:
         return
 
     def identity() -> str | None:
-        info = discovery.inspect_step(run.directory, step)
+        info = discovery.inspect_step(run.directory, step, run.manifests)
         return info.manifest.save_id if info.manifest else None
 
     save_id = run.comm.on_root(f"restore step {step}: remember", identity)
@@ -184,7 +184,7 @@ def _choose(run: Run, attempt: _Attempt) -> int | None:
         problems: list[tuple[int, str]] = []
         for step in reversed(discovery.step_numbers(run.directory)):
             if attempt.tried.get(step, 0) < _MAX_TRIES:
-                info = discovery.inspect_step(run.directory, step)
+                info = discovery.inspect_step(run.directory, step, run.manifests)
                 if info.is_restorable:
                     return step, problems
                 problems.append((step, info.problem))

@@ -38,7 +38,6 @@ class Retained(NamedTuple):
 
     n_steps: int
     reusable: Path | None = None
-    reusable_nbytes: int = 0
 
 
 def _unmarked(info: StepInfo) -> StepInfo:
@@ -73,17 +72,15 @@ def apply_retention(
     steps = tuple(map(mark, scan(directory, manifests)))
     kept = steps_to_keep(steps, options, pins(directory))
     going = [info for info in steps if info.step not in kept]
-    reused = going[-1] if going and recycle else None
+    reusable = None
     for info in going:
         retired = take_out_of_sight(directory, info.path.name)
-        if info is reused:
+        if info is going[-1] and recycle:
             reusable = retired
         else:
             shutil.rmtree(retired)
     n_steps = sum(info.is_restorable and info.step in kept for info in steps)
-    if reused is None or reused.manifest is None:
-        return Retained(n_steps)
-    return Retained(n_steps, reusable, reused.manifest.nbytes)
+    return Retained(n_steps, reusable)
 
 
 def take_out_of_sight(directory: Path, name: str) -> Path:

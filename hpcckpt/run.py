@@ -141,8 +141,8 @@ class Run:
         Root only: staging directories, with the bytes that their files have already.
     naming : threading.RLock
         Root only: held while a step is given its name.
-    reusable : tuple or None
-        Root only: a retired directory for the next save, and its bytes.
+    reusable : pathlib.Path or None
+        Root only: a retired directory for the next save.
     recycles : bool
         Root only: whether files of retired steps are written over.
     manifests : Manifests
@@ -169,7 +169,7 @@ class Run:
     underway: list[Any] = field(default_factory=list)
     staged: dict[str, int] = field(default_factory=dict)
     naming: threading.RLock = field(default_factory=threading.RLock)
-    reusable: tuple[Path, int] | None = None
+    reusable: Path | None = None
     recycles: bool = False
     manifests: Manifests = field(default_factory=Manifests)
     unchanged: Unchanged = field(default_factory=Unchanged)

@@ -33,7 +33,7 @@ from hpcckpt.collective.planner import (
     with_own,
 )
 from hpcckpt.draining import Matter, Outcome
-from hpcckpt.errors import CollectiveError, Failure, StateError, as_failure, collective_error
+from hpcckpt.errors import CollectiveError, Failure, ShardingError, StateError, as_failure, collective_error
 from hpcckpt.holding import Held, cut, hold, live, replica_checksums, replica_names
 from hpcckpt.plan import Declaration, SaveJob, Ticket, WriteItem
 from hpcckpt.publishing import Content, Report
@@ -340,16 +340,18 @@ def _conclude(run: Run, this: Underway, outcomes: Sequence[Outcome]) -> Answer:
     """Publish what all ranks wrote, or say what failed. Root only."""
     phase, failures = "write", {rank: o.failure for rank, o in enumerate(outcomes) if o.failure is not None}
     values = [outcome.value for outcome in outcomes]
+    is_new = any(isinstance(value, Proposal) for value in values)
     if not failures:
         try:
-            if any(isinstance(value, Proposal) for value in values):
+            if is_new:
                 return Answer(proposals=_agreed(this.planned, values))
             phase = "publish"
             return _publish(run, this, values)
         except Exception as error:  # noqa: BLE001 - every rank will hear of it
             failures = {0: as_failure(error)}
     publishing.abandon(run, this.staged)
-    answer = Answer(None, phase, failures, publishing.next_ticket(run))
+    ticket = None if is_new else publishing.next_ticket(run)  # without one the next save plans with all ranks
+    answer = Answer(None, phase, failures, ticket)
     if run.options.async_save:
         _log.error("hpcckpt: %s", collective_error(f"save step {this.request.step}: {phase}", failures))
     return answer
@@ -382,7 +384,13 @@ def _agreed(planned: Planned, values: Sequence[Report | Proposal]) -> tuple[tupl
     trees = [value.alike if isinstance(value, Proposal) else known for value in values]
     if any(tree != trees[0] for tree in trees):
         raise tree_mismatch(trees)
-    return tuple(value.own for value in values if isinstance(value, Proposal))
+    own = {rank: value.own for rank, value in enumerate(values) if isinstance(value, Proposal)}
+    if len(own) < len(values):  # the other ranks have written by the old plan, and let go of what they held
+        raise ShardingError(
+            f"rank {', '.join(map(str, own))} cut its shards anew and other ranks did not; "
+            "nothing was published: save again, and all ranks plan anew"
+        )
+    return tuple(own.values())
 
 
 def _settle(run: Run, this: Underway, outcome: Outcome) -> None:

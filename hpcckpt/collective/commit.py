@@ -111,9 +111,20 @@ def prepare(backend: Backend, directory: Path, n_ranks: int, reusable: Path | No
         path.mkdir()  # step 1
         backend.prepare(path)
     else:
+        _remove_all_but_data(reusable)
         backend.reuse(reusable, n_ranks)
         os.rename(reusable, path)
     return ticket
+
+
+def _remove_all_but_data(step: Path) -> None:
+    """Remove what others have put into a step, or it would come back in a later one. Root only."""
+    for entry in list(os.scandir(step)):
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name != layout.DATA:
+                shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
 
 
 def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:

@@ -226,10 +226,16 @@ class _Rank:
         self.newest = self.scene.n_before
         self.versions = dict.fromkeys(range(1, self.newest + 1), 1)
 
-    def _save(self, ckpt: hc.Checkpointer, step: int, *, overwrite: bool = False) -> hc.SavedStep:
+    def _save(self, ckpt: hc.Checkpointer, step: int, *, overwrite: bool = False, how: int = 0) -> hc.SavedStep:
+        """Save a step, and ask for it at once, when it is done, or with all others."""
         version = self.versions.get(step, 0) + 1
         self.state.become(step, version)
-        saved = ckpt.save(step, self.state.tree, metrics={"loss": 0.5}, overwrite=overwrite).result()
+        pending = ckpt.save(step, self.state.tree, metrics={"loss": 0.5}, overwrite=overwrite)
+        if how == 1:
+            ckpt.wait()
+        while how == 2 and not pending.done():
+            time.sleep(0.0005)
+        saved = pending.result()
         self.versions[step] = version
         return saved
 
@@ -259,7 +265,8 @@ class _Rank:
             if self.scene.action == "restore":
                 return self._restore(ckpt, began)
             is_again = self.scene.action == "overwrite"
-            saved = self._save(ckpt, self.newest + (0 if is_again else 1), overwrite=is_again)
+            step = self.newest + (0 if is_again else 1)
+            saved = self._save(ckpt, step, overwrite=is_again, how=(self.trial.variant >> 8) % 3)
         except Exception as error:  # noqa: BLE001 - what it is, is looked at
             return Told(0, _describe(error), time.monotonic() - began)
         return Told(saved.step, None, time.monotonic() - began, warnings=saved.warnings)

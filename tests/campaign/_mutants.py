@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import os
 import shutil
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import numpy as np
 
 from hpcckpt import checkpointer, holding, layout, native, phases, publishing, retention, saving
 from hpcckpt.backends import base
-from hpcckpt.backends.rankfile import backend
 from hpcckpt.collective import commit
 from hpcckpt.discovery import step_numbers
 
@@ -71,19 +69,6 @@ def _removed_in_sight() -> None:
         return original(directory, name)
 
     retention.take_out_of_sight = take_out_of_sight
-
-
-def _links_are_written_over() -> None:
-    """A recycled file is written over though other steps have it too."""
-    retention.tidied = lambda retired: retired
-    original = os.fstat
-
-    class Alone:
-        def __init__(self, fd: int) -> None:
-            found = original(fd)
-            self.st_mode, self.st_size, self.st_nlink = found.st_mode, found.st_size, 1
-
-    backend.os = types.SimpleNamespace(**{**vars(os), "fstat": Alone})
 
 
 def _told_before_it_is_committed() -> None:
@@ -219,7 +204,6 @@ MUTANTS: dict[str, Callable[[], None]] = {
         _visible_before_it_is_whole,
         _retired_before_its_successor,
         _removed_in_sight,
-        _links_are_written_over,
         _told_before_it_is_committed,
         _nothing_is_swept,
         _not_copied,

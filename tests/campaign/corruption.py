@@ -115,7 +115,8 @@ def _read_each_step(run: Run, where: Path, pristine: Picture, damaged: Picture) 
         else:
             problems += _check_damaged(run, where, step, _places(step, pristine, damaged))
     for step in set(step_numbers(where)) - set(STEPS):
-        problems += _check_damaged(run, where, step, {layout.step_dirname(step)})
+        names = {Path(path).name for path in _part(step, damaged)}  # it is another step's, and may be damaged besides
+        problems += _check_damaged(run, where, step, names)
     return problems
 
 

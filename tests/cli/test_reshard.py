@@ -30,7 +30,7 @@ def shared(step: int, rank: int = 0, n_ranks: int = 1) -> dict[str, Any]:
     return {
         "model": {"w": np.arange(400_000) * step, "b": np.full(3, step, np.float32), "none": np.zeros((0, 4))},
         "half": np.full((3, 5), step, ml_dtypes.bfloat16),
-        "names": np.array(["a", "bc", "def"] * 50, "<U5"),
+        "names": np.array(["a", "bc", "def"] * 40_000, "<U5"),
         "scalar": np.array(step),
         "statistics": hc.RootOnly(np.full(5, step + 0.5)),
         "table": hc.Sharded(rows[rank * n_rows : (rank + 1) * n_rows], rows.shape, (rank * n_rows, 0)),
@@ -191,10 +191,10 @@ def test_a_step_replaced_since_it_was_opened_is_not_replaced_again(tmp_path: Pat
     reader = open_step(run)
     plan = resharding.plan_reshard(reader, 2)
     with hc.Checkpointer(run) as ckpt:
-        ckpt.save(10, shared(11), overwrite=True).result()
-    with pytest.raises(errors.HpcckptError):
+        ckpt.save(10, shared(10), metrics={"loss": 0.25}, overwrite=True).result()
+    with pytest.raises(errors.StepExistsError, match="meanwhile"):
         resharding.reshard(reader, plan, run, is_replacing=True)
-    assert hc.load(run)["scalar"] == 11
+    assert read_manifest(run / "step-0000000010").metrics == {"loss": 0.25}
 
 
 def test_where_it_goes_must_be_said_once(cli: Cli, saved: Path, tmp_path: Path) -> None:

@@ -92,7 +92,11 @@ def silent(fn: Callable[[], Any]) -> Callable[[], None]:
     return run
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {"eager": lambda fn: fn, "function": tf.function, "jit": lambda fn: tf.function(fn, jit_compile=True)}
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "eager": lambda fn: fn,
+    "function": tf.function,
+    "jit": lambda fn: tf.function(fn, jit_compile=True),
+}
 
 
 def assert_untouched(variables: list[Any], update: Callable[[], Any], repeat: int = 3) -> None:
@@ -234,7 +238,9 @@ def test_optimizers_leave_weights_and_slots_untouched(make: Callable[[], Any], w
     assert_untouched(changing, step)
 
 
-@pytest.mark.parametrize("compiled", [{"run_eagerly": True}, {}, {"jit_compile": True}], ids=["eager", "function", "jit"])
+@pytest.mark.parametrize(
+    "compiled", [{"run_eagerly": True}, {}, {"jit_compile": True}], ids=["eager", "function", "jit"]
+)
 def test_fit_leaves_what_is_held_untouched(compiled: dict[str, Any]) -> None:
     model = small()
     model.compile("adam", "mse", **compiled)

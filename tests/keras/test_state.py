@@ -131,7 +131,7 @@ def added_layer(model: Any) -> None:
 
 
 def renamed_layer(model: Any) -> None:
-    model.layers[0]._name = "renamed"
+    setattr(model.layers[0], "name" if IS_KERAS_3 else "_name", "renamed")
 
 
 def other_optimizer(model: Any) -> None:
@@ -150,7 +150,7 @@ def replaced_layer(model: Any) -> None:
 
 def rebuilt_layer(model: Any) -> None:
     layer = model.layers[-1]
-    layer.built = False
+    layer.built, layer.kernel_initializer = False, keras.initializers.Ones()
     (layer._trainable_variables if IS_KERAS_3 else layer._trainable_weights).clear()
     layer._tracker.unlock() if IS_KERAS_3 else None
     layer.build((None, 3))

@@ -295,14 +295,12 @@ def test_a_save_beyond_those_that_may_be_under_way_waits_for_the_oldest(run_dir,
 
 
 @pytest.mark.parametrize("n_ranks", [1, 3])
-@pytest.mark.parametrize(
-    ("limit", "n_held"), [(0, 0), (1000, 0), (1 << 20, 1)], ids=["none", "less than a save", "one save"]
-)
-def test_saves_hold_no_more_bytes_than_they_may(run_dir, gate, limit, n_held, n_ranks):
-    """A save that may not hold its bytes returns when they are written, and reads them where they are."""
+@pytest.mark.parametrize("limit", [0, 1000])
+def test_a_save_that_may_hold_no_bytes_returns_when_they_are_written(run_dir, gate, limit, n_ranks):
+    """It reads them where they are, once all before it are written."""
 
     def body(comm):
-        big = {"w": np.full(100_000, 1.0), "own": hc.PerRank(np.full(50_000, 1.0 + comm.rank))}  # 0.4 MB and more each
+        big = {"w": np.full(100_000, 1.0), "own": hc.PerRank(np.full(50_000, 1.0 + comm.rank))}
         with hc.Checkpointer(run_dir, comm=comm, max_in_flight=3, max_bytes_in_flight=limit) as ckpt:
             waited = []
             for step in (1, 2):
@@ -310,24 +308,18 @@ def test_saves_hold_no_more_bytes_than_they_may(run_dir, gate, limit, n_held, n_
                 if comm.is_root:
                     gates.append(gate("2-write", arrivals=n_ranks))
                 comm.barrier()
-                closed = gates[-1]
-                if step > n_held:
-                    closed.open_later()
-                    if step > 1:
-                        gates[0].open_later()
+                gates[-1].open_later()
                 ckpt.save(step, big)
-                waited.append(closed.opened.is_set() if step > n_held else not gates[0].opened.is_set())
+                waited.append(gates[-1].opened.is_set())
                 big["w"][:] = step + 1.0
             ckpt.wait()
             target = {"w": np.zeros(100_000), "own": hc.PerRank(np.zeros(50_000))}
             ckpt.restore(target)
-            return waited, set(target["w"].tolist()), set(target["own"].value.tolist())
+            return waited, set(target["w"].tolist()), set(target["own"].value.tolist()), ckpt._run.arenas._free
 
     gates: list[Gate] = []
-    if n_held:  # the second save waits for the first to be written, then it is held itself
-        pytest.skip("see test_a_save_waits_until_the_bytes_before_it_are_written")
     results = run_ranks(n_ranks, body)
-    assert results == [([True, True], {2.0}, {1.0 + rank}) for rank in range(n_ranks)]
+    assert results == [([True, True], {2.0}, {1.0 + rank}, []) for rank in range(n_ranks)]
 
 
 @pytest.mark.parametrize("n_ranks", [1, 3])
@@ -490,18 +482,16 @@ def test_a_rank_that_waits_too_long_for_a_peer_says_for_whom_and_ends_the_job(ru
     def body(comm):
         ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=0.5)
         pending = ckpt.save(1, state(comm, 1))
-        if comm.rank == 2:
-            assert soon(comm._group.barrier.broken.__bool__) or True
-            time.sleep(1.5)
-            closed.opened.set()
-            return
-        pending.result()
+        if comm.rank < 2:
+            pending.result()
+        assert soon(lambda: comm._group.barrier.broken)  # rank 2 does not come until the others have given up
+        closed.opened.set()
 
     with caplog.at_level(logging.CRITICAL, "hpcckpt"), pytest.raises(SystemExit) as caught:
         run_ranks(3, body)
     assert caught.value.code == 1
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL]
-    assert any("no word from rank 2 for 0 s" in text or "no word from rank 2" in text for text in said)
+    assert any("[rank 0] save step 1: no word from rank 2 for " in text for text in said)
     assert all("the job is ended" in text for text in said)
     assert hc.latest_checkpoint(run_dir) is None
 
@@ -588,10 +578,30 @@ def test_shards_that_change_on_one_rank_and_leave_a_hole_are_told_on_all(ranks, 
             ckpt.save(3, shard(0)).result()
             return failure[0], ckpt.all_steps()
 
-    results = ranks(body)
-    assert results == [results[0]] * ranks.size
-    assert results[0][0] in {"ShardingError", "TreeMismatchError"}
-    assert results[0][1] == [1, 3]
+    assert ranks(body) == [("ShardingError", [1, 3])] * ranks.size
+
+
+def test_shards_that_are_cut_anew_on_some_ranks_only_are_saved_the_second_time(ranks, run_dir):
+    """The ranks whose shards stayed have written theirs by the old plan when that comes out."""
+    if ranks.size < 3:
+        pytest.skip("a boundary between two ranks concerns both")
+
+    def body(comm):
+        def shard(shift, value):
+            cuts = [4 * rank for rank in range(comm.size + 1)]
+            cuts[-2] += shift
+            begin, end = cuts[comm.rank], cuts[comm.rank + 1]
+            return {"s": hc.Sharded(np.arange(begin, end) + value, (4 * comm.size,), (begin,))}
+
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, shard(0, 100))
+            failure = told(ckpt.save(2, shard(1, 200)).result)
+            ckpt.save(3, shard(1, 300)).result()
+            ckpt.save(4, shard(1, 400)).result()
+            return failure[0], "save again" in failure[1], ckpt.all_steps()
+
+    assert ranks(body) == [("ShardingError", True, [1, 3, 4])] * ranks.size
+    assert hc.load(run_dir)["s"].tolist() == [400 + n for n in range(4 * ranks.size)]
 
 
 def test_ranks_that_ask_for_different_steps_later_on_are_told(ranks, run_dir):

@@ -260,8 +260,8 @@ def _entry_problem(entry: Any) -> str | None:
         return f"tensor name {tensor!r} is not allowed"
     if entry.get("kind") not in KINDS:
         return f"kind {entry.get('kind')!r} is not known"
-    dtype = entry.get("dtype")
-    problem = shape_problem(dtype, entry.get("global_shape")) or shape_problem(dtype, entry.get("shape"))
+    dtype, global_shape, shape = entry.get("dtype"), entry.get("global_shape"), entry.get("shape")
+    problem = shape_problem(dtype, global_shape) or (shape_problem(dtype, shape) if shape != global_shape else None)
     if problem:
         return problem
     offset = entry.get("offset")

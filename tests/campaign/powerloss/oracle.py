@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout
+from hpcckpt import discovery, layout, lock
 from hpcckpt.errors import HpcckptError, NewerStepError
 from hpcckpt.loading import open_step
 from powerloss.reference import expected, is_same, state_of
@@ -222,6 +222,7 @@ AFTER = 900
 
 def go_on(run: Path, view: View, promise: Promise) -> list[str]:
     """Restore, save the next step, and load all; say what went wrong."""
+    lock.LEFTOVER_S = -1.0  # it goes by the time of change, which nobody can set: so everything is old
     step = max([*view.whole, *view.torn, *(save[0] for save in view.hidden)], default=0) + 1
     try:
         problems = _restore_and_save(run, view, promise, step)

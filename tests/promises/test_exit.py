@@ -1,0 +1,194 @@
+"""However a program ends while a save is under way, the step is whole or absent, and the next job goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import layout
+from hpcckpt.discovery import step_numbers
+from hpcckpt.retention import leftovers
+
+BEGIN = """
+import gc, multiprocessing, os, sys, threading, time
+import numpy as np
+import hpcckpt as hc
+from hpcckpt import phases
+
+def hold(at, seconds, arrival=1):
+    arrivals = []
+    def hook(phase, rank):
+        if phase == at:
+            arrivals.append(phase)
+            if len(arrivals) == arrival:
+                print("held", flush=True)
+                time.sleep(seconds)
+    phases.install_hook(hook)
+
+w = np.full(100_000, 1.0)
+ckpt = hc.Checkpointer(sys.argv[1])
+"""
+
+
+def run(run_dir: Path, script: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BEGIN + script, str(run_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def check_whole_or_absent(run_dir: Path, *whole: int) -> None:
+    """Check that these steps stand there, that nothing else does, and that another job can go on."""
+    assert step_numbers(run_dir) == list(whole)
+    for step in whole:
+        assert set(hc.load(run_dir / layout.step_dirname(step))["w"].tolist()) == {float(step)}
+    with hc.Checkpointer(run_dir, max_to_keep=None) as ckpt:
+        ckpt.save(99, {"w": np.full(3, 99.0)}).result()
+    assert sorted(os.listdir(run_dir)) == [layout.step_dirname(step) for step in (*whole, 99)]
+
+
+ENDS = {
+    "the end of the script": ("", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "an uncaught exception": ("raise ValueError('own mistake')", 1),
+    "sys.exit within a function that holds the checkpointer": ("def f(c):\n    sys.exit(4)\nf(ckpt)", 4),
+    "the checkpointer is forgotten": ("del ckpt; gc.collect()", 0),
+    "the checkpointer is in a cycle": ("ckpt.me = ckpt; del ckpt", 0),
+    "another checkpointer follows": ("pending.result(); ckpt = hc.Checkpointer(sys.argv[1]); ckpt.restore({'w': w})", 0),
+    "w is changed": ("w[:] = -1", 0),
+}
+
+
+@pytest.mark.parametrize("way", ENDS)
+@pytest.mark.parametrize("n_saves", [1, 2])
+def test_a_step_whose_save_returned_is_committed_when_the_program_ends(run_dir, way, n_saves):
+    """Nobody has asked for its result, and nobody has closed the checkpointer."""
+    end, code = ENDS[way]
+    saves = "hold('2-write', 0.3)\npending = ckpt.save(1, {'w': w})\n"
+    if n_saves == 2:
+        saves += "w[:] = 2\npending = ckpt.save(2, {'w': w})\n"
+    ended = run(run_dir, saves + end)
+    assert ended.returncode == code, ended.stderr
+    assert ("Traceback" in ended.stderr) == (code == 1), ended.stderr
+    check_whole_or_absent(run_dir, *range(1, n_saves + 1))
+
+
+def test_an_exception_in_the_with_block_commits_what_was_saved(run_dir):
+    ended = run(run_dir, "hold('2-write', 0.3)\nwith ckpt:\n    ckpt.save(1, {'w': w})\n    1 / 0\n")
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stderr
+    check_whole_or_absent(run_dir, 1)
+
+
+def test_a_save_that_fails_when_nobody_asks_any_more_is_told_in_the_log(run_dir):
+    script = """
+def fail(phase, rank):
+    if phase == '2-synced':
+        raise OSError(28, 'No space left on device')
+phases.install_hook(fail)
+ckpt.save(1, {'w': w})
+"""
+    ended = run(run_dir, script)
+    assert "save step 1: write: [rank 0]" in ended.stderr
+    assert "No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert os.listdir(run_dir) == []
+
+
+def test_the_second_of_two_saves_is_committed_though_the_first_fails(run_dir):
+    script = """
+ckpt.close()
+ckpt = hc.Checkpointer(sys.argv[1], max_in_flight=2)
+arrivals = []
+def fail(phase, rank):
+    if phase == '2-synced':
+        arrivals.append(phase)
+        if len(arrivals) == 1:
+            raise OSError(5, 'broken')
+phases.install_hook(fail)
+ckpt.save(1, {'w': w})
+w[:] = 2
+ckpt.save(2, {'w': w})
+"""
+    ended = run(run_dir, script)
+    assert ended.returncode == 0, ended.stderr
+    check_whole_or_absent(run_dir, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("phase", ["2-write", "2-written", "4-durable", "6-parent-synced"])
+def test_a_program_that_is_ended_during_a_drain_leaves_the_step_whole_or_absent(run_dir, phase, number):
+    script = f"ckpt.save(1, {{'w': w}}).result()\nhold({phase!r}, 3)\nw[:] = 2\nckpt.save(2, {{'w': w}}).result()\n"
+    command = [sys.executable, "-c", BEGIN + script, str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "held\n"
+        time.sleep(0.05)
+        job.send_signal(number)
+        _, err = job.communicate(timeout=60)
+    if number == signal.SIGINT:  # an exception in the program's thread; the save goes on
+        assert "KeyboardInterrupt" in err
+        assert job.returncode == -signal.SIGINT
+        check_whole_or_absent(run_dir, 1, 2)
+    else:
+        assert job.returncode == -number
+        check_whole_or_absent(run_dir, *((1, 2) if phase == "6-parent-synced" else (1,)))
+
+
+FORKS = {
+    "a child that ends at once": "pid = os.fork()\nif pid == 0:\n    os._exit(0)\nos.waitpid(pid, 0)\n",
+    "a child that ends as programs do": "pid = os.fork()\nif pid == 0:\n    sys.exit(0)\nos.waitpid(pid, 0)\n",
+    "a child that forgets": "pid = os.fork()\nif pid == 0:\n    del ckpt\n    gc.collect()\n    sys.exit()\nos.waitpid(pid, 0)\n",
+    "workers": "with multiprocessing.get_context('fork').Pool(2) as pool:\n    assert pool.map(abs, [-1, -2]) == [1, 2]\n",
+}
+
+
+@pytest.mark.parametrize("how", FORKS)
+def test_processes_that_are_forked_during_a_save_do_not_touch_it(run_dir, how):
+    """They have a copy of the checkpointer, and none of its threads."""
+    script = f"""
+hold('2-written', 0.5)
+pending = ckpt.save(1, {{'w': w}})
+{FORKS[how]}
+assert pending.result().step == 1
+w[:] = 2
+ckpt.save(2, {{'w': w}})
+{FORKS[how]}
+ckpt.close()
+"""
+    ended = run(run_dir, script)
+    assert ended.returncode == 0, ended.stderr
+    check_whole_or_absent(run_dir, 1, 2)
+
+
+def test_two_checkpointers_of_one_program_leave_each_others_saves_alone(run_dir):
+    script = """
+ckpt.save(1, {'w': w}).result()
+other = hc.Checkpointer(sys.argv[1])
+other.restore({'w': w})
+w[:] = 2
+hold('2-write', 0.3)
+pending = other.save(2, {'w': w})
+with hc.Checkpointer(sys.argv[1]) as third:
+    third.restore({'w': np.zeros(100_000)})
+    phases.install_hook(None)
+    w[:] = 3
+    try:
+        third.save(3, {'w': w}).result()
+    except hc.errors.NewerStepError:
+        pass
+assert pending.result().step == 2
+ckpt.restore({'w': w})
+w[:] = 4
+ckpt.save(4, {'w': w})
+"""
+    ended = run(run_dir, script)
+    assert ended.returncode in {0, 1}
+    assert leftovers(run_dir) == []
+    assert {1, 2} <= set(step_numbers(run_dir)) or "NewerStepError" in ended.stderr

@@ -1,0 +1,385 @@
+"""Files of retired steps are written over by later saves, and nobody who looks at them is ever deceived."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import errors, layout, native, publishing
+from hpcckpt.backends.rankfile import backend
+from hpcckpt.backends.rankfile import format as codec
+from hpcckpt.discovery import step_numbers
+from hpcckpt.loading import open_step
+from hpcckpt.testing.faults import Fault, armed
+
+MIB = 1 << 20
+SIZES = (4000, 100, 9000, 9000, 0, 4000)
+
+
+def state(value: float, length: int = 4000) -> dict[str, Any]:
+    return {"w": np.arange(length) + float(value), "b": np.full(3, float(value)), "n": int(value)}
+
+
+def values(run_dir: Path, step: int) -> list[float]:
+    return hc.load(run_dir / layout.step_dirname(step))["w"].tolist()
+
+
+def inodes(run_dir: Path, step: int) -> set[int]:
+    return {path.stat().st_ino for path in (run_dir / layout.step_dirname(step) / layout.DATA).iterdir()}
+
+
+def save(ranks: Any, run_dir: Path, *steps: int, **options: Any) -> list[set[int]]:
+    """Save steps one after the other; return the inodes that each had when it was committed."""
+
+    def body(comm: Any) -> list[set[int]]:
+        found = []
+        with hc.Checkpointer(run_dir, comm=comm, **{"max_to_keep": 1, **options}) as ckpt:
+            for step in steps:
+                ckpt.save(step, state(step)).result()
+                comm.barrier()
+                found.append(inodes(run_dir, step))
+                comm.barrier()
+        return found
+
+    return ranks(body)[0]
+
+
+@pytest.fixture(autouse=True)
+def a_file_system_that_counts_links(tmp_path):
+    """Where the count cannot be trusted nothing is written over, and there is nothing to test."""
+    if not publishing.counts_links(tmp_path):
+        pytest.skip("links are not counted here")
+
+
+# -- used again, or not --------------------------------------------------------------------------
+
+
+def test_the_save_after_a_retirement_writes_over_its_files(ranks, run_dir):
+    one, two, three, four, five = save(ranks, run_dir, 1, 2, 3, 4, 5)
+    assert (three, four, five) == (one, two, one)
+    assert len(one | two) == 2 * ranks.size
+    assert values(run_dir, 5) == [5.0 + k for k in range(4000)]
+
+
+def test_a_step_that_is_kept_is_never_written_over(ranks, run_dir):
+    found = save(ranks, run_dir, 1, 2, 3, 4, 5, max_to_keep=2, keep_period=2)
+    assert step_numbers(run_dir) == [2, 4, 5]
+    kept = [found[step - 1] for step in (2, 4, 5)]
+    assert not kept[0] & kept[1]
+    assert not (kept[0] | kept[1]) & kept[2]
+    assert [values(run_dir, step)[0] for step in (2, 4, 5)] == [2.0, 4.0, 5.0]
+
+
+def test_files_are_not_used_again_when_that_is_turned_off(ranks, run_dir, monkeypatch):
+    """Nothing is opened to be written over: numbers of inodes alone say little, for a file system uses them again."""
+    opened: list[bool] = []
+    open_to_write = backend._open_to_write
+    monkeypatch.setattr(backend, "_open_to_write", lambda path: note(opened, open_to_write(path)))
+    save(ranks, run_dir, 1, 2, 3, 4, recycle=False)
+    assert set(opened) == {True}
+    assert step_numbers(run_dir) == [4]
+
+
+def note(opened: list[bool], result: tuple[int, bool]) -> tuple[int, bool]:
+    opened.append(result[1])
+    return result
+
+
+def test_files_are_not_used_again_where_links_cannot_be_counted(ranks, run_dir, monkeypatch):
+    opened: list[bool] = []
+    open_to_write = backend._open_to_write
+    monkeypatch.setattr(publishing, "counts_links", lambda _path: False)
+    monkeypatch.setattr(backend, "_open_to_write", lambda path: note(opened, open_to_write(path)))
+    save(ranks, run_dir, 1, 2, 3, 4)
+    assert set(opened) == {True}
+    assert step_numbers(run_dir) == [4]
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_steps_of_any_size_come_back_from_files_of_any_size(ranks, run_dir, max_in_flight):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1, max_in_flight=max_in_flight) as ckpt:
+            found = []
+            for step, length in enumerate(SIZES):
+                ckpt.save(step, state(step, length))
+                target = state(-1, length)
+                ckpt.restore(target, step)
+                found.append((target["w"].tolist() == state(step, length)["w"].tolist(), target["n"]))
+        return found
+
+    assert ranks(body) == [[(True, step) for step in range(len(SIZES))]] * ranks.size
+    step = run_dir / layout.step_dirname(len(SIZES) - 1)
+    nbytes = sum(path.stat().st_size for path in (step / layout.DATA).iterdir())
+    assert nbytes <= 8 * (SIZES[-1] + 3) + ranks.size * 2 * codec.PAGE_BYTES  # cut to what the step needs
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (5, 2), (2, 5)])
+def test_files_of_a_job_with_another_number_of_ranks_are_used_as_far_as_they_go(group, run_dir, before, after):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
+            newest = ckpt.latest_step() or 0
+            for step in range(newest + 1, newest + 4):
+                ckpt.save(step, state(step)).result()
+
+    group(before, body)
+    group(after, body)
+    step = run_dir / layout.step_dirname(6)
+    names = sorted(path.name for path in (step / layout.DATA).iterdir())
+    assert names == [Path(backend.file_path(rank)).name for rank in range(after)]
+    assert values(run_dir, 6) == [6.0 + k for k in range(4000)]
+
+
+# -- others who look at the files ------------------------------------------------------------------
+
+
+def test_a_file_that_has_another_name_is_never_written_over(ranks, run_dir, tmp_path):
+    """A user's ``cp -al`` of a step stays as it is, whenever it was made."""
+    copies = run_dir.with_name("copies")
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
+            for step in range(1, 6):
+                ckpt.save(step, state(step)).result()
+                if comm.is_root:
+                    copies.mkdir(exist_ok=True)
+                    source = run_dir / layout.step_dirname(step)
+                    subprocess.run(["cp", "-al", source, copies], check=True)
+                comm.barrier()
+
+    ranks(body)
+    for step in range(1, 6):
+        assert values(copies, step) == [step + k for k in range(4000)]
+
+
+@pytest.mark.parametrize("n_links", [1, 2])
+def test_a_link_that_is_made_just_before_a_file_is_opened_is_noticed(run_dir, tmp_path, n_links):
+    """The last look at the count is at the open file."""
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state(step)).result()
+        (prepared,) = ckpt._run.staged
+        file = run_dir / prepared / backend.file_path(0)
+        inode, before = file.stat().st_ino, file.read_bytes()
+        if n_links == 2:
+            os.link(file, tmp_path / "other")
+        ckpt.save(3, state(3)).result()
+    assert (inodes(run_dir, 3) == {inode}) == (n_links == 1)
+    assert values(run_dir, 3)[0] == 3.0
+    if n_links == 2:
+        assert (tmp_path / "other").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "a directory"])
+def test_something_else_in_the_place_of_a_file_is_not_written_to(run_dir, tmp_path, kind):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("precious")
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state(step)).result()
+        (prepared,) = ckpt._run.staged
+        file = run_dir / prepared / backend.file_path(0)
+        file.unlink()
+        {"a link": lambda: file.symlink_to(elsewhere), "a pipe": lambda: os.mkfifo(file), "a directory": file.mkdir}[
+            kind
+        ]()
+        with contextlib.suppress(errors.StorageError):
+            ckpt.save(3, state(3)).result()
+        assert 2 in step_numbers(run_dir) or 3 in step_numbers(run_dir)
+        ckpt.save(4, state(4)).result()
+    assert elsewhere.read_text() == "precious"
+    assert values(run_dir, 4)[0] == 4.0
+
+
+def test_what_users_put_into_a_step_does_not_come_back_in_a_later_one(ranks, run_dir):
+    def put(step: int) -> None:
+        path = run_dir / layout.step_dirname(step)
+        (path / "notes.txt").write_text("mine")
+        (path / "manifest.json.bad-0123456789ab").write_text("evidence")
+        (path / "plots").mkdir()
+        (path / "plots" / "a.png").write_text("mine")
+        (path / layout.DATA / "rank-00000.frozen-7.safetensors").write_text("other")
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
+            for step in (1, 2, 3, 4, 5):
+                ckpt.save(step, state(step)).result()
+                if comm.is_root and step <= 2:
+                    put(step)
+                comm.barrier()
+
+    ranks(body)
+    step = run_dir / layout.step_dirname(5)
+    assert sorted(path.name for path in step.iterdir()) == [layout.DATA, layout.MANIFEST]
+    assert len(list((step / layout.DATA).iterdir())) == ranks.size
+
+
+def test_a_reader_whose_step_is_written_over_is_told_that_it_was_retired(run_dir):
+    """It has the step open from before it was retired; what it would read are other bytes, in the same file."""
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        ckpt.save(1, state(1)).result()
+        reader = open_step(run_dir / layout.step_dirname(1))
+        for step in (2, 3):
+            ckpt.save(step, state(step)).result()
+        with pytest.raises(errors.RetiredError, match="retired while being read"):
+            reader.load("w")
+
+
+@pytest.mark.parametrize("n_saves", [1, 2])
+def test_a_reader_with_the_file_open_gets_its_bytes_or_is_told(run_dir, monkeypatch, n_saves):
+    """Between the opening of the file and the reading of its blocks the file is retired, and then written over."""
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        ckpt.save(1, state(1)).result()
+        reader = open_step(run_dir / layout.step_dirname(1))
+        inode = inodes(run_dir, 1)
+        open_regular = backend.open_regular
+
+        def open_and_lose(path):
+            fd = open_regular(path)
+            monkeypatch.setattr(backend, "open_regular", open_regular)
+            for step in range(2, 2 + n_saves):
+                ckpt.save(step, state(step)).result()
+            return fd
+
+        monkeypatch.setattr(backend, "open_regular", open_and_lose)
+        with pytest.raises(errors.RetiredError, match="retired while being read") if n_saves > 1 else after_all():
+            assert reader.load("w").tolist() == state(1)["w"].tolist()
+        assert n_saves == 1 or inodes(run_dir, 3) == inode
+
+
+def after_all() -> contextlib.AbstractContextManager[None]:
+    """A retired step whose file is open already may still be read, if its bytes are right."""
+    return contextlib.suppress(errors.RetiredError)
+
+
+# -- kept from being taken for something whole -----------------------------------------------------
+
+
+def test_a_header_is_invalid_on_storage_before_the_first_byte_is_written_over(ranks, run_dir, monkeypatch):
+    """Else a power loss in between could leave a file whose header vouches for bytes that are gone."""
+    calls: dict[str, list[str]] = {}
+
+    def watch(name: str, what: Any) -> None:
+        call = getattr(native, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            path = kwargs.get("path") or args[-1]
+            calls.setdefault(str(path), []).append(what(*args))
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(native, name, watched)
+
+    def what_is_written(_fd, pieces, *_args):
+        if len(pieces) == 1 and pieces[0][1] == 0:
+            return "header" if any(pieces[0][0]) else "zeros"
+        return "data"
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
+            for step in (1, 2):
+                ckpt.save(step, state(step)).result()
+            comm.barrier()
+            if comm.rank == 0 or not hasattr(comm, "_group"):
+                calls.clear()
+                watch("write_blocks", what_is_written)
+                watch("fdatasync", lambda *_: "sync")
+                watch("preallocate", lambda *_: "resize")
+            comm.barrier()
+            ckpt.save(3, state(3)).result()
+            comm.barrier()
+            return {Path(path).name: list(did) for path, did in calls.items() if path.endswith(".safetensors")}
+
+    for found in ranks(body):
+        assert found
+        assert set(map(tuple, found.values())) == {("zeros", "sync", "resize", "data", "header", "sync")}
+
+
+@pytest.mark.parametrize("phase", ["2-write", "2-written", "2-synced", "4-durable"])
+def test_a_save_that_fails_on_files_used_again_loses_nothing(ranks, run_dir, debris, phase):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
+            for step in (1, 2):
+                ckpt.save(step, state(step)).result()
+            with pytest.raises(errors.NoSpaceError):
+                ckpt.save(3, state(3)).result()
+            left = debris(ckpt)
+            target = state(0)
+            steps = ckpt.restore(target).step, ckpt.all_steps()
+            for step in (4, 5, 6):
+                ckpt.save(step, state(step)).result()
+            return left, steps, target["w"][0]
+
+    with armed(Fault(phase, "raise", 0, 3, error=OSError(errno.ENOSPC, "full"))):
+        assert ranks(body) == [([], (2, [2]), 2.0)] * ranks.size
+    assert values(run_dir, 6)[0] == 6.0
+
+
+# -- room on the disk ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(where)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def filled(nbytes: int, value: int) -> dict[str, Any]:
+    return {"w": np.full(nbytes, value, np.uint8)}
+
+
+def test_bytes_that_are_written_over_are_not_asked_of_the_disk_again(small_disk):
+    run_dir = small_disk / "run"
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        for step in range(1, 6):
+            ckpt.save(step, filled(3 * MIB, step)).result()  # two of them, and less than a third
+        with pytest.raises(errors.NoSpaceError, match="nothing was written or removed"):
+            ckpt.save(6, filled(6 * MIB, 6)).result()
+        assert ckpt.all_steps() == [5]
+        ckpt.save(7, filled(3 * MIB, 7)).result()
+    assert hc.load(run_dir)["w"].tolist() == [7] * 3 * MIB
+
+
+def test_bytes_of_files_that_have_another_name_are_asked_of_the_disk(small_disk):
+    """They cannot be written over: the copy keeps them."""
+    run_dir = small_disk / "run"
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        ckpt.save(1, filled(3 * MIB, 1)).result()
+        subprocess.run(["cp", "-al", run_dir / layout.step_dirname(1), small_disk / "copy"], check=True)
+        ckpt.save(2, filled(3 * MIB, 2)).result()
+        with armed(Fault("2-write", "raise", error=AssertionError("begun all the same"))):
+            with pytest.raises(errors.NoSpaceError):
+                ckpt.save(3, filled(3 * MIB, 3)).result()
+        assert ckpt.all_steps() == [2]
+    assert hc.load(small_disk / "copy")["w"].tolist() == [1] * 3 * MIB
+
+
+def test_a_disk_that_fills_up_while_files_are_written_over_loses_nothing(small_disk, monkeypatch):
+    run_dir, filler = small_disk / "run", small_disk / "filler"
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, filled(2 * MIB, step)).result()
+        with monkeypatch.context() as patch:
+            patch.setattr("hpcckpt.collective.commit.check_space", lambda *_: filler.write_bytes(bytes(4 * MIB - 65536)))
+            with pytest.raises(errors.NoSpaceError, match=r"rank-00000\.safetensors"):
+                ckpt.save(3, filled(3 * MIB, 3)).result()
+        assert ckpt.all_steps() == [2]
+        assert hc.load(run_dir)["w"].tolist() == [2] * 2 * MIB
+        filler.unlink()
+        ckpt.save(4, filled(3 * MIB, 4)).result()
+    assert hc.load(run_dir)["w"].tolist() == [4] * 3 * MIB
