@@ -145,7 +145,7 @@ class Bench:
         }
 
 
-def table_of(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
+def table_of(found: Rounds, facts: dict[str, Any]) -> Table:
     """Return the table for people."""
     shown = ["variant", "blocking, ms", "least to most", "over memcpy", "+ excess, ms", "over memcpy", "least to most"]
     table = Table(f"{facts['nbytes'] >> 20} MiB in {facts['tensors']} variables", [*shown, "step, ms", "extra MiB"])
@@ -205,7 +205,7 @@ def main() -> None:
         "aliased": aliased,
     }
     data = {"facts": facts, "figures": found.figures, "memcpy": found.memcpy, "discarded": found.discarded}
-    publish(table_of(found, bench, facts), args, data)
+    publish(table_of(found, facts), args, data)
 
 
 main()

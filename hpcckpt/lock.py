@@ -304,7 +304,8 @@ class RunLock:
         except OSError:
             is_stale = False
         if not is_stale:
-            with contextlib.suppress(FileExistsError):  # then a third one has it, and the second will notice
+            # A third one has it, and the second will notice; or has swept it.
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
                 os.link(grave, self.path)
         grave.unlink(missing_ok=True)
 
@@ -323,12 +324,14 @@ class RunLock:
 
 
 def _sweep_leftovers(directory: Path) -> None:
-    """Remove what jobs left that were killed while they took the lock; fresh ones may be of a job that lives."""
+    """Remove what jobs left that were killed while they took the lock; others may be of a job that lives."""
     with contextlib.suppress(OSError):  # debris is no reason to fail
         for entry in os.scandir(directory):
             if entry.name.startswith(f"{layout.LOCK}."):
                 found = entry.stat(follow_symlinks=False)
-                if time.time() - max(found.st_mtime, found.st_ctime) > LEFTOVER_S:  # a rename sets ctime alone
+                age_s = time.time() - max(found.st_mtime, found.st_ctime)  # a rename sets ctime alone
+                holder = read_holder(Path(entry.path))
+                if age_s > LEFTOVER_S or (holder is not None and is_dead(holder, age_s, LEFTOVER_S)):
                     os.unlink(entry.path)
 
 

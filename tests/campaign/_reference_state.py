@@ -123,7 +123,8 @@ class State:
         for name, array in _replicated(self.size, step, version).items():
             self.arrays[name][...] = array
         for name, array in _variables(self.size, step).items():
-            self.variables[name].assign(array)
+            if self.variables[name].view().tobytes() != array.tobytes():  # what does not change is not touched
+                self.variables[name].assign(array)
         self.table[...] = values((step, version), "table", TABLE, np.int64)[:, columns(self.rank, self.n_ranks)]
         self.own.value[...] = values((step, version, self.rank), "own", (self.rank + 3,), np.uint16)
         self.moving.value[...] = values((step, version, self.rank), "moving", (9,))

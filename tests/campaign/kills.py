@@ -40,6 +40,7 @@ from mpi_launch import clean_environment, find_mpirun
 KILLS = 5
 MAX_JOBS = 30
 JOB_TIMEOUT_S = 60.0
+WEIGHTS = [3 if phase in {"4-durable", "5-published", "8-retired"} else 1 for phase in PHASES]
 ROOT_ONLY = {phase for phase in PHASES if phase[0] in "14568"}
 LIFE = {"one process": 60, "threads": 30, "MPI": 10}
 Durations = dict[tuple[str, str], float]
@@ -217,7 +218,8 @@ class Life:
 
     def run_one(self, *, is_spared: bool) -> None:
         """Run one job, kill it unless it is spared, and check what is there."""
-        rng, n_steps = self.case.rng, self.case.rng.randint(2, 8)
+        rng = self.case.rng
+        n_steps = rng.randint(4, 10) if self.options["incremental"] else rng.randint(2, 8)
         n_ranks = 1 if self.kind == "one process" else rng.choice([1, 2, 2, 3, 3])
         order = _order(
             self.place,
@@ -281,9 +283,9 @@ class Life:
     def draw_strike(self, n_ranks: int, n_steps: int, victims: tuple[int, ...]) -> Strike:
         """Return a phase to be killed at, or some time after."""
         rng = self.case.rng
-        phase = rng.choice(PHASES)
+        phase = rng.choices(PHASES, WEIGHTS)[0]
         rank = 0 if phase in ROOT_ONLY else rng.randrange(n_ranks)
-        occurrence = 1 if phase in {"0-plan", "9-restore"} else rng.randint(1, n_steps)
+        occurrence = 1 if phase in {"0-plan", "9-restore"} else rng.randint(1, 1 + n_steps // 2)
         delay_s = 0.0 if rng.random() < 0.5 else 10 ** rng.uniform(-5, -2)
         return Strike(phase, rank, occurrence, victims if self.kind == "MPI" else (rank,), delay_s)
 

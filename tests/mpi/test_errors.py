@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from mpi_launch import PROGRAMS, mpirun
 
+import hpcckpt as hc
+from hpcckpt import layout
+from hpcckpt.discovery import step_numbers
+
 SOON_S = 20.0
 
 
@@ -35,3 +39,55 @@ def test_a_rank_that_raises_elsewhere_ends_the_job(tmp_path: Path) -> None:
     assert "the program's own mistake" in ended.err
     assert ended.code not in {0, 124}, ended.err
     assert "step-0000000001" in os.listdir(tmp_path)
+
+
+LEFT = """
+import sys, numpy as np, hpcckpt as hc
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+ckpt = hc.Checkpointer(sys.argv[1])
+ckpt.save(1, {"w": np.full(100_000, 1.0)}).result()
+ckpt.save(2, {"w": np.full(100_000, 2.0)})
+if sys.argv[2] == "exit":
+    sys.exit(0)
+if sys.argv[2] == "forget":
+    del ckpt
+if sys.argv[2] == "raise" or (sys.argv[2] == "raise on one" and rank == 1):
+    raise ValueError("the program's own mistake")
+"""
+
+
+@pytest.mark.parametrize("way", ["end", "exit", "forget", "raise", "raise on one"])
+def test_a_job_that_ends_without_closing_leaves_the_step_whole_or_absent(tmp_path: Path, way: str) -> None:
+    """Whole, if all ranks end by themselves."""
+    ended = mpirun(2, "-c", LEFT, str(tmp_path), way, timeout_s=3 * SOON_S)
+    is_mistake = way.startswith("raise")
+    assert (ended.code != 0) == is_mistake, ended.err
+    assert ended.code != 124, ended.err
+    assert ("own mistake" in ended.err) == is_mistake
+    steps = step_numbers(tmp_path)
+    assert steps in ([[1], [1, 2]] if is_mistake else [[1, 2]])
+    assert hc.load(tmp_path)["w"].tolist() == [float(steps[-1])] * 100_000
+    assert is_mistake or sorted(os.listdir(tmp_path)) == [layout.step_dirname(1), layout.step_dirname(2)]
+
+
+SILENT = """
+import os, signal, sys, numpy as np, hpcckpt as hc
+from mpi4py import MPI
+from hpcckpt.testing.faults import Fault, arm
+world = MPI.COMM_WORLD
+ckpt = hc.Checkpointer(sys.argv[1], peer_timeout_s=2.0)
+ckpt.save(1, {"w": np.ones(100_000)}).result()
+world.Barrier()
+arm(Fault("2-write", "stop", rank=int(sys.argv[2])))
+ckpt.save(2, {"w": np.ones(100_000)}).result()
+"""
+
+
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_rank_that_falls_silent_is_named_and_the_job_ends(tmp_path: Path, silent: int) -> None:
+    """As a node that hangs: it neither answers nor dies."""
+    ended = mpirun(3, "-c", SILENT, str(tmp_path), str(silent), timeout_s=3 * SOON_S)
+    assert ended.code not in {0, 124}, ended
+    assert f"save step 2: no word from rank {silent} for 2 s; the job is ended" in ended.err
+    assert step_numbers(tmp_path) == [1]

@@ -85,10 +85,11 @@ def test_every_element_of_every_tensor_is_written_once(state):
 def test_every_rank_finds_the_same_plan(state):
     everything, gathered = state
     plans = [plan_for(rank, mine, gathered) for rank, mine in enumerate(everything)]
-    assert len({(plan.tensors, plan.nbytes, plan.nbytes_of) for plan in plans}) == 1
+    assert len({(plan.tensors, plan.nbytes, plan.shared_nbytes_of) for plan in plans}) == 1
     for rank, plan in enumerate(plans):
-        assert sum(item.nbytes for item in plan.items) == plan.nbytes_of[rank]
-    assert sum(plans[0].nbytes_of) == plans[0].nbytes
+        shared = [item.nbytes for item in plan.items if item.spec.kind != "per-rank"]
+        assert sum(shared) == plan.shared_nbytes_of[rank]
+    assert sum(item.nbytes for plan in plans for item in plan.items) == plans[0].nbytes
 
 
 @given(declared_states())
@@ -123,7 +124,7 @@ def test_replicated_bytes_go_where_shards_leave_room(n_ranks, shards, dense):
     ]
     replicated = [Declaration(TensorSpec(f"d{k}", "int8", (n,)), Extent.whole((n,))) for k, n in enumerate(dense)]
     plans = [plan_for(rank, [*replicated, parts[rank]], [[part] for part in parts]) for rank in range(n_ranks)]
-    ends = plans[0].nbytes_of
+    ends = plans[0].shared_nbytes_of
     fed = [r for r, plan in enumerate(plans) if any(i.spec.kind == "replicated" and i.nbytes for i in plan.items)]
     if fed:
         assert max(ends[r] for r in fed) - min(ends) <= 2 * 64 + 4
