@@ -37,6 +37,7 @@ CHILD_TIMEOUT_S = 40.0
 MAX_SECONDS = 5.0
 FULL = 100001  # the shim's word for a file system without a free byte
 HARMLESS = {100000, errno.EINTR, errno.EOPNOTSUPP}
+READING = {"open", "read", "stat", "list", "close"}
 KEPT = 2
 
 
@@ -309,6 +310,7 @@ class _Rank:
             return [f"a harmless {failed} was an error: {text}"]
         expected = {from_os_error(OSError(number, "")).kind for number in failed - {FULL}}
         expected |= {"no-space"} if FULL in failed else set()
+        expected |= {"storage"} if {call.kind for call in self._failed()} & READING else set()
         expected |= {"corrupt", "step-not-found", "manifest"} if self.scene.action == "restore" else set()
         if (failed and kind not in expected and kind != "collective") or kind == "error":
             return [f"{failed} was told as {kind}: {text}"]

@@ -8,4 +8,4 @@ pytestmark = [pytest.mark.stack_b, pytest.mark.slow]
 
 
 def test_a_failing_call_is_one_error_everywhere(short_form):
-    short_form("errors", 60)
+    short_form("errors", 45)

@@ -218,6 +218,7 @@ NEEDED = [
     ("retention", ("run directory, step published",)),
     ("retention", ("run directory, step retired",)),
     ("aside", ("run directory, steps moved aside",)),
+    ("incremental", ("frozen file",)),
     ("unsynced", ("run directory, names given back",)),
     ("pinned", (".pins",)),
     ("pinned", ("run directory, nothing renamed",)),
@@ -225,7 +226,6 @@ NEEDED = [
     ("retention", ("retired directory, manifest gone", "data file, header made invalid")),
     ("overwrite", ("run directory, step exchanged", "run directory, nothing renamed")),
     ("without-exchange", ("run directory, names given back", "run directory, nothing renamed")),
-    ("incremental", ("data file", "frozen file")),
 ]
 """A scenario, and syncs without which it loses something."""
 

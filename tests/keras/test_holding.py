@@ -56,8 +56,11 @@ def output_of(program: str, *args: str) -> str:
 
 
 def loop(v: tf.Variable) -> None:
-    for _ in tf.range(3):
+    def body(count: Any) -> Any:
         v.assign_add(ONES)
+        return count + 1
+
+    tf.while_loop(lambda count: count < 3, body, [0])
 
 
 # Every way to change a variable that works inside of a compiled function too.

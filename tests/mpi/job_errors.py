@@ -67,7 +67,8 @@ def main() -> None:
                 for overwrite in (False, True):
                     fault = Fault(phase, "raise", rank, error=error)
                     found.append({"kind": kind, "rank": rank, **failing(ckpt, fault, overwrite=overwrite)})
-        found.append({"phase": "read", "texts": raised_by(lambda: ckpt.save(1000, {"u": Unreadable(is_bad=is_last)}).result())})
+        unreadable = {"u": Unreadable(is_bad=is_last)}
+        found.append({"phase": "read", "texts": raised_by(lambda: ckpt.save(1000, unreadable).result())})
     if WORLD.rank == 0:
         for outcome in found:
             print("outcome", json.dumps(outcome), flush=True)

@@ -389,8 +389,9 @@ def test_a_failure_that_nobody_asked_for_is_raised_once_and_training_goes_on(ran
         ckpt.close()
         return first, again, step, told(pending.result) == first, n_logged
 
-    with caplog.at_level(logging.ERROR, "hpcckpt"), armed(
-        *(Fault(phase, "raise", rank, 2, error=OSError(28, "full")) for rank in failing)
+    with (
+        caplog.at_level(logging.ERROR, "hpcckpt"),
+        armed(*(Fault(phase, "raise", rank, 2, error=OSError(28, "full")) for rank in failing)),
     ):
         results = ranks(body)
     assert [r[:4] for r in results] == [results[0][:4]] * ranks.size

@@ -59,7 +59,7 @@ ENDS = {
     "sys.exit within a function that holds the checkpointer": ("def f(c):\n    sys.exit(4)\nf(ckpt)", 4),
     "the checkpointer is forgotten": ("del ckpt; gc.collect()", 0),
     "the checkpointer is in a cycle": ("ckpt.me = ckpt; del ckpt", 0),
-    "another checkpointer follows": ("pending.result(); ckpt = hc.Checkpointer(sys.argv[1]); ckpt.restore({'w': w})", 0),
+    "another checkpointer follows": ("pending.result(); ckpt = hc.Checkpointer(sys.argv[1]); ckpt.latest_step()", 0),
     "w is changed": ("w[:] = -1", 0),
 }
 
@@ -140,11 +140,20 @@ def test_a_program_that_is_ended_during_a_drain_leaves_the_step_whole_or_absent(
         check_whole_or_absent(run_dir, *((1, 2) if phase == "6-parent-synced" else (1,)))
 
 
+FORK = """
+pid = os.fork()
+if pid == 0:
+    {child}
+os.waitpid(pid, 0)
+"""
 FORKS = {
-    "a child that ends at once": "pid = os.fork()\nif pid == 0:\n    os._exit(0)\nos.waitpid(pid, 0)\n",
-    "a child that ends as programs do": "pid = os.fork()\nif pid == 0:\n    sys.exit(0)\nos.waitpid(pid, 0)\n",
-    "a child that forgets": "pid = os.fork()\nif pid == 0:\n    del ckpt\n    gc.collect()\n    sys.exit()\nos.waitpid(pid, 0)\n",
-    "workers": "with multiprocessing.get_context('fork').Pool(2) as pool:\n    assert pool.map(abs, [-1, -2]) == [1, 2]\n",
+    "a child that ends at once": FORK.format(child="os._exit(0)"),
+    "a child that ends as programs do": FORK.format(child="sys.exit(0)"),
+    "a child that forgets": FORK.format(child="del ckpt, pending; gc.collect(); sys.exit()"),
+    "workers": """
+with multiprocessing.get_context('fork').Pool(2) as pool:
+    assert pool.map(abs, [-1, -2]) == [1, 2]
+""",
 }
 
 

@@ -362,9 +362,9 @@ def test_bytes_of_files_that_have_another_name_are_asked_of_the_disk(small_disk)
         ckpt.save(1, filled(3 * MIB, 1)).result()
         subprocess.run(["cp", "-al", run_dir / layout.step_dirname(1), small_disk / "copy"], check=True)
         ckpt.save(2, filled(3 * MIB, 2)).result()
-        with armed(Fault("2-write", "raise", error=AssertionError("begun all the same"))):
-            with pytest.raises(errors.NoSpaceError):
-                ckpt.save(3, filled(3 * MIB, 3)).result()
+        begun = Fault("2-write", "raise", error=AssertionError("begun all the same"))
+        with armed(begun), pytest.raises(errors.NoSpaceError):
+            ckpt.save(3, filled(3 * MIB, 3)).result()
         assert ckpt.all_steps() == [2]
     assert hc.load(small_disk / "copy")["w"].tolist() == [1] * 3 * MIB
 
@@ -375,7 +375,9 @@ def test_a_disk_that_fills_up_while_files_are_written_over_loses_nothing(small_d
         for step in (1, 2):
             ckpt.save(step, filled(2 * MIB, step)).result()
         with monkeypatch.context() as patch:
-            patch.setattr("hpcckpt.collective.commit.check_space", lambda *_: filler.write_bytes(bytes(4 * MIB - 65536)))
+            patch.setattr(
+                "hpcckpt.collective.commit.check_space", lambda *_: filler.write_bytes(bytes(4 * MIB - 65536))
+            )
             with pytest.raises(errors.NoSpaceError, match=r"rank-00000\.safetensors"):
                 ckpt.save(3, filled(3 * MIB, 3)).result()
         assert ckpt.all_steps() == [2]

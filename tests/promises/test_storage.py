@@ -17,7 +17,6 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import discovery, errors, layout, native
-from hpcckpt.retention import leftovers
 from hpcckpt.testing.faults import Fault, armed
 
 MIB = 1 << 20
