@@ -339,7 +339,11 @@ def shape_problem(dtype: Any, shape: Any) -> str | None:
         width = itemsize(dtype)
     except (ValueError, TypeError):
         return f"unknown dtype {dtype!r}"
-    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(type(n) is int and 0 <= n <= MAX_NBYTES for n in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_DIMS
+        or not all(type(n) is int and 0 <= n <= MAX_NBYTES for n in shape)
+    ):
         return f"shape {str(shape)[:80]} is not a list of at most {MAX_DIMS} sizes"
     if math.prod(n or 1 for n in shape) * max(width, 1) > MAX_NBYTES:  # NumPy counts so too where one side is 0
         return f"shape {str(shape)[:80]} of {dtype} is larger than any file"

@@ -98,10 +98,16 @@ class Payload:
         held = before.data if before else None
         self.is_unchanged = held is not None and self._data is not None and _address(held) == _address(self._data)
 
+    def let_go(self) -> None:
+        """Let go of the bytes, which the kernel has by now, unless they may turn out to be frozen.
+
+        A backend says so of each payload as soon as it can: whatever is held is copied by its next update.
+        """
+        if self._before is None:
+            self._data = None
+
     def landed(self, crcs: Sequence[int], file: FileRecord | None = None, n_in_file: int = 0) -> None:
         """Say where the bytes are now, and let go of them unless they seem to be frozen.
-
-        A backend says so of each payload as soon as its bytes are handed to the kernel.
 
         Parameters
         ----------

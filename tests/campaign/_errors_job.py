@@ -317,19 +317,25 @@ class _Rank:
         return []
 
     def _judge_success(self) -> list[str]:
-        """Check that nothing was believed that may not be: a write or an fsync that failed before the commit."""
+        """Check that nothing was believed that may not be: a write or an fsync of the step that failed."""
+        staged, is_durable = self._of_the_step()
         for calls in self.logs:
-            for call in calls[: self._commit_position(calls)]:
-                if call.error not in HARMLESS | {0} and call.kind in {"fsync", "write", "ftruncate"}:
+            for number, call in enumerate(calls):
+                is_its_own = call.path.startswith(staged) or (calls is self.logs[0] and number == is_durable)
+                if is_its_own and call.error not in HARMLESS | {0} and call.kind in {"fsync", "write", "ftruncate"}:
                     return [f"{call.kind} of {call.path}: {_error_name(call.error)}, and the step was committed"]
         return []
 
-    def _commit_position(self, calls: list[Call]) -> int:
-        """Return after how many calls of a process the step's name is durable."""
+    def _of_the_step(self) -> tuple[str, int]:
+        """Return where the step was written, and which of root's calls made its name durable."""
+        calls = self.logs[0]
         name = layout.step_dirname(self.newest + (0 if self.scene.action == "overwrite" else 1))
         moves = [n for n, call in enumerate(calls) if call.kind == "rename" and call.path.endswith(f"/{name}")]
+        made = [
+            call.path for call in calls[: moves[0]] if call.kind == "create" and call.path.endswith(layout.MANIFEST)
+        ]
         syncs = [n for n, call in enumerate(calls) if call.kind == "fsync" and call.path == str(self.directory)]
-        return next((n + 1 for n in syncs if moves and n > moves[0]), len(calls))
+        return str(Path(made[-1]).parent), next((n for n in syncs if n > moves[0]), -1)
 
     def _judge_storage(self, told: Told) -> list[str]:
         """Check that all that is visible is whole, and that what was there before still is."""

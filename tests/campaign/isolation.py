@@ -45,7 +45,6 @@ def _slow_down(rng: random.Random) -> None:
             time.sleep(rng.random() * pause_s)
 
     phases.install_hook(hook)
-    backend.GROUP_BYTES = rng.choice([64 << 10, 1 << 20, 32 << 20])
 
 
 class _Rank:

@@ -58,7 +58,7 @@ def output_of(program: str, *args: str) -> str:
 def loop(v: tf.Variable) -> None:
     def body(count: Any) -> Any:
         v.assign_add(ONES)
-        return count + 1
+        return (count + 1,)
 
     tf.while_loop(lambda count: count < 3, body, [0])
 

@@ -116,15 +116,19 @@ class RankfileBackend(Backend):
         return record
 
     def _write_data(self, fd: int, job: SaveJob, file: _File, start: int, where: str) -> list[Sequence[int]]:
-        crcs: list[Sequence[int]] = []
-        for group in _groups(file.payloads):
-            pieces, start = _lay_out(group, start)
-            found = native.write_blocks(fd, pieces, block_bytes=job.block_bytes, threads=self.threads, path=where)
-            del pieces
-            if not file.is_frozen:
-                for payload, blocks in zip(group, found, strict=True):
-                    payload.landed(blocks)
-            crcs += found
+        crcs: list[Sequence[int]] = [
+            *native.write_blocks(
+                fd,
+                _lay_out(file.payloads, start),
+                block_bytes=job.block_bytes,
+                threads=self.threads,
+                path=where,
+                on_piece=lambda number: file.payloads[number].let_go(),
+            )
+        ]
+        if not file.is_frozen:
+            for payload, blocks in zip(file.payloads, crcs, strict=True):
+                payload.landed(blocks)
         return crcs
 
     def index(self, path: Path, manifest: Manifest) -> Index:
@@ -172,22 +176,6 @@ class _File:
     is_frozen: bool = False
 
 
-GROUP_BYTES = 32 << 20
-"""Tensors that are written together are let go of together: little memory is held long, few calls are made."""
-
-
-def _groups(payloads: Sequence[Payload]) -> Iterator[Sequence[Payload]]:
-    """Cut the payloads into runs of about `GROUP_BYTES`."""
-    first = nbytes = 0
-    for number, payload in enumerate(payloads):
-        nbytes += payload.item.nbytes
-        if nbytes >= GROUP_BYTES:
-            yield payloads[first : number + 1]
-            first, nbytes = number + 1, 0
-    if first < len(payloads):
-        yield payloads[first:]
-
-
 def _open_to_write(where: str) -> tuple[int, bool]:
     """Open a rank's file, invalidated or new; return its descriptor, and whether it was created."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -209,13 +197,11 @@ def _open_to_write(where: str) -> tuple[int, bool]:
     return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True
 
 
-def _lay_out(payloads: Sequence[Payload], start: int) -> tuple[list[tuple[Bytes, int]], int]:
-    """Return the bytes of each payload with its file offset, and where the file ends."""
-    pieces, position = [], start
+def _lay_out(payloads: Sequence[Payload], start: int) -> Iterator[tuple[Bytes, int]]:
+    """Yield the bytes of each payload with its file offset; nobody else is to hold them when they are written."""
     for payload in payloads:
-        pieces.append((payload.data, position))
-        position += payload.item.nbytes
-    return pieces, position
+        yield payload.data, start
+        start += payload.item.nbytes
 
 
 def read_header(path: Path, record: FileRecord, manifest: Manifest) -> list[StoredEntry]:
