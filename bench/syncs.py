@@ -92,6 +92,7 @@ def work(place: Path) -> None:
     from _common import WORLD, make_state, meet
     from _ours import Ours
     from _peers import FAMILIES, make_peers
+    from mpi4py import MPI
 
     state = make_state(TENSORS, MIB << 20)
 
@@ -116,7 +117,9 @@ def work(place: Path) -> None:
             takes_part = peer.is_parallel or WORLD.rank == 0
             between_marks(peer.name, (lambda p=peer, q=path: p.begin(q)()) if takes_part else (lambda: None))
     if WORLD.rank == 0:
-        print("all saved")
+        print("all saved", flush=True)
+    MPI.Finalize()
+    os._exit(0)  # or the checkpointer would remove what it has prepared
 
 
 def expected() -> dict[str, str]:

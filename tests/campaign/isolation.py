@@ -20,7 +20,6 @@ from _isolation_subjects import KINDS, NUMPY, TF, TORCH, Subject, subject
 
 import hpcckpt as hc
 from hpcckpt import phases
-from hpcckpt.backends.rankfile import backend
 from hpcckpt.testing.ranks import run_ranks
 
 SAVES = 5
@@ -37,7 +36,7 @@ def prepare(scratch: Path) -> None:
 
 
 def _slow_down(rng: random.Random) -> None:
-    """Hold the writing up at random, and let go of tensors in groups of random size."""
+    """Hold the writing up at random."""
     pause_s = rng.choice([0.0, 0.003, 0.02])
 
     def hook(phase: str, rank: int) -> None:

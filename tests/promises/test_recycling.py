@@ -278,7 +278,7 @@ def test_a_header_is_invalid_on_storage_before_the_first_byte_is_written_over(ra
         monkeypatch.setattr(native, name, watched)
 
     def what_is_written(_fd, pieces, *_args):
-        if len(pieces) == 1 and pieces[0][1] == 0:
+        if isinstance(pieces, list) and pieces[0][1] == 0:  # the data is handed over piece by piece
             return "header" if any(pieces[0][0]) else "zeros"
         return "data"
 
