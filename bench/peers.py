@@ -82,7 +82,7 @@ class Bench:
             return figures
 
         self.variants |= {"C: pwrite, recycled files": recycled, "C: pwrite, new files": naive}
-        self.durability |= dict.fromkeys(("C: pwrite, recycled files", "C: pwrite, new files"), "data")
+        self.durability |= dict.fromkeys(("C: pwrite, recycled files", "C: pwrite, new files"), "files")
 
     def even_out(self) -> None:
         """Let all find as much warm memory as the file and a library's own copies take."""

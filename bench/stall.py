@@ -65,7 +65,9 @@ class Training:
         each = nbytes // n_tensors // 4
         self.a = tf.random.normal((1024, 1024))
         if kind == "tensorflow":
-            self.state: dict[str, Any] = {f"w{n:03d}": tf.Variable(tf.fill((each,), float(n))) for n in range(n_tensors)}
+            self.state: dict[str, Any] = {
+                f"w{n:03d}": tf.Variable(tf.fill((each,), float(n))) for n in range(n_tensors)
+            }
         else:
             self.state = {f"w{n:03d}": np.full(each, n, np.float32) for n in range(n_tensors)}
         variables = list(self.state.values())
@@ -118,7 +120,10 @@ def main() -> None:
     nbytes = asked.mib << 20
     training, saver, machine = Training(asked.kind, asked.tensors, nbytes, asked.work), Saver(nbytes), Machine()
     every = asked.steps // asked.saves
-    with scratch(asked.directory) as place, hc.Checkpointer(place / "run", max_to_keep=1, threads=asked.threads) as ckpt:
+    with (
+        scratch(asked.directory) as place,
+        hc.Checkpointer(place / "run", max_to_keep=1, threads=asked.threads) as ckpt,
+    ):
         number = [0]
 
         def ours(_: int) -> None:
@@ -164,7 +169,9 @@ def report(asked: Any, found: Any, facts: dict[str, Any]) -> None:
     ratio = spread([a / b for a, b in rounds if b > 0])
     for name, stall in stalls.items():
         if stall:
-            table.rows.append([f"stall, {name}", f"{stall['median']:.2f}", f"{stall['least']:.2f} to {stall['most']:.2f}"])
+            table.rows.append(
+                [f"stall, {name}", f"{stall['median']:.2f}", f"{stall['least']:.2f} to {stall['most']:.2f}"]
+            )
     if ratio and stalls["ours"] and stalls["ideal"]:
         of_medians = stalls["ours"]["median"] / stalls["ideal"]["median"]
         table.notes.append(

@@ -11,6 +11,7 @@ Exits with 1 if anything was lost, wrong or hung.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +48,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Do what the command line says; return the exit code."""
     asked = _arguments(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit interrupts, and what ran is reported
     if asked.is_list:
         for campaign in map(load, names()):
             print(f"{campaign.name:12} {campaign.full:6}  {campaign.promise}")

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,7 +247,8 @@ class _Rank:
         self.comm.barrier()
         if self.arms:
             phases.install_hook(_Ender(self.trial) if self.trial.phase else None)
-            self.shim.arm(self.trial)
+            is_spared = bool(self.trial.ranks) and self.comm.rank not in self.trial.ranks
+            self.shim.arm(replace(self.trial, first=-1, last=-1) if is_spared else self.trial)
         self.comm.barrier()
         began = time.monotonic()
         told = self._attempt(ckpt, began)
@@ -331,9 +332,8 @@ class _Rank:
         calls = self.logs[0]
         name = layout.step_dirname(self.newest + (0 if self.scene.action == "overwrite" else 1))
         moves = [n for n, call in enumerate(calls) if call.kind == "rename" and call.path.endswith(f"/{name}")]
-        made = [
-            call.path for call in calls[: moves[0]] if call.kind == "create" and call.path.endswith(layout.MANIFEST)
-        ]
+        created = [call.path for call in calls[: moves[0]] if call.kind == "create"]
+        made = [path for path in created if path.endswith(layout.MANIFEST)]
         syncs = [n for n, call in enumerate(calls) if call.kind == "fsync" and call.path == str(self.directory)]
         return str(Path(made[-1]).parent), next((n for n in syncs if n > moves[0]), -1)
 
@@ -413,6 +413,8 @@ class _Rank:
             problems.append(f"there are the steps {steps}, and {self.newest} is the newest")
         for step in steps:
             problems += self._judge_step(step, is_uncertain=False)
+        if not self.newest:
+            return [*problems, "there is no step"]
         return problems + _restore_elsewhere(self.directory, self.scene, self.newest, self.versions[self.newest])
 
 
@@ -490,7 +492,7 @@ def play_on_mpi(shim: str, text: str) -> None:
 
     trial, comm = Trial.from_json(text), world()
     try:
-        result = _Rank(trial, Shim(shim), comm, arms=comm.rank in trial.ranks).play()
+        result = _Rank(trial, Shim(shim), comm, arms=True).play()
         results = comm.allgather(result)
     except BaseException:  # noqa: BLE001 - the other ranks are waiting
         sys.stderr.write(f"[rank {comm.rank}] {traceback.format_exc()}")

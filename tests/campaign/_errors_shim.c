@@ -122,14 +122,15 @@ static int decide(const struct kind* kind, int directory, const char* name) {
     int error = 0;
     long pause_us = 0;
     pthread_mutex_lock(&guard);
-    if (is_armed && strncmp(path, watched, strlen(watched)) == 0 && strstr(path, selected) != NULL &&
-        (wanted == 0 ? kind != &THREAD : can_fail_with(kind, wanted))) {
+    int is_watched = is_armed && strncmp(path, watched, strlen(watched)) == 0;
+    int is_kind = wanted == 0 ? kind != &THREAD : can_fail_with(kind, wanted);
+    if (is_watched && is_kind && strstr(path, selected) != NULL) {
         int is_hit = n_seen >= first && n_seen < last;
         ++n_seen;
         pause_us = is_hit ? delay_us : 0;
         if (is_hit && delay_us == 0) error = choose(kind);
-        note(kind, error, path);
     }
+    if (is_watched && (is_kind || kind != &THREAD)) note(kind, error, path);
     pthread_mutex_unlock(&guard);
     if (pause_us > 0) usleep((useconds_t)pause_us);
     errno = saved;

@@ -124,10 +124,12 @@ def test_a_directory_is_a_step_only_under_the_name_we_give_it(name):
 @given(st.integers(0, layout.MAX_STEP))
 def test_directories_that_are_no_steps_are_hidden_and_told_apart(step):
     nonce = layout.new_nonce()
-    temporary, retired = layout.temporary_dirname(step, nonce), layout.retired_dirname(nonce)
+    temporary = layout.staging_dirname(nonce), f".{layout.step_dirname(step)}.tmp-{nonce}"  # of older versions
+    retired = layout.retired_dirname(nonce)
     kept = layout.bad_dirname(nonce), layout.aside_dirname(step, nonce)
-    assert all(name.startswith(".") and layout.parse_step(name) is None for name in (temporary, retired, *kept))
-    assert (layout.is_temporary(temporary), layout.is_retired(retired)) == (True, True)
+    assert all(name.startswith(".") and layout.parse_step(name) is None for name in (*temporary, retired, *kept))
+    assert [layout.is_temporary(name) for name in (*temporary, retired)] == [True, True, False]
+    assert [layout.is_retired(name) for name in (*temporary, retired)] == [False, False, True]
     assert not any(layout.is_temporary(name) or layout.is_retired(name) for name in kept)
 
 

@@ -2,7 +2,7 @@
 //
 // Four stretches are copied side by side, as glibc's large_memcpy_4x does: a single stream leaves memory channels and
 // prefetchers idle, and is slower with streaming stores than memcpy (docs/decisions/0007-native-copies.md).  glibc
-// takes this way itself only for a single copy larger than three quarters of the shared cache.
+// takes this way itself only for a single copy larger than a share of the shared cache.
 #include "copying.h"
 
 #if defined(__x86_64__)
