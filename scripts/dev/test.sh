@@ -11,7 +11,7 @@ SERIAL_TESTS=(tests)
 MPI_TESTS=(tests/promises tests/mpi)
 B_TESTS=(tests/unit tests/promises tests/format tests/native tests/keras tests/fuzz tests/campaign/test_{framework,corruption,clean,fuzz}.py)
 # Behind pytest's own time-out per test, for what hangs outside a test.
-SERIAL_S=900 MPI_S=300 B_S=600
+SERIAL_S=1500 MPI_S=600 B_S=1200
 PARTS=("$@")
 [ $# -gt 0 ] || PARTS=(serial mpi b)
 RESULTS=$ROOT/build/logs/test
