@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from _common import slowest_copy
 
 SPARE_SHARE = 0.5
+WARM_UP = 2
+"""Files are recycled from the third save on, and TensorFlow's asynchronous ones take until then to be fast."""
 Figures = dict[str, float]
 """What one measurement gives: seconds by what took them, such as ``save`` and ``load``."""
 
@@ -62,9 +64,8 @@ def interleave(
     *,
     repeat: int,
     drift: float,
-    warm_up: bool = True,
 ) -> Rounds:
-    """Measure all variants `repeat` times. Collective.
+    """Measure all variants `repeat` times, after `WARM_UP` times that do not count. Collective.
 
     Parameters
     ----------
@@ -73,11 +74,9 @@ def interleave(
     copy_rate : callable
         Measures a memcpy; its rate before and after a measurement must not part by more than `drift`, or the
         measurement is thrown away and made again, as long as that makes no more than half as many again in all.
-    warm_up : bool
-        Measure everything once before, and forget it.
     """
     found = Rounds({name: [] for name in variants}, spare=int(SPARE_SHARE * repeat * len(variants)))
-    for number in range(-1 if warm_up else 0, repeat):
+    for number in range(-WARM_UP, repeat):
         for name in random.Random(number).sample(sorted(variants), len(variants)):
             if number < 0:
                 variants[name]()

@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcckpt import layout
 from hpcckpt.discovery import read_bounded
-from hpcckpt.errors import LockedError, LockLostError, from_os_error
+from hpcckpt.errors import LockedError, LockLostError, StorageError, from_os_error
 
 HEARTBEAT_S = 30.0
 LEFTOVER_S = 3600.0
@@ -236,17 +236,22 @@ class RunLock:
             return True
 
     def _acquire(self) -> None:
-        try:
-            self._link_or_take_over()
-        except LockedError:
-            raise
-        except OSError as error:
-            raise from_os_error(error, "take the run's lock") from error
-        _sweep_leftovers(self.path.parent)
         beat = threading.Thread(
             target=self._beat, args=(self.holder, self._stop), name="hpcckpt-heartbeat", daemon=True
         )
-        beat.start()
+        try:
+            beat.start()  # first, for once the lock has its name nothing may fail any more
+            self._link_or_take_over()
+        except BaseException as error:
+            self._stop.set()
+            if isinstance(error, LockedError):
+                raise
+            if isinstance(error, OSError):
+                raise from_os_error(error, "take the run's lock") from error
+            if isinstance(error, RuntimeError):
+                raise StorageError(f"take the run's lock {self.path}: no thread for its heartbeat ({error})") from error
+            raise
+        _sweep_leftovers(self.path.parent)
 
     def _link_or_take_over(self) -> None:
         for _ in range(5):
@@ -277,7 +282,8 @@ class RunLock:
                 raise
             return self._create()
         finally:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is swept later
+                draft.unlink(missing_ok=True)
         return True
 
     def _create(self) -> bool:

@@ -133,13 +133,16 @@ def _held_by_nobody() -> None:
 def _a_pointer_is_enough() -> None:
     """What has the same pointer as before counts as unchanged, though nobody held it meanwhile."""
 
+    def let_go(self: Any) -> None:
+        self._data = _unowned(self._data)
+
     def landed(self: Any, crcs: Sequence[int], file: Any = None, n_in_file: int = 0) -> None:
         if self.is_held:
             where = base.InFile(file, n_in_file, tuple(crcs)) if file is not None else None
             self.known = base.Known(tuple(crcs), _unowned(self._data), where)
         self._data = None
 
-    base.Payload.landed = landed
+    base.Payload.let_go, base.Payload.landed = let_go, landed
 
 
 # -- failures ----------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def prepare(scratch: Path) -> None:
 
 def _slow_down(rng: random.Random) -> None:
     """Hold the writing up at random."""
-    pause_s = rng.choice([0.0, 0.01, 0.05])
+    pause_s = rng.choice([0.0, 0.01, 0.05, 0.05])
 
     def hook(phase: str, rank: int) -> None:
         if phase in {"2-write", "2-written", "4-check"}:
@@ -119,7 +119,7 @@ def run(case: Case) -> Outcome:
     n_ranks = case.rng.choice([1, 1, 2, 3] if kind in NUMPY else [1, 1, 2])
     is_linked = KINDS[kind].incremental
     options = {
-        "max_in_flight": 1 if is_linked else case.rng.choice([1, 2]),
+        "max_in_flight": 1 if is_linked else case.rng.choice([1, 2, 2]),
         "max_to_keep": 3,
         "incremental": is_linked,
         "recycle": case.rng.random() < 0.8,

@@ -9,3 +9,10 @@ pytestmark = [pytest.mark.stack_b, pytest.mark.slow]
 
 def test_a_failing_call_is_one_error_everywhere(short_form):
     short_form("errors", 45)
+
+
+@pytest.mark.parametrize("mutant", ["fsync-is-tried-again", "each-rank-tells-its-own"])
+def test_an_engine_that_breaks_the_promise_is_found_out(short_form, monkeypatch, mutant):
+    monkeypatch.setenv("HPCCKPT_MUTANT", mutant)
+    with pytest.raises(AssertionError, match="'(wrong|lost)'"):
+        short_form("errors", 70)

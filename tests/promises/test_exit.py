@@ -165,9 +165,9 @@ hold('2-written', 0.5)
 pending = ckpt.save(1, {{'w': w}})
 {FORKS[how]}
 assert pending.result().step == 1
-w[:] = 2
-ckpt.save(2, {{'w': w}})
 {FORKS[how]}
+w[:] = 2
+ckpt.save(2, {{'w': w}}).result()
 ckpt.close()
 """
     ended = run(run_dir, script)

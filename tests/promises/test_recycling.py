@@ -63,10 +63,26 @@ def a_file_system_that_counts_links(tmp_path):
 # -- used again, or not --------------------------------------------------------------------------
 
 
-def test_the_save_after_a_retirement_writes_over_its_files(ranks, run_dir):
+@pytest.fixture
+def opened(monkeypatch):
+    """Whether each file that is opened to be written was new; a file system too uses numbers of inodes again."""
+    found: list[bool] = []
+    open_to_write = backend._open_to_write
+
+    def note(path: str) -> tuple[int, bool]:
+        fd, is_new = open_to_write(path)
+        found.append(is_new)
+        return fd, is_new
+
+    monkeypatch.setattr(backend, "_open_to_write", note)
+    return found
+
+
+def test_the_save_after_a_retirement_writes_over_its_files(ranks, run_dir, opened):
     one, two, three, four, five = save(ranks, run_dir, 1, 2, 3, 4, 5)
     assert (three, four, five) == (one, two, one)
     assert len(one | two) == 2 * ranks.size
+    assert sorted(opened) == [False] * (3 * len(opened) // 5) + [True] * (2 * len(opened) // 5)
     assert values(run_dir, 5) == [5.0 + k for k in range(4000)]
 
 
@@ -79,26 +95,14 @@ def test_a_step_that_is_kept_is_never_written_over(ranks, run_dir):
     assert [values(run_dir, step)[0] for step in (2, 4, 5)] == [2.0, 4.0, 5.0]
 
 
-def test_files_are_not_used_again_when_that_is_turned_off(ranks, run_dir, monkeypatch):
-    """Nothing is opened to be written over: numbers of inodes alone say little, for a file system uses them again."""
-    opened: list[bool] = []
-    open_to_write = backend._open_to_write
-    monkeypatch.setattr(backend, "_open_to_write", lambda path: note(opened, open_to_write(path)))
+def test_files_are_not_used_again_when_that_is_turned_off(ranks, run_dir, opened):
     save(ranks, run_dir, 1, 2, 3, 4, recycle=False)
     assert set(opened) == {True}
     assert step_numbers(run_dir) == [4]
 
 
-def note(opened: list[bool], result: tuple[int, bool]) -> tuple[int, bool]:
-    opened.append(result[1])
-    return result
-
-
-def test_files_are_not_used_again_where_links_cannot_be_counted(ranks, run_dir, monkeypatch):
-    opened: list[bool] = []
-    open_to_write = backend._open_to_write
+def test_files_are_not_used_again_where_links_cannot_be_counted(ranks, run_dir, opened, monkeypatch):
     monkeypatch.setattr(publishing, "counts_links", lambda _path: False)
-    monkeypatch.setattr(backend, "_open_to_write", lambda path: note(opened, open_to_write(path)))
     save(ranks, run_dir, 1, 2, 3, 4)
     assert set(opened) == {True}
     assert step_numbers(run_dir) == [4]
