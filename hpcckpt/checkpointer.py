@@ -264,7 +264,10 @@ class Checkpointer:
 
     def all_steps(self) -> list[int]:
         """Return all restorable steps in rising order. Collective."""
-        return self._on_root("all steps", lambda: [i.step for i in discovery.scan(self.directory) if i.is_restorable])
+        return self._on_root(
+            "all steps",
+            lambda: [i.step for i in discovery.scan(self.directory, self._run.manifests) if i.is_restorable],
+        )
 
     def best_step(self) -> int | None:
         """Return the best restorable step by `keep_best`, or ``None``. Collective."""
@@ -274,7 +277,7 @@ class Checkpointer:
             return None
 
         def find() -> int | None:
-            found = discovery.best_of(discovery.scan(self.directory), best)
+            found = discovery.best_of(discovery.scan(self.directory, self._run.manifests), best)
             return found[0] if found else None
 
         return self._on_root("best step", find)
