@@ -313,29 +313,31 @@ class _Rank:
         expected |= {"no-space"} if FULL in failed else set()
         expected |= {"storage"} if {call.kind for call in self._failed()} & READING else set()
         expected |= {"corrupt", "step-not-found", "manifest"} if self.scene.action == "restore" else set()
-        if (failed and kind not in expected and kind != "collective") or kind == "error":
+        kinds = set(kind.split("+"))
+        if (failed and not kinds <= {*expected, "collective"}) or kind == "error":
             return [f"{failed} was told as {kind}: {text}"]
         return []
 
     def _judge_success(self) -> list[str]:
         """Check that nothing was believed that may not be: a write or an fsync of the step that failed."""
-        staged, is_durable = self._of_the_step()
+        staged, is_moved, is_durable = self._of_the_step()
         for calls in self.logs:
             for number, call in enumerate(calls):
-                is_its_own = call.path.startswith(staged) or (calls is self.logs[0] and number == is_durable)
+                is_late = calls is self.logs[0] and number > is_moved
+                is_its_own = number == is_durable if is_late else call.path.startswith(staged)
                 if is_its_own and call.error not in HARMLESS | {0} and call.kind in {"fsync", "write", "ftruncate"}:
                     return [f"{call.kind} of {call.path}: {_error_name(call.error)}, and the step was committed"]
         return []
 
-    def _of_the_step(self) -> tuple[str, int]:
-        """Return where the step was written, and which of root's calls made its name durable."""
+    def _of_the_step(self) -> tuple[str, int, int]:
+        """Return where the step was written, and which of root's calls gave it its name, and made that durable."""
         calls = self.logs[0]
         name = layout.step_dirname(self.newest + (0 if self.scene.action == "overwrite" else 1))
         moves = [n for n, call in enumerate(calls) if call.kind == "rename" and call.path.endswith(f"/{name}")]
         created = [call.path for call in calls[: moves[0]] if call.kind == "create"]
         made = [path for path in created if path.endswith(layout.MANIFEST)]
         syncs = [n for n, call in enumerate(calls) if call.kind == "fsync" and call.path == str(self.directory)]
-        return str(Path(made[-1]).parent), next((n for n in syncs if n > moves[0]), -1)
+        return str(Path(made[-1]).parent), moves[0], next((n for n in syncs if n > moves[0]), -1)
 
     def _judge_storage(self, told: Told) -> list[str]:
         """Check that all that is visible is whole, and that what was there before still is."""

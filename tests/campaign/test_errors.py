@@ -14,5 +14,5 @@ def test_a_failing_call_is_one_error_everywhere(short_form):
 @pytest.mark.parametrize("mutant", ["fsync-is-tried-again", "each-rank-tells-its-own"])
 def test_an_engine_that_breaks_the_promise_is_found_out(short_form, monkeypatch, mutant):
     monkeypatch.setenv("HPCCKPT_MUTANT", mutant)
-    with pytest.raises(AssertionError, match="'(wrong|lost)'"):
+    with pytest.raises(AssertionError, match=r"'(wrong|lost)'"):
         short_form("errors", 70)

@@ -14,5 +14,5 @@ def test_each_step_holds_its_own_values(short_form):
 @pytest.mark.parametrize(("mutant", "first"), [("not-copied", 0), ("held-by-nobody", 3), ("a-pointer-is-enough", 7)])
 def test_an_engine_that_breaks_the_promise_is_found_out(short_form, monkeypatch, mutant, first):
     monkeypatch.setenv("HPCCKPT_MUTANT", mutant)
-    with pytest.raises(AssertionError, match="'(wrong|lost)'"):
+    with pytest.raises(AssertionError, match=r"'(wrong|lost)'"):
         short_form("isolation", 3, first=first)

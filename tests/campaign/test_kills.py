@@ -14,5 +14,5 @@ def test_killed_jobs_lose_nothing(short_form):
 @pytest.mark.parametrize(("mutant", "first"), [("retired-before-its-successor", 1), ("nothing-is-swept", 2)])
 def test_an_engine_that_breaks_the_promise_is_found_out(short_form, monkeypatch, mutant, first):
     monkeypatch.setenv("HPCCKPT_MUTANT", mutant)
-    with pytest.raises(AssertionError, match="'(wrong|lost)'"):
+    with pytest.raises(AssertionError, match=r"'(wrong|lost)'"):
         short_form("kills", 3, first=first)

@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def test_short_form(short_form):
-    short_form("powerloss", count=510)
+    short_form("powerloss", count=340)
 
 
 # -- the recorder --------------------------------------------------------------------------------
