@@ -16,7 +16,7 @@ from hpcckpt import discovery, publishing, saving
 from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
 from hpcckpt.collective.communicator import Communicator, as_communicator, usable_cores
 from hpcckpt.config import Best, OnNewer, Options, parse_best
-from hpcckpt.draining import Draining
+from hpcckpt.draining import DRAIN_NICE, Draining
 from hpcckpt.errors import BackendConflictError, ClosedError, CollectiveError
 from hpcckpt.holding import ArenaPool
 from hpcckpt.restoring import restore
@@ -158,7 +158,10 @@ class Checkpointer:
         )
         info = _agreed_backend(group, backend)
         n_threads = threads or usable_cores()
-        made = group.agree("checkpointer: load backend", lambda: load_class(info)(threads=n_threads))
+        made = group.agree(
+            "checkpointer: load backend",
+            lambda: load_class(info)(threads=n_threads, nice=DRAIN_NICE if async_save else 0),
+        )
         where = group.bcast(Path(os.path.abspath(directory)))
         draining = Draining(group.duplicate(), options.peer_timeout_s)
         self._run = Run(where, group, made, options, draining, ArenaPool(n_threads))

@@ -26,6 +26,9 @@ from hpcckpt.collective.exchange import Exchange
 from hpcckpt.errors import Failure, as_failure
 
 POLL_S = 0.0005
+DRAIN_NICE = 15
+"""How far the threads that write in the background give way to the training: a thirtieth of a busy core is theirs."""
+
 _log = logging.getLogger("hpcckpt")
 
 
@@ -45,9 +48,12 @@ class Task:
         The function.
     wake : threading.Event
         Set when it has ended.
+    go : threading.Event, optional
+        What it waits for before it begins: so that whoever starts it is not held up by it (they share the GIL).
     """
 
-    def __init__(self, fn: Callable[[], Any], wake: threading.Event) -> None:
+    def __init__(self, fn: Callable[[], Any], wake: threading.Event, go: threading.Event | None = None) -> None:
+        self._go = go
         self._fn: Callable[[], Any] | None = fn
         self._wake = wake
         self._outcome: Outcome | None = None
@@ -56,9 +62,12 @@ class Task:
         try:
             self._thread.start()
         except RuntimeError:  # the interpreter is shutting down, or no thread can be had: then here and now
+            self._go = None
             self._run()
 
     def _run(self) -> None:
+        if self._go is not None:
+            self._go.wait()
         try:
             assert self._fn is not None
             outcome = Outcome(self._fn(), None)
@@ -135,9 +144,10 @@ class Draining:
         part: Callable[[], Any],
         conclude: Callable[[Sequence[Outcome]], Any],
         settle: Callable[[Outcome], None],
+        go: threading.Event | None = None,
     ) -> Matter:
-        """Begin a matter; every rank begins the same ones. Independent."""
-        matter = Matter(number, name, Task(part, self._wake), conclude, settle)
+        """Begin a matter; every rank begins the same ones; this rank's part waits for `go`. Independent."""
+        matter = Matter(number, name, Task(part, self._wake, go), conclude, settle)
         self._matters[number] = matter
         return matter
 

@@ -337,7 +337,8 @@ def _sweep_leftovers(directory: Path) -> None:
                 found = entry.stat(follow_symlinks=False)
                 age_s = time.time() - max(found.st_mtime, found.st_ctime)  # a rename sets ctime alone
                 holder = read_holder(Path(entry.path))
-                if age_s > LEFTOVER_S or (holder is not None and is_dead(holder, age_s, LEFTOVER_S)):
+                is_own = holder is not None and holder.pid == os.getpid() and holder.host == socket.gethostname()
+                if age_s > LEFTOVER_S or is_own or (holder is not None and is_dead(holder, age_s, LEFTOVER_S)):
                     os.unlink(entry.path)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,8 +127,10 @@ def save(run: Run, state: Any, request: Request) -> Underway:
     part = _part(run, this, state, tree)
     is_live = this.held is not None and this.held.is_live
     this.stall_s = time.monotonic() - began
-    this.matter = run.draining.start(2 * this.number, f"save step {request.step}", part, *_ending(run, this))
+    go = threading.Event()
+    this.matter = run.draining.start(2 * this.number, f"save step {request.step}", part, *_ending(run, this), go)
     run.underway.append(this)
+    go.set()  # last, for from now on the part wants the GIL too
     if this.interrupt is not None:
         raise this.interrupt  # now that the others will hear of it
     if is_live:

@@ -155,10 +155,11 @@ class Backend(ABC):
     name: ClassVar[str]
     features: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, threads: int = 1, **options: Any) -> None:
+    def __init__(self, threads: int = 1, nice: int = 0, **options: Any) -> None:
         if options:
             raise TypeError(f"backend {self.name!r} has no options {', '.join(sorted(options))}")
         self.threads = threads
+        self.nice = nice
 
     @abstractmethod
     def prepare(self, path: Path) -> None:

@@ -21,7 +21,6 @@ from hpcckpt.native.arena import Arena
 from hpcckpt.native.buffers import BufferType, TensorBuffer, open_view
 from hpcckpt.native.calling_back import CallingBack
 from hpcckpt.native.durable import Path, fdatasync, fsync, fsync_dir
-from hpcckpt.native.process import keep_freed_memory, set_thread_priority
 
 if TYPE_CHECKING:
     from hpcckpt.native.buffers import BytesLike
@@ -39,12 +38,10 @@ __all__ = [
     "fdatasync",
     "fsync",
     "fsync_dir",
-    "keep_freed_memory",
     "live_views",
     "preallocate",
     "prefault",
     "read_blocks",
-    "set_thread_priority",
     "view",
     "write_blocks",
 ]
@@ -69,6 +66,7 @@ class _Core(Protocol):
         threads: int,
         path: str,
         on_piece: Callable[[int], object] | None,
+        nice: int,
     ) -> list[list[int]]: ...
     def read_blocks(
         self,
@@ -168,6 +166,7 @@ def write_blocks(
     threads: int = 1,
     path: Path = "",
     on_piece: Callable[[int], object] | None = None,
+    nice: int = 0,
 ) -> list[list[int]]:
     """Write pieces to a file and checksum them in the same pass.
 
@@ -190,6 +189,8 @@ def write_blocks(
         Called with the index of each piece once its bytes have been handed to the system, in any order, from any
         thread, one at a time or several at once.  The piece's buffer has been let go of by then, so that it dies if
         nobody else holds it: give `pieces` as an iterator, because a list would.
+    nice
+        Above 0, the threads that write give way to others with this nice value (Linux), and the caller only waits.
 
     Returns
     -------
@@ -205,9 +206,9 @@ def write_blocks(
     """
     _check(block_bytes, threads)
     if on_piece is None:
-        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path), None)
+        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path), None, nice)
     with CallingBack(on_piece) as tell:
-        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path), tell)
+        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path), tell, nice)
 
 
 def read_blocks(

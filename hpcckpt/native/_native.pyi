@@ -34,6 +34,7 @@ def write_blocks(
     threads: int,
     path: str,
     on_piece: Callable[[int], object] | None,
+    nice: int,
 ) -> list[list[int]]: ...
 def read_blocks(
     fd: int, pieces: Iterable[tuple[BytesLike, int, Sequence[int] | None]], block_bytes: int, threads: int, path: str

@@ -59,6 +59,7 @@ def write_blocks(
     threads: int,
     path: str,
     on_piece: Callable[[int], object] | None,
+    nice: int,  # noqa: ARG001 - Python's threads share the GIL, and none of them may give way with it in hand
 ) -> list[list[int]]:
     todo = [_Piece(bytes_of(data), _offset_of(offset)) for data, offset in pieces]
     countdown = None if on_piece is None else _Countdown(todo, block_bytes, on_piece)

@@ -124,6 +124,7 @@ class RankfileBackend(Backend):
                 threads=self.threads,
                 path=where,
                 on_piece=lambda number: file.payloads[number].let_go(),
+                nice=self.nice,
             )
         ]
         if not file.is_frozen:

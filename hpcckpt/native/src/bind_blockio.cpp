@@ -90,13 +90,13 @@ WriteResult write_watched(int fd, const Request& request, const BlockOptions& op
 }
 
 std::vector<Crcs> write(int fd, nb::iterable items, std::size_t block_bytes, std::size_t threads,
-                        const std::string& path, nb::handle on_piece) {
+                        const std::string& path, nb::handle on_piece, int nice) {
     Request request;
     for (nb::handle item : items) {
         const nb::tuple fields = fields_of(item, 2);
         request.add(fields[0], fields[1], Access::kRead);
     }
-    const BlockOptions options{block_bytes, threads};
+    const BlockOptions options{block_bytes, threads, nice};
     PieceWatcher watcher(on_piece, request.buffers);
     WriteResult result;
     {
@@ -143,7 +143,7 @@ void reserve(int fd, std::int64_t nbytes, const std::string& path) {
 
 void bind_blockio(nb::module_& m) {
     m.def("write_blocks", &write, nb::arg("fd"), nb::arg("pieces"), nb::arg("block_bytes"), nb::arg("threads"),
-          nb::arg("path"), nb::arg("on_piece").none());
+          nb::arg("path"), nb::arg("on_piece").none(), nb::arg("nice"));
     m.def("read_blocks", &read, nb::arg("fd"), nb::arg("pieces"), nb::arg("block_bytes"), nb::arg("threads"),
           nb::arg("path"));
     m.def("preallocate", &reserve, nb::arg("fd"), nb::arg("nbytes"), nb::arg("path"));

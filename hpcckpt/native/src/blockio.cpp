@@ -151,13 +151,16 @@ WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOp
     const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
     PieceCountdown countdown(pieces, options.block_bytes, on_piece);
     FirstFailure failure;
-    for_each_item(blocks.size(), options.n_threads, [&](std::size_t i) {
-        const Transfer transfer = write_block(fd, blocks[i].bytes, crcs[blocks[i].piece][blocks[i].index]);
-        write_back_behind(fd, blocks[i].bytes);
-        if (!failure.record(i, blocks[i], options.block_bytes, transfer)) return false;
-        countdown.block_is_done(blocks[i].piece);
-        return true;
-    });
+    for_each_item(
+        blocks.size(), options.n_threads,
+        [&](std::size_t i) {
+            const Transfer transfer = write_block(fd, blocks[i].bytes, crcs[blocks[i].piece][blocks[i].index]);
+            write_back_behind(fd, blocks[i].bytes);
+            if (!failure.record(i, blocks[i], options.block_bytes, transfer)) return false;
+            countdown.block_is_done(blocks[i].piece);
+            return true;
+        },
+        options.nice);
     return {failure.get(), std::move(crcs)};
 }
 

@@ -22,6 +22,7 @@ struct Piece {
 struct BlockOptions {
     std::size_t block_bytes;
     std::size_t n_threads;
+    int nice = 0;  // of the threads that write; see for_each_item
 };
 
 // The first block, in the order of pieces and blocks, that could not be moved whole.

@@ -14,6 +14,10 @@ namespace hpcckpt {
 // one.  `work` returns false to stop: no further item is handed out, but items already handed out are finished, so
 // every item below a failed one has been worked on.  `work` must not throw.  Where the system refuses more threads,
 // fewer do the work.
-void for_each_item(std::size_t n_items, std::size_t n_threads, const std::function<bool(std::size_t)>& work);
+//
+// With `nice` above 0 the caller only waits, and the threads give way to others of this process and this machine (on
+// Linux, where a thread has a nice value of its own): a thread that once gave way could not take it back.
+void for_each_item(std::size_t n_items, std::size_t n_threads, const std::function<bool(std::size_t)>& work,
+                   int nice = 0);
 
 }  // namespace hpcckpt
