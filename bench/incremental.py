@@ -37,8 +37,10 @@ class Bench:
         self.nbytes = sum(array.nbytes for array in arrays.values())
         self.changed_nbytes = sum(array.nbytes for array in list(arrays.values())[::ONE_IN])
         self.state = {name: tf.Variable(array) for name, array in arrays.items()}
-        self.full = Ours(place / "full", self.state, WORLD, threads=args.threads)
-        self.incremental = Ours(place / "incremental", self.state, WORLD, threads=args.threads, incremental=True)
+        self.full = Ours(place / "full", self.state, WORLD, threads=args.threads, async_save=False)
+        self.incremental = Ours(
+            place / "incremental", self.state, WORLD, threads=args.threads, async_save=False, incremental=True
+        )
         for _ in range(N_BEFORE):
             self._save(self.incremental)
 

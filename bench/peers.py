@@ -56,7 +56,7 @@ class Bench:
     def _add_ours(self, name: str, state: Any, comm: MPI.Comm) -> None:
         is_alone = comm is MPI.COMM_SELF  # each rank has a run of its own then; root's is measured
         place = self.place / f"{name}-{WORLD.rank if is_alone else 'all'}"
-        ours = Ours(place, state, comm, threads=self.args.threads)
+        ours = Ours(place, state, comm, threads=self.args.threads, async_save=self.args.asynchronous)
         self.ours.append(ours)
         self.durability[name] = DURABLE
         self.variants[name] = partial(self.measure_ours, ours, is_alone=is_alone)

@@ -38,7 +38,7 @@ class Bench:
         self.nbytes = sum(array.nbytes for array in self.state.values())
         self.pieces = [array.reshape(-1).view(np.uint8) for array in self.state.values()]
         self.part = own_part(self.state)
-        self.ours = Ours(place / "run", self.state, WORLD, threads=args.threads)
+        self.ours = Ours(place / "run", self.state, WORLD, threads=args.threads, async_save=False)
         self.ours.save()
         settle(lambda: self.machine.write_new_file(self.file, self.pieces))
 

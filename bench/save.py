@@ -35,8 +35,8 @@ class Bench:
         self.state = make_state(args.tensors, args.mib << 20)
         self.nbytes = sum(array.nbytes for array in self.state.values())
         self.part = own_part(self.state)
-        self.recycled = Ours(place / "recycled", self.state, WORLD, threads=args.threads)
-        self.new = Ours(place / "new", self.state, WORLD, threads=args.threads, recycle=False)
+        self.recycled = Ours(place / "recycled", self.state, WORLD, threads=args.threads, async_save=False)
+        self.new = Ours(place / "new", self.state, WORLD, threads=args.threads, recycle=False, async_save=False)
         self.kept = place / f"kept-{WORLD.rank}"
         self.machine.write_new_file(self.kept, self.part)
         self.spans: list[dict[str, float]] = []

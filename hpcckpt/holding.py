@@ -67,11 +67,11 @@ class Held:
 
 def live(tree: StateTree, items: Sequence[WriteItem]) -> Held:
     """Return payloads that look at the state's own memory: only for as long as the caller waits. Independent."""
-    read: dict[str, Bytes] = {}
-    for item in items:
-        if item.spec.name not in read:
-            read[item.spec.name] = as_bytes(tree.tensors[item.spec.name].read())
-    return Held([Payload(item, _span(read[item.spec.name], item)) for item in items], is_live=True)
+    names = dict.fromkeys(item.spec.name for item in items)
+    held = held_arrays({name: tree.tensors[name] for name in names})
+    read = {name: as_bytes(held[name] if name in held else tree.tensors[name].read()) for name in names}
+    payloads = [Payload(i, _span(read[i.spec.name], i), is_held=i.spec.name in held) for i in items]
+    return Held(payloads, is_live=True)
 
 
 def hold(tree: StateTree, items: Sequence[WriteItem], pool: ArenaPool, threads: int) -> Held:
