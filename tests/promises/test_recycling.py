@@ -303,7 +303,7 @@ def test_a_header_is_invalid_on_storage_before_the_first_byte_is_written_over(ra
 
     for found in ranks(body):
         assert found
-        assert set(map(tuple, found.values())) == {("zeros", "sync", "resize", "data", "header", "sync")}
+        assert set(map(tuple, found.values())) == {("zeros", "sync", "data", "header", "sync")}
 
 
 @pytest.mark.parametrize("phase", ["2-write", "2-written", "2-synced", "4-durable"])

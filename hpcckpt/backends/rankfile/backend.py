@@ -101,9 +101,7 @@ class RankfileBackend(Backend):
         items = [payload.item for payload in file.payloads]
         header = codec.encode_header(job, file.rank, items, None, native.crc32c, file.frozen)
         end = len(header) + sum(item.nbytes for item in items)
-        native.preallocate(fd, end, where)
-        if os.fstat(fd).st_size > end:
-            os.ftruncate(fd, end)
+        _make_room(fd, end, where)
         crcs = self._write_data(fd, job, file, len(header), where)  # step b
         sealed = codec.encode_header(job, file.rank, items, crcs, native.crc32c, file.frozen)
         if len(sealed) != len(header):
@@ -116,6 +114,7 @@ class RankfileBackend(Backend):
         return record
 
     def _write_data(self, fd: int, job: SaveJob, file: _File, start: int, where: str) -> list[Sequence[int]]:
+        is_held = any(payload.is_held for payload in file.payloads)  # else nobody gains from letting go early
         crcs: list[Sequence[int]] = [
             *native.write_blocks(
                 fd,
@@ -123,7 +122,7 @@ class RankfileBackend(Backend):
                 block_bytes=job.block_bytes,
                 threads=self.threads,
                 path=where,
-                on_piece=lambda number: file.payloads[number].let_go(),
+                on_piece=(lambda number: file.payloads[number].let_go()) if is_held else None,
                 nice=self.nice,
             )
         ]
@@ -196,6 +195,15 @@ def _open_to_write(where: str) -> tuple[int, bool]:
     os.close(fd)
     os.unlink(where)  # it has another name, under which it must stay as it is
     return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+
+
+def _make_room(fd: int, nbytes: int, where: str) -> None:
+    """Give a file its length, and its blocks if it lacks some: to ask for those that are there costs time too."""
+    found = os.fstat(fd)
+    if found.st_size < nbytes or found.st_blocks * 512 < nbytes:
+        native.preallocate(fd, nbytes, where)
+    if found.st_size > nbytes:
+        os.ftruncate(fd, nbytes)
 
 
 def _lay_out(payloads: Sequence[Payload], start: int) -> Iterator[tuple[Bytes, int]]:
