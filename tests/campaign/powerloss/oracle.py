@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import hpcckpt as hc
 from hpcckpt import discovery, layout, lock
@@ -222,7 +223,11 @@ AFTER = 900
 
 def go_on(run: Path, view: View, promise: Promise) -> list[str]:
     """Restore, save the next step, and load all; say what went wrong."""
-    lock.LEFTOVER_S = -1.0  # it goes by the time of change, which nobody can set: so everything is old
+    with mock.patch.object(lock, "LEFTOVER_S", -1.0):  # leftovers go by the time of change, which nobody can set
+        return _go_on(run, view, promise)
+
+
+def _go_on(run: Path, view: View, promise: Promise) -> list[str]:
     step = max([*view.whole, *view.torn, *(save[0] for save in view.hidden)], default=0) + 1
     try:
         problems = _restore_and_save(run, view, promise, step)
