@@ -310,7 +310,7 @@ class Frozen(TensorFlow):
         return {**super().tree, "large": self.large}
 
     def update(self, number: int) -> None:
-        super().update(number * 7 if number % 11 else 5)
+        super().update(number * 7 if number % 5 else 5)
 
 
 class Keras(Subject):

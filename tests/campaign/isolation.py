@@ -80,7 +80,9 @@ class _Rank:
         self.pending.append((pending, [copies]))
 
     def _train(self, ckpt: hc.Checkpointer) -> None:
-        """Go on at once."""
+        """Go on at once, or now and then when what was held has been released, and is changed in place."""
+        if self.options["incremental"] and self.rng.random() < 0.5:
+            self.pending[-1][0].result()
         for _ in range(self.rng.choice([0, 2, 5, 12])):
             self.n_updates += 1
             self.subject.update(self.n_updates)
