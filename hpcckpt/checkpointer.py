@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcckpt import discovery, publishing, saving
+from hpcckpt.backends.base import Backend
 from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
 from hpcckpt.collective.communicator import Communicator, as_communicator, usable_cores
 from hpcckpt.config import Best, OnNewer, Options, parse_best
 from hpcckpt.draining import DRAIN_NICE, Draining
-from hpcckpt.errors import BackendConflictError, ClosedError, CollectiveError
+from hpcckpt.errors import BackendConflictError, ClosedError, CollectiveError, OptionError
 from hpcckpt.holding import ArenaPool
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
@@ -105,6 +106,8 @@ class Checkpointer:
         Refuse a step with NaN or infinite values (`NonFiniteError`), so that it never displaces a good one.
     peer_timeout_s : float
         How long a rank that waits puts up with the silence of another one; then it says so and ends the job.
+    backend_options : mapping, optional
+        Options of the backend, see its documentation: ``{"driver": "mpio"}``.
 
     Raises
     ------
@@ -134,6 +137,7 @@ class Checkpointer:
         incremental: bool = False,
         nan_guard: bool = False,
         peer_timeout_s: float = 1800.0,
+        backend_options: Mapping[str, Any] | None = None,
     ) -> None:
         group = as_communicator(comm)
         options = group.agree(
@@ -158,10 +162,7 @@ class Checkpointer:
         )
         info = _agreed_backend(group, backend)
         n_threads = threads or usable_cores()
-        made = group.agree(
-            "checkpointer: load backend",
-            lambda: load_class(info)(threads=n_threads, nice=DRAIN_NICE if async_save else 0),
-        )
+        made = group.agree("checkpointer: load backend", lambda: _make(info, group, options, backend_options or {}))
         where = group.bcast(Path(os.path.abspath(directory)))
         draining = Draining(group.duplicate(), options.peer_timeout_s)
         self._run = Run(where, group, made, options, draining, ArenaPool(n_threads))
@@ -367,6 +368,21 @@ def _finish_all(pid: int) -> None:
             _release_lock(run, pid)
 
 
+def _make(info: BackendInfo, comm: Communicator, options: Options, own: Mapping[str, Any]) -> Backend:
+    """Return a new backend. Independent.
+
+    Raises
+    ------
+    OptionError
+        If it does not know one of its options, or cannot do what is asked of it.
+    """
+    nice = DRAIN_NICE if options.async_save else 0
+    made = load_class(info)(threads=options.threads or usable_cores(), nice=nice, comm=comm, **own)
+    if options.incremental and "incremental" not in made.features:
+        raise OptionError(f"options.incremental: backend {info.name!r} cannot link what did not change; turn it off")
+    return made
+
+
 def _agreed_backend(comm: Communicator, name: str) -> BackendInfo:
     """Let root choose the backend, and check that every rank has the same one. Collective."""
     chosen = comm.on_root("checkpointer: choose backend", lambda: find_backend(name))
@@ -375,8 +391,8 @@ def _agreed_backend(comm: Communicator, name: str) -> BackendInfo:
         own = find_backend(chosen.name)
         if own != chosen:
             raise BackendConflictError(
-                f"backend {chosen.name!r} is {chosen.target} of {chosen.origin} on rank 0 and {own.target} of "
-                f"{own.origin} here; install the same packages on every node"
+                f"backend {chosen.name!r} is {chosen.target} of {chosen.origin} {chosen.version} on rank 0 and "
+                f"{own.target} of {own.origin} {own.version} here; install the same packages on every node"
             )
 
     comm.agree("checkpointer: compare backend", compare)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hpcckpt import discovery, layout
 from hpcckpt.backends.base import Backend, ReadRequest
-from hpcckpt.backends.registry import make_backend
+from hpcckpt.backends.registry import find_backend, load_class
 from hpcckpt.collective.sharding import coverage_problems
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import (
@@ -261,7 +261,7 @@ def open_step(path: discovery.PathLike, threads: int = 1) -> StepReader:
     if layout.parse_step(where.name) not in {None, manifest.step}:
         raise ManifestError(f"{where}: the manifest is that of step {manifest.step}; use an older step")
     discovery.check_files(where, manifest)
-    return StepReader(where, manifest, make_backend(manifest.backend, threads))
+    return StepReader(where, manifest, make_reader(manifest, threads))
 
 
 def rank_name(name: str, rank: int) -> str:
@@ -327,5 +327,11 @@ def select(known: Iterable[str], patterns: Iterable[str] | None) -> list[str]:
 
 
 def load_backend(manifest: Manifest, own: Backend) -> Backend:
-    """Return the backend that reads a checkpoint: `own` if it wrote it, else a new one. Independent."""
-    return own if own.name == manifest.backend else make_backend(manifest.backend, own.threads)
+    """Return the backend that reads a checkpoint: `own` if it would write it so, else a new one. Independent."""
+    is_alike = own.name == manifest.backend and own.options_for_reading() == manifest.backend_options
+    return own if is_alike else make_reader(manifest, own.threads)
+
+
+def make_reader(manifest: Manifest, threads: int) -> Backend:
+    """Return a new backend that reads a checkpoint. Independent."""
+    return load_class(find_backend(manifest.backend)).reader(threads, manifest.backend_options)

@@ -43,6 +43,8 @@ class Manifest:
         `save_id` of the checkpoint that the run had saved or restored before.
     created : str
         UTC time, ISO 8601.
+    backend_options : dict
+        What the backend decided about how to write; small JSON values.
     level : str
         What a resume from it can promise: ``exact``, ``state`` or ``weights``.
     metrics : dict of str to float
@@ -65,6 +67,7 @@ class Manifest:
     objects: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     level: str = "state"
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -87,6 +90,7 @@ def encode(manifest: Manifest, crc: Crc) -> bytes:
         "ranks": manifest.n_ranks,
         "created": manifest.created,
         "backend": manifest.backend,
+        **({"backend_options": manifest.backend_options} if manifest.backend_options else {}),
         "block_bytes": manifest.block_bytes,
         "level": manifest.level,
         "metrics": {name: _encode_float(value) for name, value in manifest.metrics.items()},
@@ -210,6 +214,7 @@ def _from_document(document: dict[str, Any], where: str) -> Manifest:
         created=document["created"],
         backend=document["backend"],
         block_bytes=document["block_bytes"],
+        backend_options=document.get("backend_options", {}),
         level=document["level"],
         metrics={name: float(value) for name, value in document["metrics"].items()},
         environment=document["environment"],
@@ -244,6 +249,8 @@ def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
         ("ranks", _is_count(get("ranks"), 1, 1 << 31), "must be a positive number"),
         ("created", isinstance(get("created"), str), "must be a time"),
         ("backend", isinstance(get("backend"), str), "must be a backend's name"),
+        ("backend_options", _is_table(get("backend_options", {})), "must be an object"),
+        ("backend_options", _is_shallow(get("backend_options")), f"nested deeper than {MAX_DEPTH}"),
         ("block_bytes", _is_count(get("block_bytes"), 1, 1 << 30), "must be 1 to 2**30"),
         ("level", get("level") in ("exact", "state", "weights"), "must be one of exact, state, weights"),
         ("objects", _is_table(get("objects"), _is_table), "must be an object of objects"),

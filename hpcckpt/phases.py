@@ -16,6 +16,7 @@ PHASES = (
     "2-written",
     "2-synced",
     "3-report",
+    "4-sealed",
     "4-check",
     "4-manifest",
     "4-durable",

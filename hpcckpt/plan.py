@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpcckpt.tensors import Extent, TensorSpec, itemsize
 
@@ -42,12 +43,29 @@ class WriteItem:
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """The identity of one save, the same on all ranks."""
+    """One save, the same on all ranks: its identity, and what root's backend has designed for all of them."""
 
     save_id: str
     step: int
     n_ranks: int
     block_bytes: int = BLOCK_BYTES
+    design: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class FullPlan:
+    """What a checkpoint will hold, and who writes what of it.
+
+    Attributes
+    ----------
+    tensors : tuple of TensorSpec
+        All tensors, sorted by name; shapes of per-rank ones are rank 0's.
+    items : tuple of tuple of WriteItem
+        The entries of each rank. Values that a rank has for itself may have another size at each save.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    items: tuple[tuple[WriteItem, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +101,25 @@ class WriteReport:
         Tensor bytes, without headers: of tensors that ranks share, and of those that each has for itself.
     linked_nbytes : int
         How many of these were linked, not written.
+    detail
+        Anything that the backend on root wants to know of this rank.
     """
 
     files: tuple[FileRecord, ...]
     shared_nbytes: int
     own_nbytes: int = 0
     linked_nbytes: int = 0
+    detail: Any = None
 
     @classmethod
-    def of(cls, files: tuple[FileRecord, ...], items: Iterable[WriteItem], linked_nbytes: int = 0) -> WriteReport:
+    def of(
+        cls, files: tuple[FileRecord, ...], items: Iterable[WriteItem], linked_nbytes: int = 0, detail: Any = None
+    ) -> WriteReport:
         """Return the report of a rank that wrote `items`."""
         nbytes = {False: 0, True: 0}
         for item in items:
             nbytes[item.spec.kind == "per-rank"] += item.nbytes
-        return cls(files, nbytes[False], nbytes[True], linked_nbytes)
+        return cls(files, nbytes[False], nbytes[True], linked_nbytes, detail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,9 +142,9 @@ def make_directory(path: Path) -> None:
     native.fsync_dir(str(path.parent))
 
 
-def prepare(run: Run, reusable: Path | None = None) -> Ticket:
+def prepare(run: Run, design: Any, reusable: Path | None = None) -> Ticket:
     """Make a staging directory for a save to come, of a retired one if there is one. Root only."""
-    ticket = commit.prepare(run.backend, run.directory, run.comm.size, reusable)
+    ticket = commit.prepare(run.backend, run.directory, run.comm.size, design, reusable)
     files = (run.directory / ticket.name).rglob("*") if reusable else ()
     run.staged[ticket.name] = sum(512 * file.lstat().st_blocks for file in files)
     return ticket
@@ -219,7 +219,10 @@ def publish(
         raise LockLostError(f"another job held {run.directory} meanwhile; nothing was published, save again")
     open_for_writing(run)
     check_reports(staged.job, content, reports)
-    files = commit.check_coverage(plan, [report.written for report in reports])  # step 4
+    written = [report.written for report in reports]
+    commit.check_coverage(plan, written)  # step 4
+    files = run.backend.seal(staged.job, staged.path, written)
+    phases.reached("4-sealed", 0)
     with run.naming:  # a later save that looks ahead meanwhile must know this step for ours
         way = look_ahead(run, staged.job.step, overwrite=overwrite)
         path = commit.publish(staged, _manifest(run, staged.job, plan, content, files), run.lock, way)  # steps 4 to 6
@@ -237,6 +240,7 @@ def _manifest(run: Run, job: SaveJob, plan: SavePlan, content: Content, files: t
         n_ranks=job.n_ranks,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         backend=run.backend.name,
+        backend_options=run.backend.options_for_reading(),
         block_bytes=job.block_bytes,
         tensors=plan.tensors,
         files=files,
@@ -317,12 +321,12 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
     return n_kept, ()
 
 
-def next_ticket(run: Run) -> Ticket | None:
+def next_ticket(run: Run, design: Any) -> Ticket | None:
     """Prepare the staging directory of a save to come; ``None`` if that fails: then that save tries. Root only."""
     with contextlib.suppress(HpcckptError, OSError):
         open_for_writing(run)
         reusable, run.reusable = run.reusable, None
-        return prepare(run, reusable)
+        return prepare(run, design, reusable)
     return None
 
 

@@ -112,11 +112,15 @@ class Lineage:
 
 
 class Planned(NamedTuple):
-    """A plan, and what it was made for: declarations, and the names of the JSON objects."""
+    """A plan, and what it was made for: declarations, and the names of the JSON objects.
+
+    `design` is what root's backend has made of the plan of all ranks.
+    """
 
     declarations: tuple[Declaration, ...]
     objects: tuple[str, ...]
     plan: SavePlan
+    design: Any = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -175,6 +179,16 @@ class Run:
     unchanged: Unchanged = field(default_factory=Unchanged)
     closed: bool = False
     damaged: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_together(self) -> bool:
+        """Whether all ranks write at the same time, while the caller waits, for the backend communicates."""
+        return "collective" in self.backend.features
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether `save` returns after the snapshot."""
+        return self.options.async_save and not self.is_together
 
     def marked(self, info: StepInfo) -> StepInfo:
         """Return what discovery says of a step, with the damage that a restore of this job found. Independent."""

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +27,10 @@ from hpcckpt.collective.planner import (
     SavePlan,
     alike,
     fits,
+    full_plan,
+    gather_declarations,
     own_declarations,
     plan_for,
-    plan_save,
     tree_mismatch,
     with_own,
 )
@@ -62,7 +63,7 @@ class Proposal(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What root tells all ranks of a save: the step, or what failed where; or what all propose.
+    """What root tells all ranks of a save: the step, or what failed where; or what all propose, and its design.
 
     `ticket` is for a save to come.
     """
@@ -72,6 +73,7 @@ class Answer(NamedTuple):
     failures: Mapping[int, Failure] = {}
     ticket: Ticket | None = None
     proposals: tuple[tuple[Declaration, ...], ...] = ()
+    design: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -118,13 +120,16 @@ def save(run: Run, state: Any, request: Request) -> Underway:
     """
     began = time.monotonic()
     make_room(run, run.options.max_in_flight - 1)
-    tree = None if run.n_saves in run.tickets else _begin(run, state, request)
+    is_planned = run.n_saves in run.tickets and not run.is_together
+    tree = None if is_planned else _begin(run, state, request)
     ticket = run.tickets.pop(run.n_saves)
     assert run.planned is not None
-    job = SaveJob(ticket.save_id, request.step, run.comm.size)
+    job = SaveJob(ticket.save_id, request.step, run.comm.size, design=run.planned.design)
     this = Underway(run.n_saves, request, commit.Staged(job, run.directory, ticket.name), began, run.planned)
     run.n_saves += 1
     part = _part(run, this, state, tree)
+    if run.is_together:
+        part = _together(run, this, part)
     is_live = this.held is not None and this.held.is_live
     this.stall_s = time.monotonic() - began
     go = threading.Event()
@@ -135,7 +140,7 @@ def save(run: Run, state: Any, request: Request) -> Underway:
         raise this.interrupt  # now that the others will hear of it
     if is_live:
         this.matter.part.join()
-    if not run.options.async_save:
+    if not run.is_in_background:
         wait(run, this)
         outcome_of(this)
     return this
@@ -194,20 +199,28 @@ def _begin(run: Run, state: Any, request: Request) -> StateTree:
     where = f"save step {request.step}"
     tree = run.comm.agree(f"{where}: read state", lambda: _read_state(run, state, request))
     named = [f"step {request.step}", *_object_names(tree)]
-    plan = plan_save(run.comm, tree.declarations, named)
-    run.planned = Planned(tree.declarations, tuple(tree.objects), plan)
+    gathered = gather_declarations(run.comm, tree.declarations, named)
+    plan = plan_for(run.comm.rank, tree.declarations, gathered)
+    n_tickets = 0 if run.n_saves in run.tickets else 1 if run.n_saves else run.options.max_in_flight
 
-    n_tickets = 1 if run.n_saves else run.options.max_in_flight
-
-    def begin() -> list[Ticket]:
+    def begin() -> tuple[Any, list[Ticket]]:
         publishing.regain(run)
         publishing.open_for_writing(run)
         publishing.look_ahead(run, request.step, overwrite=request.overwrite)
         commit.check_space(run.directory, plan, run.comm.size)
-        return [publishing.prepare(run) for _ in range(n_tickets)]
+        design = _design(run, tree.declarations, gathered)
+        return design, [publishing.prepare(run, design) for _ in range(n_tickets)]
 
-    run.tickets.update(enumerate(run.comm.on_root(f"{where}: begin", begin), start=run.n_saves))
+    design, tickets = run.comm.on_root(f"{where}: begin", begin)
+    run.planned = Planned(tree.declarations, tuple(tree.objects), plan, design)
+    run.tickets.update(enumerate(tickets, start=run.n_saves))
     return tree
+
+
+def _design(run: Run, declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]) -> Any:
+    """Let the backend make of a plan what all ranks will have to know. Root only."""
+    designs = "designs" in run.backend.features
+    return run.backend.design(full_plan(declarations, gathered)) if designs else None
 
 
 def _object_names(tree: StateTree) -> list[str]:
@@ -275,7 +288,7 @@ def _hold(run: Run, tree: StateTree, items: Sequence[WriteItem]) -> Held:
     if limit is not None:
         for earlier in run.underway:
             earlier.matter.part.join()
-    if not run.options.async_save or (limit is not None and nbytes > limit):
+    if not run.is_in_background or (limit is not None and nbytes > limit):
         return live(tree, items)
     return hold(tree, items, run.arenas, run.backend.threads)
 
@@ -288,11 +301,11 @@ def _replicas(run: Run, this: Underway, tree: StateTree) -> Callable[[], list[in
 
 def _write(run: Run, this: Underway, plan: SavePlan, replicas: Callable[[], list[int]] | None) -> Callable[[], Report]:
     def write() -> Report:
+        rank = run.comm.rank
+        if run.comm.is_root and not run.is_together:  # else it was checked before any rank began
+            publishing.check_ahead(run, plan, this.staged, overwrite=this.request.overwrite)
         held, this.held = this.held, None
         assert held is not None
-        rank = run.comm.rank
-        if run.comm.is_root:
-            publishing.check_ahead(run, plan, this.staged, overwrite=this.request.overwrite)
         phases.reached("2-write", rank)
         try:
             if run.options.incremental:
@@ -307,6 +320,39 @@ def _write(run: Run, this: Underway, plan: SavePlan, replicas: Callable[[], list
         return Report(this.request.step, written, replicas() if replicas else None, non_finite)
 
     return write
+
+
+def _together(run: Run, this: Underway, write: Callable[[], Any]) -> Callable[[], Any]:
+    """Write on this thread, all ranks together or none; what it came to is left to the part returned. Collective.
+
+    A rank that fails before the first byte is waited for by nobody: the others do not begin either.
+    """
+
+    def check() -> None:
+        if run.comm.is_root and this.plan is not None:
+            publishing.check_ahead(run, this.plan, this.staged, overwrite=this.request.overwrite)
+
+    has_failed = this.held is None
+    checked, is_fit = _tried(this, check)
+    if all(run.comm.allgather(is_fit and not has_failed)):
+        return _tried(this, write)[0]
+    return write if has_failed else checked
+
+
+def _tried(this: Underway, fn: Callable[[], Any]) -> tuple[Callable[[], Any], bool]:
+    """Call a function; return one that returns or raises the same, and whether it returned. Independent."""
+    try:
+        value = fn()
+    except BaseException as error:  # noqa: BLE001 - the other ranks must hear of it first
+        failure = error
+        if not isinstance(error, Exception):
+            this.interrupt = error
+
+        def fail() -> Any:
+            raise failure
+
+        return fail, False
+    return lambda: value, True
 
 
 def _base(run: Run) -> Path | None:
@@ -347,15 +393,16 @@ def _conclude(run: Run, this: Underway, outcomes: Sequence[Outcome]) -> Answer:
     if not failures:
         try:
             if is_new:
-                return Answer(proposals=_agreed(this.planned, values))
+                return _propose_to_all(run, this, _agreed(this.planned, values))
             phase = "publish"
             return _publish(run, this, values)
         except Exception as error:  # noqa: BLE001 - every rank will hear of it
             failures = {0: as_failure(error)}
     publishing.abandon(run, this.staged)
-    ticket = None if is_new else publishing.next_ticket(run)  # without one the next save plans with all ranks
+    # without a ticket the next save plans with all ranks
+    ticket = None if is_new else publishing.next_ticket(run, this.planned.design)
     answer = Answer(None, phase, failures, ticket)
-    if run.options.async_save:
+    if run.is_in_background:
         _log.error("hpcckpt: %s", collective_error(f"save step {this.request.step}: {phase}", failures))
     return answer
 
@@ -372,13 +419,22 @@ def _publish(run: Run, this: Underway, reports: Sequence[Report]) -> Answer:
         nbytes=sum(report.written.shared_nbytes + report.written.own_nbytes for report in reports),
         files=done.n_files,
         seconds=seconds,
-        stall_seconds=this.stall_s if run.options.async_save else seconds,
+        stall_seconds=this.stall_s if run.is_in_background else seconds,
         kept=done.n_kept,
         backend=run.backend.name,
         warnings=done.warnings,
         linked_nbytes=sum(report.written.linked_nbytes for report in reports),
     )
-    return Answer(saved, ticket=publishing.next_ticket(run))
+    return Answer(saved, ticket=publishing.next_ticket(run, this.planned.design))
+
+
+def _propose_to_all(run: Run, this: Underway, proposals: tuple[tuple[Declaration, ...], ...]) -> Answer:
+    """Design the new plan, and let the staging directory fit it. Root only."""
+    assert this.tree is not None
+    design = _design(run, this.tree.declarations, proposals)
+    if design != this.staged.job.design:
+        run.backend.reuse(this.staged.path, run.comm.size, design)
+    return Answer(proposals=proposals, design=design)
 
 
 def _agreed(planned: Planned, values: Sequence[Report | Proposal]) -> tuple[tuple[Declaration, ...], ...]:
@@ -400,7 +456,7 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
     """Take in root's answer. Independent."""
     answer = outcome.value if outcome.failure is None else Answer(None, "publish", {0: outcome.failure})
     if answer.proposals:
-        _plan_anew(run, this, answer.proposals)
+        _plan_anew(run, this, answer.proposals, answer.design)
         return
     phases.reached("7-outcome", run.comm.rank)
     if answer.ticket is not None:
@@ -415,7 +471,7 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
     this.answer = answer
 
 
-def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaration]]) -> None:
+def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaration]], design: Any) -> None:
     """Plan what all ranks proposed, and write it. Independent."""
     tree, held = this.tree, this.held
     assert tree is not None
@@ -423,7 +479,8 @@ def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaratio
 
     def write() -> Report:
         this.plan = plan = plan_for(run.comm.rank, tree.declarations, proposals)
-        this.planned = Planned(tree.declarations, tuple(tree.objects), plan)
+        this.planned = Planned(tree.declarations, tuple(tree.objects), plan, design)
+        this.staged = replace(this.staged, job=replace(this.staged.job, design=design))
         this.held = cut(held, plan.items)
         return _write(run, this, plan, None)()
 

@@ -2,31 +2,53 @@
 
 Saving (the numbers are those of the commit protocol)::
 
+    0) (root)  design       if it ``designs``: from the plan of all ranks, what they all need to know; once per plan
     1) (root)  prepare      create what must exist before ranks write
+               reuse        the same, of a retired step, if it ``recycles``
     2) (each)  write        write this rank's payloads, on a thread; all durable on return
+    4) (root)  seal         complete what all ranks wrote, durable on return; say which files there are
 
-Reading::
+Reading, in any process, without MPI::
 
     1) (root)  index        say where every entry lies, from the files themselves
     2) (each)  read         fill buffers, verifying each block in the same pass
 
-A backend never communicates, decides no names of steps, and never deletes.
+A backend decides no names of steps, and deletes nothing but what it finds in a staging directory.  It never
+communicates, unless it is ``collective``: then all ranks call its `write` together, or none does, each on the
+thread that calls MPI, while the caller of ``save`` waits.
+
+Features say what a backend can do, positively:
+
+=============  ==========================================================================================
+partial-read   reads parts of entries without reading the rest
+zero-copy      writes straight from the tensors' memory
+shared-file    ranks write into one file
+designs        is told the whole plan before the first byte
+recycles       writes over the files of a retired step that it finds in the staging directory
+incremental    links the files of tensors that did not change (`Payload.linkable`)
+collective     its ranks communicate while they write
+=============  ==========================================================================================
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from hpcckpt.errors import BackendNotFoundError, OptionError, Problem, list_problems
 from hpcckpt.manifest import Manifest
-from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteItem, WriteReport
+from hpcckpt.plan import DamagedBlock, FileRecord, FullPlan, Index, SaveJob, StoredEntry, WriteItem, WriteReport
 
+if TYPE_CHECKING:
+    from hpcckpt.collective.communicator import Communicator
+
+FEATURES = frozenset({"partial-read", "zero-copy", "shared-file", "designs", "recycles", "incremental", "collective"})
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -141,48 +163,101 @@ class ReadRequest:
 
 
 class Backend(ABC):
-    """Base class of backends; one instance serves one checkpointer.
+    """Base class of backends; one instance serves one checkpointer, or one reader.
+
+    Parameters
+    ----------
+    threads : int
+        Native threads to write and read with.
+    nice : int
+        How far those that write give way to the training.
+    comm : Communicator, optional
+        The ranks that save together, for a ``collective`` backend; ``None`` where only one process reads.
+    **options
+        What the user gave as ``backend_options``; the subclass checks them.
 
     Attributes
     ----------
     name : str
         The name users give.
     features : frozenset of str
-        What it can do, positively: ``partial-read``, ``zero-copy``, ``shared-file``, ``recycles`` (writes over
-        the files of a retired step that it finds in the staging directory).
+        What it can do; an instance may have fewer or more of them than its class, as its options say.
+
+    Raises
+    ------
+    OptionError
+        Naming every option that is wrong.
     """
 
     name: ClassVar[str]
-    features: ClassVar[frozenset[str]] = frozenset()
+    features: frozenset[str] = frozenset()
 
-    def __init__(self, threads: int = 1, nice: int = 0, **options: Any) -> None:
+    def __init__(self, threads: int = 1, nice: int = 0, comm: Communicator | None = None, **options: Any) -> None:
         if options:
-            raise TypeError(f"backend {self.name!r} has no options {', '.join(sorted(options))}")
+            message = f"backend {self.name!r} has no such option"
+            raise OptionError(list_problems([Problem(f"backend_options.{option}", message) for option in options]))
         self.threads = threads
         self.nice = nice
+        self.comm = comm
+
+    @classmethod
+    def variant(cls, name: str) -> type[Backend]:
+        """Return the class that stands for ``BACKEND:name``; only backends that have such variants do."""
+        raise BackendNotFoundError(f"backend: {cls.name!r} has no variants, so there is no {cls.name}:{name}")
+
+    @classmethod
+    def reader(cls, threads: int, options: Mapping[str, Any]) -> Backend:  # noqa: ARG003 - for subclasses
+        """Return an instance that reads a checkpoint. Independent.
+
+        Parameters
+        ----------
+        threads : int
+            Native threads to read with.
+        options : mapping
+            What `options_for_reading` gave when it was written, from a manifest that anybody may have written: use
+            with care. Ignored by default.
+        """
+        return cls(threads)
+
+    def options_for_reading(self) -> dict[str, Any]:
+        """Return JSON values for the manifest: what was decided about how to write, for people and for `reader`."""
+        return {}
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def design(self, plan: FullPlan) -> Any:
+        """Return what all ranks must know of how a plan is put on storage: small, and fit for pickle. Root only.
+
+        Called for each plan, if the feature ``designs`` is there; the result is `SaveJob.design` of all saves by
+        this plan, on every rank. Two designs are compared with ``==``.
+        """
+        raise NotImplementedError(f"backend {self.name!r} says that it designs, and cannot")
 
     @abstractmethod
-    def prepare(self, path: Path) -> None:
+    def prepare(self, path: Path, design: Any = None) -> None:
         """Create what must exist in a new staging directory before ranks write. Root only."""
 
-    def reuse(self, path: Path, n_ranks: int) -> None:
-        """Make a staging directory of a retired step, whose files may be written over. Root only.
+    def reuse(self, path: Path, n_ranks: int, design: Any = None) -> None:
+        """Make a staging directory of one that was used before, whose files may be written over. Root only.
 
-        Called only where the feature ``recycles`` is there. Every file that `write` will not find by its name, or
-        that has another name, must go.
+        Called where the feature ``recycles`` is there, with the directory of a retired step; and where ``designs``
+        is there, with a directory that was prepared by another design. Every file that `write` will not find by its
+        name, or that has another name, must go; and none may look whole before it is.
         """
-        raise NotImplementedError(f"backend {self.name!r} says that it recycles, and cannot")
+        raise NotImplementedError(f"backend {self.name!r} says that it recycles or designs, and cannot reuse")
 
     @abstractmethod
     def write(
         self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload], base: Path | None = None
     ) -> WriteReport:
-        """Write this rank's payloads; files, and directories with new entries, are durable on return. Independent.
+        """Write this rank's payloads; files, and directories with new entries, are durable on return.
+
+        Independent; or Collective, if the feature ``collective`` is there.
 
         Parameters
         ----------
         job : SaveJob
-            Identity of the save.
+            Identity of the save, and the design.
         path : pathlib.Path
             The staging directory.
         rank : int
@@ -192,6 +267,23 @@ class Backend(ABC):
         base : pathlib.Path, optional
             The newest committed step, from which files of `Payload.linkable` payloads may be linked.
         """
+
+    def seal(self, job: SaveJob, path: Path, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:  # noqa: ARG002
+        """Complete what all ranks wrote, durable on return; return all files, sorted by path. Root only.
+
+        Parameters
+        ----------
+        job : SaveJob
+            Identity of the save, and the design.
+        path : pathlib.Path
+            The staging directory.
+        reports : sequence of WriteReport
+            What `write` returned, of every rank in order.
+        """
+        files = {record.path: record for report in reports for record in report.files}
+        return tuple(files[path] for path in sorted(files))
+
+    # -- reading -----------------------------------------------------------------------------------
 
     @abstractmethod
     def index(self, path: Path, manifest: Manifest) -> Index:

@@ -11,25 +11,45 @@ import importlib
 import importlib.metadata
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError
+from hpcckpt._version import __version__
+from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError, HpcckptError
 
 if TYPE_CHECKING:
     from hpcckpt.backends.base import Backend
 
 GROUP = "hpcckpt.backends"
-_BUILT_IN = {"rankfile": "hpcckpt.backends.rankfile.backend:RankfileBackend"}
+_BUILT_IN = {
+    "hdf5": "hpcckpt.backends.hdf5.backend:Hdf5Backend",
+    "plugin": "hpcckpt.backends.plugin.backend:PluginBackend",
+    "rankfile": "hpcckpt.backends.rankfile.backend:RankfileBackend",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
-    """A backend that could be used: its name, who provides it, where its class is, and what is wrong with it."""
+    """A backend that could be used.
+
+    Attributes
+    ----------
+    name : str
+        As users give it: ``NAME``, or ``NAME:VARIANT``.
+    origin, version : str
+        The package that provides it.
+    target : str
+        Where its class is: ``module:class``.
+    features : tuple of str
+        What it can do; empty before it was imported.
+    problem : str
+        What is wrong with it; empty if nothing is.
+    """
 
     name: str
     origin: str
     target: str
+    version: str = ""
     features: tuple[str, ...] = ()
     problem: str = ""
 
@@ -42,10 +62,10 @@ def discover() -> tuple[BackendInfo, ...]:
 @functools.lru_cache(maxsize=4)
 def _discover(path: tuple[str, ...]) -> tuple[BackendInfo, ...]:  # noqa: ARG001 - what was found depends on it
     """Read the metadata of every installed package: a hundred small files, so once per process."""
-    found = [BackendInfo(name, "hpcckpt", target) for name, target in _BUILT_IN.items()]
+    found = [BackendInfo(name, "hpcckpt", target, __version__) for name, target in _BUILT_IN.items()]
     for point in importlib.metadata.entry_points(group=GROUP):
-        origin = point.dist.name if point.dist else "unknown"
-        found.append(BackendInfo(point.name, origin, point.value))
+        origin, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "")
+        found.append(BackendInfo(point.name, origin, point.value, version))
     return tuple(sorted(set(found), key=lambda info: (info.name, info.origin, info.target)))
 
 
@@ -58,16 +78,15 @@ def known_backends() -> tuple[BackendInfo, ...]:
 
 def _inspected(info: BackendInfo, *, is_unique: bool) -> BackendInfo:
     if not is_unique:
-        return BackendInfo(info.name, info.origin, info.target, problem="the name is taken twice")
+        return replace(info, problem="the name is taken twice")
     try:
-        features = tuple(sorted(load_class(info).features))
+        return replace(info, features=tuple(sorted(load_class(info).features)))
     except BackendError as error:
-        return BackendInfo(info.name, info.origin, info.target, problem=str(error))
-    return BackendInfo(info.name, info.origin, info.target, features)
+        return replace(info, problem=str(error))
 
 
 def find_backend(name: str) -> BackendInfo:
-    """Return the backend of this name. Independent.
+    """Return the backend of this name, or of this name and variant (``plugin:posix``). Independent.
 
     Raises
     ------
@@ -76,7 +95,8 @@ def find_backend(name: str) -> BackendInfo:
     BackendConflictError
         If two have it; names the packages.
     """
-    matches = [info for info in discover() if info.name == name]
+    base, colon, variant = name.partition(":")
+    matches = [info for info in discover() if info.name == base]
     if not matches:
         known = ", ".join(sorted({info.name for info in discover()}))
         raise BackendNotFoundError(
@@ -84,8 +104,8 @@ def find_backend(name: str) -> BackendInfo:
         )
     if len(matches) > 1:
         origins = " and ".join(f"{info.origin} ({info.target})" for info in matches)
-        raise BackendConflictError(f"backend name {name!r} is provided by {origins}; uninstall one of them")
-    return matches[0]
+        raise BackendConflictError(f"backend name {base!r} is provided by {origins}; uninstall one of them")
+    return replace(matches[0], name=f"{base}{colon}{variant}")
 
 
 def load_class(info: BackendInfo) -> type[Backend]:
@@ -101,15 +121,13 @@ def load_class(info: BackendInfo) -> type[Backend]:
     module, _, attribute = info.target.partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
+    except HpcckptError:
+        raise  # it says itself what is missing
     except Exception as error:
         raise BackendError(
             f"backend {info.name!r} of {info.origin} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendError(f"backend {info.name!r} of {info.origin}: {info.target} is not a Backend class")
-    return cls
-
-
-def make_backend(name: str, threads: int = 1) -> Backend:
-    """Return a new backend of this name. Independent."""
-    return load_class(find_backend(name))(threads=threads)
+    variant = info.name.partition(":")[2]
+    return cls.variant(variant) if variant else cls

@@ -4,8 +4,8 @@
                the save before, or at the first save
     2  (each)  write, sync the files and every directory in which an entry was created
     3  (all)   the reports reach root; a rank that failed reports its error
-    4  (root)  check that everything was written and that the lock is still ours; write and sync the
-               manifest and the directory
+    4  (root)  check that everything was written, let the backend complete it, and check that the lock is
+               still ours; write and sync the manifest and the directory
     5  (root)  rename the directory into place
     6  (root)  sync the parent directory
     7  (all)   the outcome reaches every rank
@@ -26,7 +26,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Backend
@@ -35,7 +35,7 @@ from hpcckpt.discovery import read_manifest
 from hpcckpt.errors import HpcckptError, NoSpaceError, StorageError
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest, encode
-from hpcckpt.plan import FileRecord, SaveJob, Ticket, WriteReport
+from hpcckpt.plan import SaveJob, Ticket, WriteReport
 
 RESERVE_BYTES = 1 << 20
 _HEADER_BYTES_PER_TENSOR = 1024
@@ -103,16 +103,18 @@ def check_space(directory: Path, plan: SavePlan, n_ranks: int, staged_bytes: int
         )
 
 
-def prepare(backend: Backend, directory: Path, n_ranks: int, reusable: Path | None = None) -> Ticket:
+def prepare(
+    backend: Backend, directory: Path, n_ranks: int, design: Any = None, reusable: Path | None = None
+) -> Ticket:
     """Make the staging directory of a save to come, of a retired one if there is one. Root only."""
     ticket = Ticket(layout.staging_dirname(layout.new_nonce()), secrets.token_hex(16))
     path = directory / ticket.name
     if reusable is None:
         path.mkdir()  # step 1
-        backend.prepare(path)
+        backend.prepare(path, design)
     else:
         _remove_all_but_data(reusable)
-        backend.reuse(reusable, n_ranks)
+        backend.reuse(reusable, n_ranks, design)
         os.rename(reusable, path)
     return ticket
 
@@ -127,8 +129,8 @@ def _remove_all_but_data(step: Path) -> None:
             os.unlink(entry.path)
 
 
-def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:
-    """Check that every rank wrote what it was to write; return all files. Root only.
+def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> None:
+    """Check that every rank wrote what it was to write. Pure.
 
     Raises
     ------
@@ -142,8 +144,6 @@ def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> tuple[File
     ]
     if short:
         raise StorageError(f"the step is not complete: {'; '.join(short)}; nothing was published, save again")
-    files = {record.path: record for report in reports for record in report.files}
-    return tuple(files[path] for path in sorted(files))
 
 
 def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, way: Way = CLEAR) -> Path:

@@ -41,6 +41,11 @@ class MpiCommunicator(Communicator):
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
 
+    @property
+    def mpi(self) -> MPI.Intracomm:
+        """Our duplicate, for libraries that communicate themselves."""
+        return self._comm
+
     def bcast(self, value: T | None) -> T:
         """Return root's value. Collective."""
         result: T = self._comm.bcast(value, root=0)

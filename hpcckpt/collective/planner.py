@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.sharding import coverage_problems, split_over
 from hpcckpt.errors import Problem, ShardingError, TreeMismatchError, list_problems
-from hpcckpt.plan import Declaration, WriteItem
+from hpcckpt.plan import Declaration, FullPlan, WriteItem
 from hpcckpt.tensors import Extent, TensorSpec
 
 
@@ -44,7 +44,14 @@ class SavePlan:
 
 
 def plan_save(comm: Communicator, declarations: Sequence[Declaration], named: Sequence[str] = ()) -> SavePlan:
-    """Decide who writes what. Collective.
+    """Decide who writes what, from what `gather_declarations` gathers. Collective."""
+    return plan_for(comm.rank, declarations, gather_declarations(comm, declarations, named))
+
+
+def gather_declarations(
+    comm: Communicator, declarations: Sequence[Declaration], named: Sequence[str] = ()
+) -> list[tuple[Declaration, ...]]:
+    """Return the sharded and per-rank declarations of every rank; all else is alike. Collective.
 
     Parameters
     ----------
@@ -59,15 +66,13 @@ def plan_save(comm: Communicator, declarations: Sequence[Declaration], named: Se
     ------
     TreeMismatchError
         If ranks declare different trees; names the tensors and the ranks.
-    ShardingError
-        If shards overlap or leave a hole.
     """
     tree = [*map(alike, declarations), *named]
     digest = hashlib.blake2b("\n".join(tree).encode(), digest_size=16).digest()
     gathered = comm.allgather((digest, own_declarations(declarations)))
     if any(other != digest for other, _ in gathered):
         raise tree_mismatch(comm.allgather(tree))
-    return plan_for(comm.rank, declarations, [theirs for _, theirs in gathered])
+    return [theirs for _, theirs in gathered]
 
 
 def plan_for(rank: int, declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]) -> SavePlan:
@@ -81,20 +86,43 @@ def plan_for(rank: int, declarations: Sequence[Declaration], gathered: Sequence[
         What that rank holds.
     gathered : sequence of sequence of Declaration
         The sharded and per-rank declarations of every rank.
+
+    Raises
+    ------
+    ShardingError
+        If shards overlap or leave a hole.
     """
+    groups, loads = _shares(declarations, gathered)
+    items = tuple(item for group in groups for item in group.get(rank, ()))
+    own = [sum(d.nbytes for d in theirs if d.spec.kind == "per-rank") for theirs in gathered]
+    shared = tuple(load - nbytes for load, nbytes in zip(loads.values(), own, strict=True))
+    return SavePlan(items, _tensors(declarations, gathered), sum(loads.values()), shared)
+
+
+def full_plan(declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]) -> FullPlan:
+    """Return who writes what, of all ranks. Pure."""
+    groups, loads = _shares(declarations, gathered)
+    items = tuple(tuple(item for group in groups for item in group.get(rank, ())) for rank in loads)
+    return FullPlan(_tensors(declarations, gathered), items)
+
+
+def _shares(
+    declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]
+) -> tuple[list[dict[int, list[WriteItem]]], dict[int, int]]:
+    """Return each rank's items, kind by kind, and each rank's bytes."""
     loads: dict[int, int] = dict.fromkeys(range(len(gathered)), 0)
-    items: list[WriteItem] = []
-    for kind_items in (
+    replicated = [d for d in declarations if d.spec.kind == "replicated"]
+    groups = [
         _per_rank_items(gathered, loads),
         _root_items(declarations, loads),
         _sharded_items(gathered, loads),
-        split_over(range(len(gathered)), [d for d in declarations if d.spec.kind == "replicated"], loads),
-    ):
-        items += kind_items.get(rank, [])
-    tensors = tuple(sorted(_specs(declarations, gathered), key=lambda spec: spec.name))
-    own = [sum(d.nbytes for d in theirs if d.spec.kind == "per-rank") for theirs in gathered]
-    shared = tuple(load - nbytes for load, nbytes in zip(loads.values(), own, strict=True))
-    return SavePlan(tuple(items), tensors, sum(loads.values()), shared)
+        split_over(range(len(gathered)), replicated, loads),
+    ]
+    return groups, loads
+
+
+def _tensors(declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]) -> tuple[TensorSpec, ...]:
+    return tuple(sorted(_specs(declarations, gathered), key=lambda spec: spec.name))
 
 
 def fits(plan: Sequence[Declaration], declarations: Sequence[Declaration]) -> bool:

@@ -22,7 +22,7 @@ from hpcckpt.testing.faults import Fault, armed
 
 WORLD = MPI.COMM_WORLD
 EACH = ("2-write", "2-written", "2-synced", "3-report")
-ROOT = ("1-begin", "4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced")
+ROOT = ("1-begin", "4-sealed", "4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced")
 ERRORS = {"no-space": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file"), "bug": ZeroDivisionError("a bug")}
 
 

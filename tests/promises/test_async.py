@@ -347,7 +347,7 @@ def test_a_save_waits_until_the_bytes_before_it_are_written(run_dir, gate, n_ran
 # -- failures ------------------------------------------------------------------------------------
 
 EVERY_RANK = ["0-plan", "2-write", "2-written", "2-synced", "3-report"]
-ROOT_ONLY = ["1-begin", "4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced"]
+ROOT_ONLY = ["1-begin", "4-sealed", "4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced"]
 NEXT = {
     "save": lambda ckpt, comm: ckpt.save(3, state(comm, 3)),
     "wait": lambda ckpt, comm: ckpt.wait(),

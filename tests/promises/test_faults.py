@@ -17,7 +17,7 @@ from hpcckpt.phases import PHASES
 from hpcckpt.testing.faults import Fault, armed
 
 EVERY_RANK = ["0-plan", "2-write", "2-written", "2-synced", "3-report"]
-ROOT_ONLY = ["1-begin", "4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced"]
+ROOT_ONLY = ["1-begin", "4-sealed", "4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced"]
 AFTER_COMMIT = ["8-retention", "8-retired"]
 RESTORING = ["9-restore"]
 # Nothing runs between the outcome and its use that could fail: 7-outcome is a place to be killed at.

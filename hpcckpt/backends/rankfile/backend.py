@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -46,13 +46,13 @@ class RankfileBackend(Backend):
     """One safetensors file per rank."""
 
     name = "rankfile"
-    features: ClassVar[frozenset[str]] = frozenset({"partial-read", "zero-copy", "recycles"})
+    features = frozenset({"partial-read", "zero-copy", "recycles", "incremental"})
 
-    def prepare(self, path: Path) -> None:
+    def prepare(self, path: Path, design: Any = None) -> None:  # noqa: ARG002 - none is needed
         """Create the data directory. Root only."""
         (path / layout.DATA).mkdir()
 
-    def reuse(self, path: Path, n_ranks: int) -> None:
+    def reuse(self, path: Path, n_ranks: int, design: Any = None) -> None:  # noqa: ARG002
         """Keep the ranks' own files, if they have no other name. Root only."""
         data = path / layout.DATA
         own = {os.path.basename(file_path(rank)) for rank in range(n_ranks)}
