@@ -86,7 +86,7 @@ class Report(keras.callbacks.Callback):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(self.labels, logits)
         print(f"probe: {when} step={step} loss={float(tf.reduce_mean(losses)):.9g}", flush=True)
 
-    def on_epoch_begin(self, _epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+    def on_epoch_begin(self, _epoch: int, logs: Any = None) -> None:
         if self.is_first:  # all ranks have restored: every callback's on_train_begin is over
             self._probe("begin", self.backup.step)
 
@@ -109,7 +109,7 @@ class ScaleLearningRate(keras.callbacks.Callback):
         super().__init__()
         self.backup, self.ranks = backup, ranks
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_begin(self, logs: Any = None) -> None:
         restored = self.backup.restored
         if restored is None or restored.n_ranks == self.ranks.size:
             return

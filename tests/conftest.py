@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from hpcckpt import native, phases
 from hpcckpt.retention import leftovers
-from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.testing.groups import MpiRanks, ThreadRanks, is_with_mpi, make_ranks
 
 THREAD_COUNTS = (1, 2, 3, 5)
 
@@ -31,77 +31,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # -- ranks ---------------------------------------------------------------------------------------
 
 
-class ThreadRanks:
-    """Ranks that are threads of this process."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, body: Callable[[Any], Any]) -> list[Any]:
-        """Run `body` on every rank; return the results in rank order."""
-        return run_ranks(self.size, body)
-
-    def sub(self, n_ranks: int, body: Callable[[Any], Any]) -> list[Any]:
-        """Run `body` on `n_ranks` ranks, whatever the size."""
-        return run_ranks(n_ranks, body)
-
-    def on_root(self, fn: Callable[[], Any]) -> Any:
-        """Run `fn` once."""
-        return fn()
-
-
-class MpiRanks:
-    """Ranks that are the processes of MPI.COMM_WORLD; every process runs the test function."""
-
-    def __init__(self) -> None:
-        from hpcckpt.collective.mpi import MpiCommunicator, world
-
-        self._world = world()
-        self._wrap = MpiCommunicator
-        self.size = self._world.size
-
-    def __call__(self, body: Callable[[Any], Any]) -> list[Any]:
-        """Run `body` on every rank; return the results in rank order, on every rank."""
-        return self.sub(self.size, body)
-
-    def sub(self, n_ranks: int, body: Callable[[Any], Any]) -> list[Any]:
-        """Run `body` on the first `n_ranks` ranks; skip the test if there are fewer."""
-        if n_ranks > self.size:
-            pytest.skip(f"needs {n_ranks} ranks")
-        is_in = self._world.rank < n_ranks
-        group = self._world._comm.Split(0 if is_in else 1, self._world.rank)
-        value, error = None, None
-        if is_in:
-            comm = self._wrap(group)
-            try:
-                value = body(comm)
-            except Exception as raised:  # noqa: BLE001 - the other ranks must hear of it first
-                error = raised
-        outcomes = self._world.allgather((value, None if error is None else repr(error)))
-        group.Free()
-        if error is not None:
-            raise error
-        failed = {rank: text for rank, (_, text) in enumerate(outcomes) if text is not None}
-        if failed:
-            raise next_to(failed)
-        return [value for value, _ in outcomes[:n_ranks]]
-
-    def on_root(self, fn: Callable[[], Any]) -> Any:
-        """Run `fn` on root; every rank goes on afterwards."""
-        return self._world.on_root("test", fn)
-
-
-def next_to(failed: dict[int, str]) -> BaseException:
-    """Return what a rank raises that did not fail itself."""
-    return AssertionError(f"other ranks failed: {failed}")
-
-
-def _with_mpi(config: pytest.Config) -> bool:
-    return bool(config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False))
-
-
 def _mpi_size(config: pytest.Config) -> int:
-    if not _with_mpi(config):
+    if not is_with_mpi(config):
         return 1
     from mpi4py import MPI
 
@@ -118,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ranks" in metafunc.fixturenames:
         asked = metafunc.definition.get_closest_marker("counts")
         counts: tuple[Any, ...] = asked.args if asked else THREAD_COUNTS
-        if _with_mpi(metafunc.config):
+        if is_with_mpi(metafunc.config):
             counts = ("mpi",)
         metafunc.parametrize("ranks", counts, indirect=True, ids=lambda n: f"n={n}")
 
@@ -128,8 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Under MPI run what is about ranks, and nothing else; without it leave out what needs it."""
 
     def is_kept(item: pytest.Item) -> bool:
-        if _with_mpi(config):
-            return bool({"ranks", "group"} & set(getattr(item, "fixturenames", ()))) or any(
+        if is_with_mpi(config):
+            return bool({"ranks", "group", "suite_ranks"} & set(getattr(item, "fixturenames", ()))) or any(
                 item.iter_markers("mpi_only")
             )
         return not any(item.iter_markers("mpi_only"))
@@ -141,19 +72,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> ThreadRanks | MpiRanks:
     """Ranks to run a body on: ``ranks(body)``, ``ranks.sub(n, body)``, ``ranks.size``."""
-    return MpiRanks() if request.param == "mpi" else ThreadRanks(request.param)
+    return make_ranks(request.param)
 
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> Callable[[int, Callable[[Any], Any]], list[Any]]:
     """For tests that choose rank counts themselves: ``group(n, body)`` runs a body on `n` ranks."""
-    return (MpiRanks() if _with_mpi(request.config) else ThreadRanks(1)).sub
+    return (MpiRanks() if is_with_mpi(request.config) else ThreadRanks(1)).sub
 
 
 @pytest.fixture
 def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A run directory, not made yet, that all ranks share."""
-    if not _with_mpi(request.config):
+    if not is_with_mpi(request.config):
         return tmp_path / "run"
     from mpi4py import MPI
 
