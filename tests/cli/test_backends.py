@@ -15,7 +15,7 @@ def test_the_built_in_ones_are_listed(cli: Cli) -> None:
     result = cli("backends", "--json")
     assert result.code == 0
     by_name = {info["name"]: info for info in result.json["backends"]}
-    assert set(by_name["rankfile"]) == {"name", "origin", "target", "features", "problem"}
+    assert set(by_name["rankfile"]) == {"name", "origin", "version", "target", "features", "problem"}
     assert (by_name["rankfile"]["origin"], by_name["rankfile"]["problem"]) == ("hpcckpt", "")
     assert "rankfile" in cli("backends").out
 

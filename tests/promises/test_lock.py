@@ -295,7 +295,7 @@ def test_a_process_of_our_own_container_that_is_gone_is_seen_at_once(run_dir):
     save(run_dir, 1)
 
 
-@pytest.mark.parametrize(("pid", "is_free"), [(2**22 + 1, True), (os.getpid(), False)])
+@pytest.mark.parametrize(("pid", "is_free"), [(2**22 + 1, True), (os.getpid(), False)], ids=["gone", "alive"])
 def test_a_lock_of_an_older_version_is_understood(run_dir, pid, is_free):
     """It says nothing of namespaces."""
     write_lock(run_dir, pid=pid)
