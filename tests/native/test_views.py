@@ -142,7 +142,7 @@ def test_whatever_exports_a_buffer_can_be_viewed(
         ([1, 2], TypeError, "neither the buffer protocol nor DLPack"),
         (3, TypeError, "cannot view a int"),
     ],
-    ids=str,
+    ids=["transposed", "gaps", "a view with gaps", "byte order", "objects", "fields", "a list", "a number"],
 )
 def test_what_cannot_be_viewed_is_refused_by_type(
     io: ModuleType, tensor: Any, error: type[Exception], text: str
