@@ -21,7 +21,8 @@ def test_an_error_in_any_phase_of_one_rank_is_the_same_on_all(tmp_path: Path, n_
     ended = mpirun(n_ranks, str(PROGRAMS / "job_errors.py"), str(tmp_path), saving)
     assert ended.code == 0, ended.err
     outcomes = ended.lines("outcome")
-    assert len(outcomes) == 2 * 10 * 2 + 1
+    kinds, phases, overwrites = 2, 11, 2
+    assert len(outcomes) == kinds * phases * overwrites + 1
     for outcome in outcomes:
         assert len(set(outcome["texts"])) == 1, outcome
         assert outcome["texts"][0].split()[2] == "True", outcome
