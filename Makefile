@@ -34,4 +34,5 @@ bench:  ## measure against C and other libraries, tables and plots in build/benc
 
 clean:  ## remove the environments and what was built; your runs stay
 	rm -rf .venv .venv-b .venv-lint .venv-peers .venv-fuzz build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f hpcckpt/native/_tf_ops-*.so
 	find hpcckpt tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -198,6 +198,12 @@ class BackendError(ConfigError):
     exit_code = 1
 
 
+class PluginError(BackendError, OSError):
+    """A shared library cannot be loaded as a plugin: not found, broken, or built for something else."""
+
+    kind = "plugin"
+
+
 class MpiError(ConfigError):
     """MPI is absent where it is needed, or two MPI libraries meet in one process."""
 
@@ -210,6 +216,13 @@ class StateMismatchError(ConfigError, ValueError):
 
     kind = "state-mismatch"
     exit_code = 5
+
+
+class ForeignFormatError(ConfigError, ValueError):
+    """A file of another format is not what its format says, cannot be told apart, or would run code if it were read."""
+
+    kind = "foreign-format"
+    exit_code = 1
 
 
 # -- fix the code --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hpcckpt._version import __version__
-from hpcckpt.cli import failures
+from hpcckpt.cli import failures, places
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.launcher import run_on_root
 from hpcckpt.cli.lazy import LazyGroup, is_parallel
@@ -90,6 +90,9 @@ def close_stdout() -> None:
 
 @click.group(cls=Tool, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(__version__, prog_name="hpcckpt", message="%(prog)s %(version)s")
+@places.option("--cmake-dir", places.cmake_dir, "Print where find_package(hpcckpt) finds it.")
+@places.option("--include-dir", places.include_dir, "Print where the headers for plugins are.")
+@places.option("--lib", places.library, "Print where the native library is.")
 def tool() -> None:
     """Durable, elastic checkpoints for MPI-parallel training."""
 

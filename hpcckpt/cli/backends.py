@@ -16,12 +16,14 @@ _COLUMNS = (Column("NAME"), Column("FROM"), Column("FEATURES"), Column("STATE"))
 def command(*, is_json: bool) -> int:
     """List the storage backends that are installed.
 
-    Other packages add backends by the entry-point group 'hpcckpt.backends'; one that cannot be loaded
-    is listed with what is wrong with it.
+    Other packages add backends by the entry-point group 'hpcckpt.backends', and plugins in C or C++ are
+    found in the directories of HPCCKPT_PLUGIN_PATH; one that cannot be loaded is listed with what is wrong
+    with it.
     """
+    from hpcckpt.backends.plugin.listing import known_plugins
     from hpcckpt.backends.registry import known_backends
 
-    found = known_backends()
+    found = (*known_backends(), *known_plugins())
     if is_json:
         output.write_json({"backends": found})
     else:

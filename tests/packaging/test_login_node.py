@@ -79,6 +79,15 @@ def test_list_verify_and_restore_work_without_mpi_tensorflow_hdf5_and_native(
         np.testing.assert_array_equal(restored["w"], np.arange(1000, dtype=np.float32) * 2)
 
 
+@pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("cc")), reason="needs CMake and a compiler")
+def test_plugins_can_be_written_built_and_used_without_the_native_part(login_node: Path, tmp_path: Path) -> None:
+    project = tmp_path / "fresh"
+    run(login_node / "hpcckpt", "plugin", "new", "fresh", project, "--lang", "c")
+    run(shutil.which("cmake") or "", "-S", project, "-B", project / "build")
+    run(shutil.which("cmake") or "", "--build", project / "build")
+    assert run(login_node / "python", project / "try_it.py").splitlines()[-1] == "loaded step 2: equal"
+
+
 def test_help_starts_fast(login_node: Path) -> None:
     """0.3 s is promised; a start does nothing but compute, so its CPU time tells on a busy machine too."""
     run(login_node / "hpcckpt", "--help")  # byte-compiles

@@ -21,6 +21,7 @@ KINDS = {
     "step-not-found", "corrupt", "manifest", "config", "option", "step-exists", "newer-step", "format-version",
     "backend-not-found", "backend-conflict", "backend", "mpi", "state-mismatch", "code", "state", "tree-mismatch",
     "replica-mismatch", "sharding", "closed", "collective",
+    "foreign-format",
 }  # fmt: skip
 """Programs match on these: add to them, never take one away."""
 

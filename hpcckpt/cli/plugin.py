@@ -1,0 +1,63 @@
+"""``hpcckpt plugin``: write storage plugins."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from hpcckpt.cli import options, output
+from hpcckpt.cli.exit_codes import ExitCode
+
+
+@click.group("plugin")
+def group() -> None:
+    """Write a storage plugin in C or C++, or look at one."""
+
+
+@group.command("new")
+@click.argument("name")
+@click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.option("--lang", type=click.Choice(["c++", "c", "tmci"]), default="c++", show_default=True, help="Written in.")
+@options.json_option
+@options.quiet_option
+def new(name: str, directory: Path | None, *, lang: str, is_json: bool, is_quiet: bool) -> int:
+    """Write the CMake project of a new plugin, with nothing to edit.
+
+    It goes into DIRECTORY, by default ./NAME, and stores and loads as it is: copy and modify. NAME is what users will
+    give, as in backend="plugin:NAME".  'tmci' gives the shape of TMCI's plugins, which needs TensorFlow.
+    """
+    from hpcckpt.native.scaffold import write_project
+
+    where = directory or Path(name)
+    files = write_project(name, lang, where)
+    if is_json:
+        output.write_json({"name": name, "lang": lang, "directory": where.absolute(), "files": [f.name for f in files]})
+    else:
+        for file in files:
+            output.write_line(str(file))
+    python = shlex.quote(sys.executable)
+    commands = f"cd {shlex.quote(str(where))} && cmake -S . -B build && cmake --build build && {python} try_it.py"
+    output.say(f"now: {commands}", is_quiet=is_quiet)
+    return ExitCode.OK
+
+
+@group.command("check")
+@click.argument("files", type=click.Path(), nargs=-1, required=True)
+@options.json_option
+def check(files: tuple[str, ...], *, is_json: bool) -> int:
+    """Load plugins in a process apart, and say what is in them or why they are refused."""
+    from hpcckpt.native.plugins import inspect
+
+    found = inspect(files)
+    if is_json:
+        output.write_json({"plugins": found})
+    else:
+        for each in found:
+            for name, features in each.backends:
+                output.write_line(f"{each.file}: {name} ({', '.join(features) or 'no features'})")
+            if each.problem:
+                output.write_line(f"{each.file}: {each.problem}")
+    return ExitCode.ERROR if any(each.problem for each in found) else ExitCode.OK

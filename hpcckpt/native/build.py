@@ -1,0 +1,151 @@
+"""Build the TensorFlow ops for the TensorFlow that is installed now: ``python -m hpcckpt.native.build``.
+
+It takes about ten seconds, and none if the library is there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcckpt.errors import ConfigError
+from hpcckpt.native import tf_ops, tfinfo
+
+COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wno-missing-field-initializers")
+
+
+def build(info: tfinfo.TfInfo, *, force: bool = False) -> Path:
+    """Build the library unless it is there, and return its file.
+
+    Parameters
+    ----------
+    info : TfInfo
+        How to compile against TensorFlow.
+    force : bool
+        Build it in any case.
+
+    Raises
+    ------
+    ConfigError
+        If there is no compiler, nowhere to put it, or it does not compile or load.
+    """
+    wanted = tf_ops.target()
+    found = tf_ops.find(wanted)
+    if found is not None and not force:
+        return found
+    if info.cxx11_abi not in ("", wanted.cxx11_abi):
+        raise ConfigError(
+            f"{info.extra_cxxflags.source} says _GLIBCXX_USE_CXX11_ABI={info.cxx11_abi}, and TensorFlow "
+            f"{wanted.tensorflow} was compiled with {wanted.cxx11_abi}: leave the flag out, it is guessed"
+        )
+    command = compiler()
+    place = writable_directory()
+    with tempfile.TemporaryDirectory(prefix=".tf_ops-", dir=place) as folder:
+        made = Path(folder) / "_tf_ops.so"
+        _compile(command, info, Path(folder), made)
+        _try(made)
+        made.replace(place / wanted.filename)
+    _remove_others(place, wanted)
+    return place / wanted.filename
+
+
+def compiler() -> list[str]:
+    """Return the C++ compiler: ``$CXX``, or the first one on the PATH.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    names = [chosen[0]] if chosen else list(COMPILERS)
+    name = next(filter(shutil.which, names), None)
+    if name is None:
+        raise ConfigError(
+            f"no C++ compiler ({', '.join(names)}) is on the PATH: install one with C++17 (apt-get install g++, module "
+            "load gcc), or name it: CXX=/path/to/g++"
+        )
+    return chosen or [name]
+
+
+def writable_directory() -> Path:
+    """Return the first directory for libraries that can be written; made if need be.
+
+    Raises
+    ------
+    ConfigError
+        If none can.
+    """
+    for place in tf_ops.directories():
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                return place
+        except OSError:
+            continue
+    places = ", ".join(map(str, tf_ops.directories()))
+    raise ConfigError(f"none of {places} can be written: name a directory that can with HPCCKPT_TF_OPS_DIR")
+
+
+def _compile(command: list[str], info: tfinfo.TfInfo, folder: Path, made: Path) -> None:
+    """Compile all sources as one: TensorFlow's headers take most of the time."""
+    import numpy as np
+
+    sources = sorted(tf_ops.SOURCES.glob("*.cc"))
+    # arrays.cc first, because Python wants its header before all others
+    whole = folder / "all.cc"
+    whole.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
+    ours = [f"-I{tf_ops.SOURCES}", f"-I{tf_ops.PACKAGE / 'include'}"]
+    python = ["-isystem", sysconfig.get_path("include"), "-isystem", np.get_include()]
+    call = [*command, *_FLAGS, *ours, *python, *info.compile_flags, str(whole), "-o", str(made), *info.link_flags]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ConfigError(
+            f"the TensorFlow ops do not compile against TensorFlow {info.version}:\n{done.stderr[:4000]}\n"
+            f"The command was: {shlex.join(call)}\npython -m hpcckpt.native.tfinfo says where its parts are from"
+        )
+
+
+def _try(made: Path) -> None:
+    """Load it in a process of its own before anybody else can."""
+    call = [sys.executable, "-m", "hpcckpt.native.tf_ops", str(made)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ConfigError(f"the TensorFlow ops were built and do not load:\n{done.stderr[-4000:]}")
+
+
+def _remove_others(place: Path, kept: tf_ops.Target) -> None:
+    """Remove libraries for the same TensorFlow and Python made from older sources."""
+    for path in place.glob("_tf_ops-*.so"):
+        made = tf_ops.Target.of_filename(path.name)
+        if made is not None and made != kept and made[:-1] == kept[:-1]:
+            path.unlink(missing_ok=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build the library of TensorFlow ops, and say where it is."""
+    parser = argparse.ArgumentParser(prog="python -m hpcckpt.native.build", description=main.__doc__)
+    parser.add_argument("--force", action="store_true", help="also if it is there already")
+    parser.add_argument("--file", help="a file in the form of tensorflow.json, in place of the one of the package")
+    chosen = parser.parse_args(arguments)
+    try:
+        info = tfinfo.resolve(chosen.file)
+        path = build(info, force=chosen.force)
+    except ConfigError as error:
+        print(f"hpcckpt: {error}", file=sys.stderr)
+        return 1
+    print(f"TensorFlow {info.version}: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

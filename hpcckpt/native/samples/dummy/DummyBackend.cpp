@@ -1,0 +1,3 @@
+#include "DummyBackend.hpp"
+
+HPCCKPT_REGISTER_BACKEND(dummy, DummyBackend)

@@ -1,0 +1,212 @@
+"""The library of TensorFlow ops, compiled for the TensorFlow that is installed, and loaded when first used.
+
+It is made by ``python -m hpcckpt.native.build`` and lies in this package's directory, or, where that cannot be
+written, in ``$XDG_CACHE_HOME/hpcckpt/tf_ops``; ``HPCCKPT_TF_OPS_DIR`` names another place for both. Its name says what
+it was made for, so that no other is ever loaded. ``python -m hpcckpt.native.tf_ops`` says what is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+from hpcckpt.errors import BackendError
+
+PACKAGE = Path(__file__).parent
+SOURCES = PACKAGE / "tf_src"
+REMEDY = "run: python -m hpcckpt.native.build"
+_MODULE = "_tf_ops"
+
+
+class OpsModule(Protocol):
+    """What the library is beside its ops; see ``tf_src/module.cc``."""
+
+    def arrays(self, address: int, dtypes: list[Any], /) -> tuple[list[Any], int, int]:
+        """Return what ``hpcckpt_hold`` held, how much of it is left to others, and how much has no value."""
+
+    def open(self, table: int, instance: int, /) -> int:
+        """Return a token for a plugin's instance, which the ops call by it."""
+
+    def close(self, token: int, /) -> None:
+        """Let no more calls in, and wait for those under way."""
+
+    def take_failure(self, token: int, /) -> tuple[int, str]:
+        """Return code and text of what the last call failed of, once."""
+
+
+class Ops(NamedTuple):
+    """The library, loaded: its ops, its functions, its file."""
+
+    raw: Any
+    module: OpsModule
+    path: Path
+
+
+class Target(NamedTuple):
+    """What a library is made for; all of it stands in its name."""
+
+    tensorflow: str
+    cxx11_abi: str
+    python: str
+    numpy: str
+    sources: str
+
+    @property
+    def filename(self) -> str:
+        """The name of the file."""
+        return f"{_MODULE}-tf{self.tensorflow}-abi{self.cxx11_abi}-{self.python}-numpy{self.numpy}-{self.sources}.so"
+
+    @classmethod
+    def of_filename(cls, name: str) -> Target | None:
+        """Return what a library of this name is made for."""
+        match = re.fullmatch(rf"{_MODULE}-tf(.+)-abi(.*)-(\w+)-numpy(\d+)-(\w+)\.so", name)
+        return cls(*match.groups()) if match else None
+
+
+def target() -> Target:
+    """Return what a library must be made for to be loaded here; imports TensorFlow."""
+    import numpy as np
+    import tensorflow as tf
+
+    python = sys.implementation.cache_tag.replace("-", "")
+    abi = str(int(tf.sysconfig.CXX11_ABI_FLAG))
+    return Target(tf.__version__, abi, python, np.__version__.partition(".")[0], sources_digest())
+
+
+def source_files() -> list[Path]:
+    """Return what the library is compiled from."""
+    return [*sorted(SOURCES.iterdir()), PACKAGE / "include" / "hpcckpt" / "plugin.h"]
+
+
+@functools.cache
+def sources_digest() -> str:
+    """Return a short digest of the sources."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in source_files())).hexdigest()[:12]
+
+
+def directories() -> list[Path]:
+    """Return where libraries may lie, the first choice first."""
+    chosen = os.environ.get("HPCCKPT_TF_OPS_DIR")
+    if chosen:
+        return [Path(chosen)]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return [PACKAGE, cache / "hpcckpt" / "tf_ops"]
+
+
+def find(wanted: Target) -> Path | None:
+    """Return the library that is made for this, if there is one."""
+    return next((path for place in directories() if (path := place / wanted.filename).is_file()), None)
+
+
+@functools.cache
+def load_ops() -> Ops:
+    """Load the library; once in a process. Independent.
+
+    Raises
+    ------
+    BackendError
+        If there is none for this TensorFlow, or it does not load; with what to do about it.
+    """
+    wanted = target()
+    path = find(wanted)
+    if path is None:
+        raise BackendError(f"{_why_not(wanted)}; {REMEDY}")
+    return open_library(path)
+
+
+def loaded_if_built() -> Ops | None:
+    """Load the library if there is one that loads; ``None`` if not, or with ``HPCCKPT_NO_NATIVE=1``. Independent."""
+    found = "" if _is_unwanted() else _loaded()
+    return found if isinstance(found, Ops) else None
+
+
+def why_not_loaded() -> str:
+    """Return why `loaded_if_built` has nothing, and what to do; an empty text where that is as wished. Independent."""
+    found = "" if _is_unwanted() else _loaded()
+    return found if isinstance(found, str) else ""
+
+
+def _is_unwanted() -> bool:
+    return os.environ.get("HPCCKPT_NO_NATIVE", "0") not in ("", "0")
+
+
+@functools.cache
+def _loaded() -> Ops | str:
+    try:
+        return load_ops()
+    except BackendError as error:
+        return str(error)
+
+
+def open_library(path: Path) -> Ops:
+    """Load a library, whatever its name says; for `load_ops`, and to try a new one. Independent.
+
+    Raises
+    ------
+    BackendError
+        If it does not load.
+    """
+    import tensorflow as tf
+
+    try:
+        raw = tf.load_op_library(str(path))
+        loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(path))
+        spec = importlib.util.spec_from_loader(_MODULE, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except (tf.errors.OpError, ImportError, RuntimeError) as error:
+        text = f"the TensorFlow ops in {path} do not load in TensorFlow {tf.__version__}: {error}"
+        if "undefined symbol" in str(error):
+            text += "; they were compiled against another TensorFlow, or with another _GLIBCXX_USE_CXX11_ABI than it"
+        raise BackendError(f"{text}; {REMEDY} --force") from error
+    return Ops(raw, cast(OpsModule, module), path)
+
+
+def _why_not(wanted: Target) -> str:
+    """Say what there is in place of the library that is wanted."""
+    others = [made for place in directories() for path in place.glob(f"{_MODULE}-*.so") if (made := _target_of(path))]
+    if not others:
+        places = ", ".join(map(str, directories()))
+        return f"the TensorFlow ops are not built for TensorFlow {wanted.tensorflow} (none in {places})"
+    made = max(others, key=lambda other: sum(a == b for a, b in zip(other, wanted, strict=True)))
+    if made.tensorflow != wanted.tensorflow:
+        return f"the TensorFlow ops are built for TensorFlow {made.tensorflow}, and {wanted.tensorflow} is installed"
+    if made.cxx11_abi != wanted.cxx11_abi:
+        return (
+            f"the TensorFlow ops are built with _GLIBCXX_USE_CXX11_ABI={made.cxx11_abi}, "
+            f"and TensorFlow {wanted.tensorflow} with {wanted.cxx11_abi}"
+        )
+    if made.python != wanted.python:
+        return f"the TensorFlow ops are built for {made.python}, and this is {wanted.python}"
+    if made.numpy != wanted.numpy:
+        return f"the TensorFlow ops are built for NumPy {made.numpy}, and NumPy {wanted.numpy} is installed"
+    return "the TensorFlow ops are built from the sources of another hpcckpt"
+
+
+def _target_of(path: Path) -> Target | None:
+    return Target.of_filename(path.name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Load the library, or one that is named, and say where it is."""
+    paths = sys.argv[1:] if arguments is None else arguments
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        print((open_library(Path(paths[0])) if paths else load_ops()).path)
+    except BackendError as error:
+        print(f"hpcckpt: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""TMCI's Keras callback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from keras.callbacks import Callback
+
+from hpcckpt.collective.communicator import Communicator, as_communicator
+from hpcckpt.tmci.checkpoint import find_plugin, save_weights
+from hpcckpt.tmci.configs import Config, check
+from hpcckpt.tmci.frequency import Frequency
+
+__all__ = ["CheckpointCallback"]
+
+
+class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
+    """Save the model while it trains. Independent with a plugin, Collective with a backend in Python.
+
+    Parameters
+    ----------
+    backend, config, include_optimizer, everything
+        As for `save_weights`.
+    frequency : dict
+        When to save; several keys may stand together:
+
+        ``epoch``
+            After every so many epochs: with 2, after the second, the fourth, … (TMCI saved after the first, the
+            third, …, so never the last one of an even number.)
+        ``batch``
+            After every so many batches of an epoch; each epoch counts anew.
+        ``step``
+            After every so many batches, counted through all epochs of a ``fit``.
+        ``minutes``
+            After the first batch that ends so many minutes after the last save, or after the beginning. With a
+            backend in Python rank 0's clock counts.
+
+        After the last batch of an epoch that is saved anyway the other keys do not save once more.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of a wrong type.
+    OptionError
+        If `frequency` has a key or a value that makes no sense.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        config: Config = "",
+        frequency: Mapping[str, float] = MappingProxyType({"epoch": 1}),
+        include_optimizer: bool = True,
+        *,
+        everything: bool | None = None,
+    ) -> None:
+        super().__init__()
+        check(backend, config, include_optimizer)
+        self._supports_tf_logs = True  # Keras 2.15: no copy of the logs to the host after each batch
+        self.backend = backend
+        self.config = config
+        self.frequency = Frequency.parse(frequency)
+        self.include_optimizer = include_optimizer
+        self.everything = everything
+        self._comm: Communicator | None = None
+        self._epoch = self._batch = self._step = 0
+        self._saved_at = 0.0
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Begin to count. Collective if ranks must agree on the time."""
+        del logs
+        self._epoch = self._batch = self._step = 0
+        self._saved_at = time.monotonic()
+        if self.frequency.minutes is not None and find_plugin(self.backend) is None:
+            self._comm = as_communicator(None)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count batches anew. Independent."""
+        del logs
+        self._epoch, self._batch = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Save if `batch`, `step` or `minutes` says so."""
+        del logs
+        n_new = batch + 1 - self._batch  # several, with steps_per_execution
+        of_epoch, in_all = (range(n + 1, n + n_new + 1) for n in (self._batch, self._step))
+        self._batch, self._step = of_epoch.stop - 1, in_all.stop - 1
+        is_due = self.frequency.is_due_after_batches(of_epoch, in_all) | self._is_time()
+        is_saved_anyway = self._batch == self.params.get("steps") and self._is_epoch_due()
+        if is_due and not is_saved_anyway:
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Save if `epoch` says so."""
+        del logs
+        self._epoch = epoch
+        if self._is_epoch_due():
+            self._save()
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Give back what was needed to agree. Collective if ranks must agree on the time."""
+        del logs
+        if self._comm is not None:
+            self._comm.free()
+            self._comm = None
+
+    def _is_epoch_due(self) -> bool:
+        return self.frequency.is_due_after_epoch(self._epoch + 1)
+
+    def _is_time(self) -> bool:
+        """Say whether the minutes are over; by rank 0's clock where all ranks save together."""
+        is_time = self.frequency.is_due_after_minutes((time.monotonic() - self._saved_at) / 60)
+        return is_time if self._comm is None else self._comm.bcast(is_time)
+
+    def _save(self) -> None:
+        self._saved_at = time.monotonic()
+        save_weights(self.model, self.backend, self.config, self.include_optimizer, everything=self.everything)
