@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from hpcckpt.backends.base import Backend
 
 GROUP = "hpcckpt.backends"
-_BUILT_IN = {"rankfile": "hpcckpt.backends.rankfile.backend:RankfileBackend"}
+_BUILT_IN = {
+    "hdf5": "hpcckpt.backends.hdf5.backend:Hdf5Backend",
+    "plugin": "hpcckpt.backends.plugin.backend:PluginBackend",
+    "rankfile": "hpcckpt.backends.rankfile.backend:RankfileBackend",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,13 +213,14 @@ def stubborn(monkeypatch):
 
         yield snapshot.TensorLeaf(snapshot.declare(array, name, "replicated"), read, assign)
 
-    def item(obj, name):
-        def read():
-            if obj.fails and obj.doing == "read object":
+    class Item(snapshot.ObjectLeaf):
+        def read(self):
+            if self.value.fails and self.value.doing == "read object":
                 raise ValueError("cannot be read")
             return 1
 
-        yield snapshot.ObjectLeaf(name, read, lambda new: None)
+    def item(obj, name):
+        yield Item(name, obj, {}, name)
 
     def leaves(obj, name):
         return (item if obj.doing == "read object" else tensor)(obj, name) if isinstance(obj, Stubborn) else None

@@ -109,10 +109,10 @@ def test_replicas_are_compared_every_so_many_saves(many, run_dir):
 
 def test_a_rank_that_is_shown_other_bytes_of_a_step_is_noticed_by_all(many, run_dir, monkeypatch):
     """As by a stale page cache of one node: file names and sizes are right, and a rank's bytes are older ones."""
-    from hpcckpt.backends.rankfile import backend
+    from hpcckpt.backends import spans
 
     reading = threading.local()
-    open_regular = backend.open_regular
+    open_regular = spans.open_regular
 
     def shown_elsewhere(path):
         return open_regular(path.replace(str(run_dir), str(reading.directory)))
@@ -124,7 +124,7 @@ def test_a_rank_that_is_shown_other_bytes_of_a_step_is_noticed_by_all(many, run_
                 ckpt.save(1, {"w": np.full(10_000, value), "n": 7})
         reading.directory = run_dir.with_name("stale") if last(comm) else run_dir
         comm.barrier()
-        monkeypatch.setattr(backend, "open_regular", shown_elsewhere)
+        monkeypatch.setattr(spans, "open_regular", shown_elsewhere)
         comm.barrier()
         with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.CorruptError) as caught:
             ckpt.restore(state, step=1)

@@ -15,6 +15,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors, layout, native, publishing
+from hpcckpt.backends import spans
 from hpcckpt.backends.rankfile import backend
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.discovery import step_numbers
@@ -244,16 +245,16 @@ def test_a_reader_with_the_file_open_gets_its_bytes_or_is_told(run_dir, monkeypa
         ckpt.save(1, state(1)).result()
         reader = open_step(run_dir / layout.step_dirname(1))
         inode = inodes(run_dir, 1)
-        open_regular = backend.open_regular
+        open_regular = spans.open_regular
 
         def open_and_lose(path):
             fd = open_regular(path)
-            monkeypatch.setattr(backend, "open_regular", open_regular)
+            monkeypatch.setattr(spans, "open_regular", open_regular)
             for step in range(2, 2 + n_saves):
                 ckpt.save(step, state(step)).result()
             return fd
 
-        monkeypatch.setattr(backend, "open_regular", open_and_lose)
+        monkeypatch.setattr(spans, "open_regular", open_and_lose)
         with pytest.raises(errors.RetiredError, match="retired while being read") if n_saves > 1 else after_all():
             assert reader.load("w").tolist() == state(1)["w"].tolist()
         assert n_saves == 1 or inodes(run_dir, 3) == inode

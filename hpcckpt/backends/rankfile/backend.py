@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.frozen import frozen_path, link_unchanged, worth_a_file
+from hpcckpt.backends.spans import read_spans
 from hpcckpt.discovery import open_regular
 from hpcckpt.errors import CorruptError
 from hpcckpt.manifest import Manifest
+from hpcckpt.mounts import admits_writers
 from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteReport
 
 
@@ -90,22 +90,21 @@ class RankfileBackend(Backend):
         where = str(path / file.path)
         fd, is_new = _open_to_write(where)  # step a
         try:
-            record = self._fill(fd, job, file, where)
+            record = self._fill(fd, job, path, file)
             phases.reached("2-written", file.rank)
             native.fdatasync(fd, where)  # step d
         finally:
             os.close(fd)
         return record, is_new
 
-    def _fill(self, fd: int, job: SaveJob, file: _File, where: str) -> FileRecord:
+    def _fill(self, fd: int, job: SaveJob, path: Path, file: _File) -> FileRecord:
+        where = str(path / file.path)
         items = [payload.item for payload in file.payloads]
-        header = codec.encode_header(job, file.rank, items, None, native.crc32c, file.frozen)
+        header = codec.encode_header(job, file.rank, items, file.frozen)
         end = len(header) + sum(item.nbytes for item in items)
         _make_room(fd, end, where)
-        crcs = self._write_data(fd, job, file, len(header), where)  # step b
-        sealed = codec.encode_header(job, file.rank, items, crcs, native.crc32c, file.frozen)
-        if len(sealed) != len(header):
-            raise AssertionError("the header's length must not depend on checksums")
+        crcs = self._write_data(fd, job, path, file, len(header))  # step b
+        sealed = codec.fill_in(header, crcs, native.crc32c)
         native.write_blocks(fd, [(sealed, 0)], path=where)  # step c
         record = FileRecord(file.path, end, codec.sealed_crc(sealed), job.save_id if file.is_frozen else "")
         if file.is_frozen:
@@ -113,15 +112,15 @@ class RankfileBackend(Backend):
                 payload.landed(blocks, record, len(items))
         return record
 
-    def _write_data(self, fd: int, job: SaveJob, file: _File, start: int, where: str) -> list[Sequence[int]]:
+    def _write_data(self, fd: int, job: SaveJob, path: Path, file: _File, start: int) -> list[Sequence[int]]:
         is_held = any(payload.is_held for payload in file.payloads)  # else nobody gains from letting go early
         crcs: list[Sequence[int]] = [
             *native.write_blocks(
                 fd,
                 _lay_out(file.payloads, start),
                 block_bytes=job.block_bytes,
-                threads=self.threads,
-                path=where,
+                threads=self.threads if admits_writers(path.parent) else 1,
+                path=path / file.path,
                 on_piece=(lambda number: file.payloads[number].let_go()) if is_held else None,
                 nice=self.nice,
             )
@@ -141,28 +140,7 @@ class RankfileBackend(Backend):
 
     def read(self, path: Path, manifest: Manifest, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
         """Read block by block, whole blocks straight into the requests' buffers. Independent."""
-        by_file: dict[str, list[ReadRequest]] = defaultdict(list)
-        for request in requests:
-            by_file[request.entry.file].append(request)
-        damaged = []
-        for file, wanted in sorted(by_file.items()):
-            damaged += self._read_file(path, file, manifest.block_bytes, wanted)
-        return damaged
-
-    def _read_file(self, path: Path, file: str, block_bytes: int, wanted: list[ReadRequest]) -> list[DamagedBlock]:
-        pieces = [piece for request in wanted for piece in _pieces(request, block_bytes)]
-        native_pieces = [(piece.into, piece.offset, piece.crcs) for piece in pieces]
-        where = str(path / file)
-        fd = open_regular(where)
-        try:
-            bad = native.read_blocks(fd, native_pieces, block_bytes=block_bytes, threads=self.threads, path=where)
-        except EOFError as error:
-            return [DamagedBlock(pieces[0].entry.item.spec.name, file, 0, 0, f"the file is cut short ({error})")]
-        finally:
-            os.close(fd)
-        for piece in pieces:
-            piece.deliver()
-        return [_damaged(pieces[number], block, block_bytes) for number, block in bad]
+        return read_spans(path, requests, manifest.block_bytes, self.threads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,67 +203,3 @@ def read_header(path: Path, record: FileRecord, manifest: Manifest) -> list[Stor
     finally:
         os.close(fd)
     return codec.decode_header(header, nbytes, record, manifest, native.crc32c)
-
-
-# -- reading parts of entries --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """Whole blocks of an entry to read, and, where only a part of a block is wanted, where that part goes."""
-
-    entry: StoredEntry
-    first_block: int
-    into: Bytes
-    offset: int
-    crcs: tuple[int, ...]
-    part: slice | None = None
-    destination: Bytes | None = None
-
-    def deliver(self) -> None:
-        """Copy the wanted part of a block out of the scratch buffer it was read to."""
-        if self.destination is not None and self.part is not None:
-            self.destination[:] = self.into[self.part]
-
-
-def _pieces(request: ReadRequest, block_bytes: int) -> Iterator[_Piece]:
-    """Split a request into whole blocks, read in place, and partly wanted blocks, read to scratch."""
-    position = request.start
-    while position < request.stop:
-        block, inside = divmod(position, block_bytes)
-        if inside == 0 and (end := _whole_blocks_end(request, position, block_bytes)) > position:
-            into = request.into[position - request.start : end - request.start]
-            crcs = request.entry.crcs[block : -(-end // block_bytes)]
-            yield _Piece(request.entry, block, into, request.entry.offset + position, crcs)
-        else:
-            end = min((block + 1) * block_bytes, request.stop)
-            yield _partial_piece(request, block, position, end, block_bytes)
-        position = end
-
-
-def _whole_blocks_end(request: ReadRequest, position: int, block_bytes: int) -> int:
-    """Return where the whole blocks from `position` on end; the entry's last block may be short."""
-    if request.stop == request.entry.nbytes:
-        return request.stop
-    return max(position, request.stop // block_bytes * block_bytes)
-
-
-def _partial_piece(request: ReadRequest, block: int, begin: int, end: int, block_bytes: int) -> _Piece:
-    block_start = block * block_bytes
-    scratch = np.empty(min(block_bytes, request.entry.nbytes - block_start), np.uint8)
-    return _Piece(
-        request.entry,
-        block,
-        scratch,
-        request.entry.offset + block_start,
-        request.entry.crcs[block : block + 1],
-        slice(begin - block_start, end - block_start),
-        request.into[begin - request.start : end - request.start],
-    )
-
-
-def _damaged(piece: _Piece, block: int, block_bytes: int) -> DamagedBlock:
-    start = block * block_bytes
-    nbytes = min(block_bytes, piece.into.nbytes - start)
-    name = piece.entry.item.spec.name
-    return DamagedBlock(name, piece.entry.file, piece.offset + start, nbytes, "checksum mismatch")

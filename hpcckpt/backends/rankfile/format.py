@@ -11,13 +11,21 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hpcckpt.backends.entries import (
+    decode_crcs,
+    decode_item,
+    encode_entry,
+    entry_names,
+    entry_problem,
+    overlap_problems,
+)
 from hpcckpt.errors import CorruptError, Problem, list_problems
-from hpcckpt.manifest import Manifest, encode_record, shape_problem
+from hpcckpt.manifest import Manifest, encode_record
 from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
-from hpcckpt.tensors import KINDS, Extent, TensorSpec, itemsize, name_problem
+from hpcckpt.tensors import itemsize
 
 MAX_HEADER_BYTES = 100_000_000
 PAGE_BYTES = 4096
@@ -25,6 +33,8 @@ _CRC_KEY = "hpcckpt.header_crc32c"
 _DOCUMENT_KEY = "hpcckpt"
 _HEAD = re.compile(rb'\{"__metadata__":\{"hpcckpt\.header_crc32c":"([0-9a-f]{8})"')
 _CRC_AT = slice(42, 50)
+_BEFORE_CRCS = rb"\"crc32c\":\""
+"""What stands before the checksums of an entry, and, with quotes that end a string, in no name."""
 _CODES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
@@ -32,33 +42,10 @@ _CODES = {
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 
-Crc = Callable[[bytes], int]
+Crc = Callable[[bytes | bytearray], int]
 
 
 # -- writing -------------------------------------------------------------------------------------
-
-
-def entry_name(item: WriteItem) -> str:
-    """Return the name of an entry in its file: the tensor's own if the entry is the whole tensor."""
-    extent, spec = item.extent, item.spec
-    is_whole_box = (item.start, item.stop) == (0, extent.n_elements)
-    name = spec.name
-    if spec.kind != "per-rank" and extent != Extent.whole(spec.shape):
-        name += f"[{','.join(f'{o}:{o + n}' for o, n in zip(extent.offset, extent.shape, strict=True))}]"
-    return name if is_whole_box else f"{name}@{item.start}:{item.stop}"
-
-
-def entry_names(items: Sequence[WriteItem]) -> list[str]:
-    """Return a name for each entry, all different: one that a whole tensor has is not for parts of another."""
-    taken = {item.spec.name for item in items}
-    names = []
-    for item in items:
-        name = entry_name(item)
-        while name != item.spec.name and name in taken:
-            name += "~"
-        taken.add(name)
-        names.append(name)
-    return names
 
 
 def _safetensors_type(item: WriteItem) -> tuple[str, list[int]]:
@@ -73,11 +60,9 @@ def encode_header(
     job: SaveJob,
     rank: int,
     items: Sequence[WriteItem],
-    crcs: Sequence[Sequence[int]] | None,
-    crc: Crc,
     frozen: Sequence[FileRecord] = (),
 ) -> bytes:
-    """Return length word and header, padded to whole pages.
+    """Return length word and header, padded to whole pages, with zeros for all checksums; see `fill_in`.
 
     Parameters
     ----------
@@ -87,23 +72,18 @@ def encode_header(
         The rank whose file it is.
     items : sequence of WriteItem
         The entries, in the order of their data.
-    crcs : sequence of sequence of int, optional
-        Checksums per entry and block; zeros if not given, for the length.
-    crc : callable
-        CRC32C of bytes.
     frozen : sequence of FileRecord
         The rank's other files in this step, whose tensors did not change.
     """
-    counts = [block_count(item.nbytes, job.block_bytes) for item in items]
-    known = crcs if crcs is not None else [[0] * count for count in counts]
     entries: dict[str, Any] = {}
     table: dict[str, Any] = {}
     position = 0
-    for name, item, blocks in zip(entry_names(items), items, known, strict=True):
+    for name, item in zip(entry_names(items), items, strict=True):
         code, shape = _safetensors_type(item)
-        table[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + item.nbytes]}
-        entries[name] = _encode_entry(item, blocks)
-        position += item.nbytes
+        end = position + item.nbytes
+        table[name] = {"dtype": code, "shape": shape, "data_offsets": [position, end]}
+        entries[name] = encode_entry(item, [0] * block_count(end - position, job.block_bytes))
+        position = end
     document = {
         "format": 1,
         "save_id": job.save_id,
@@ -115,31 +95,35 @@ def encode_header(
         "entries": entries,
     }
     metadata = {_CRC_KEY: "00000000", _DOCUMENT_KEY: _compact(document)}
-    return _seal(_compact({"__metadata__": metadata, **table}).encode(), crc)
+    header = _compact({"__metadata__": metadata, **table}).encode()
+    header += b" " * (-(len(header) + 8) % PAGE_BYTES)
+    return struct.pack("<Q", len(header)) + header
 
 
 def _compact(document: Any) -> str:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
 
-def _encode_entry(item: WriteItem, crcs: Sequence[int]) -> dict[str, Any]:
-    return {
-        "tensor": item.spec.name,
-        "kind": item.spec.kind,
-        "dtype": item.spec.dtype,
-        "global_shape": list(item.spec.shape),
-        "offset": list(item.extent.offset),
-        "shape": list(item.extent.shape),
-        "span": [item.start, item.stop],
-        "crc32c": "".join(f"{value:08x}" for value in crcs),
-    }
+def fill_in(header: bytes, crcs: Sequence[Sequence[int]], crc: Crc) -> bytes:
+    """Return a header with its checksums in their places, and then its own.
 
-
-def _seal(header: bytes, crc: Crc) -> bytes:
-    """Pad a header to whole pages, put its length before it and its CRC into it."""
-    header += b" " * (-(len(header) + 8) % PAGE_BYTES)
-    sealed = header[: _CRC_AT.start] + b"%08x" % crc(header) + header[_CRC_AT.stop :]
-    return struct.pack("<Q", len(sealed)) + sealed
+    Parameters
+    ----------
+    header : bytes
+        As `encode_header` returned it.
+    crcs : sequence of sequence of int
+        Checksums per entry and block.
+    crc : callable
+        CRC32C of bytes.
+    """
+    filled, place = bytearray(header), 0
+    for blocks in crcs:
+        digits = struct.pack(f">{len(blocks)}I", *blocks).hex().encode()
+        place = filled.index(_BEFORE_CRCS, place) + len(_BEFORE_CRCS)
+        filled[place : place + len(digits)] = digits
+    own = b"%08x" % crc(filled[8:])
+    filled[8 + _CRC_AT.start : 8 + _CRC_AT.stop] = own
+    return bytes(filled)
 
 
 def sealed_crc(sealed: bytes) -> int:
@@ -226,56 +210,14 @@ def _entries(
         return []
     found: list[StoredEntry] = []
     for name, entry in document["entries"].items():
-        message = _entry_problem(entry) or _place_problem(entry, table.get(name), file_bytes - data_start, manifest)
+        message = entry_problem(entry) or _place_problem(entry, table.get(name), file_bytes - data_start, manifest)
         if message:
             problems.append(Problem(f"entry {name!r}", message))
             continue
         offset = data_start + table[name]["data_offsets"][0]
-        crcs = bytes.fromhex(entry["crc32c"])
-        found.append(StoredEntry(_item(entry), rank, path, offset, struct.unpack(f">{len(crcs) // 4}I", crcs)))
-    problems.extend(_overlaps(found))
+        found.append(StoredEntry(decode_item(entry), rank, path, offset, decode_crcs(entry)))
+    problems.extend(overlap_problems(found))
     return found
-
-
-def _overlaps(entries: Sequence[StoredEntry]) -> Iterator[Problem]:
-    """Yield the entries that share bytes: a small file could give tensors beyond any memory."""
-    end = 0
-    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
-        if entry.nbytes and entry.offset < end:
-            yield Problem(f"entry of {entry.item.spec.name!r}", f"shares bytes from {entry.offset} on with another one")
-        end = max(end, entry.offset + entry.nbytes)
-
-
-def _item(entry: Mapping[str, Any]) -> WriteItem:
-    spec = TensorSpec(entry["tensor"], entry["dtype"], tuple(entry["global_shape"]), entry["kind"])
-    return WriteItem(spec, Extent(tuple(entry["offset"]), tuple(entry["shape"])), *entry["span"])
-
-
-def _entry_problem(entry: Any) -> str | None:
-    """Say what is wrong with an entry by itself, or ``None``."""
-    if not isinstance(entry, dict):
-        return "must be an object"
-    tensor, span, crcs = entry.get("tensor"), entry.get("span"), entry.get("crc32c")
-    if not isinstance(tensor, str) or name_problem(tensor):
-        return f"tensor name {tensor!r} is not allowed"
-    if entry.get("kind") not in KINDS:
-        return f"kind {entry.get('kind')!r} is not known"
-    dtype, global_shape, shape = entry.get("dtype"), entry.get("global_shape"), entry.get("shape")
-    problem = shape_problem(dtype, global_shape) or (shape_problem(dtype, shape) if shape != global_shape else None)
-    if problem:
-        return problem
-    offset = entry.get("offset")
-    if not isinstance(offset, list) or not all(isinstance(n, int) and n >= 0 for n in offset):
-        return "offset must be a list of sizes"
-    extent = Extent(tuple(offset), tuple(entry["shape"]))
-    if not extent.fits(tuple(entry["global_shape"])) and entry["kind"] != "per-rank":
-        return "the extent leaves the tensor"
-    if not (isinstance(span, list) and len(span) == 2 and all(isinstance(n, int) for n in span)):
-        return "span must be two numbers"
-    if not 0 <= span[0] <= span[1] <= extent.n_elements:
-        return f"span {span} leaves the extent"
-    is_hex = isinstance(crcs, str) and re.fullmatch("(?:[0-9a-f]{8})*", crcs) is not None
-    return None if is_hex else "crc32c must be hexadecimal digits"
 
 
 def _place_problem(entry: Mapping[str, Any], place: Any, data_bytes: int, manifest: Manifest) -> str | None:

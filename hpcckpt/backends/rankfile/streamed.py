@@ -39,14 +39,14 @@ def write_streamed(
     where = path / file_path(rank)
     fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        header = codec.encode_header(job, rank, items, None, native.crc32c)
+        header = codec.encode_header(job, rank, items)
         end = len(header) + sum(item.nbytes for item in items)
         native.preallocate(fd, end, where)
         crcs, position = [], len(header)
         for item in items:
             crcs.append(_write_item(fd, job, item, parts, position, threads, where))
             position += item.nbytes
-        sealed = codec.encode_header(job, rank, items, crcs, native.crc32c)
+        sealed = codec.fill_in(header, crcs, native.crc32c)
         native.write_blocks(fd, [(sealed, 0)], path=where)
         native.fsync(fd, where)
     finally:

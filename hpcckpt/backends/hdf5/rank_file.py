@@ -1,0 +1,114 @@
+"""A file of one rank: a standard HDF5 file of what that rank writes, with a table of its own.
+
+    a  lay the file out in memory
+    b  open ``data/rank-NNNNN.h5``: that of a retired step, if one is there and has no other name, invalidated and
+       synced before anything else in it is written over; else a new file
+    c  write the data to their places, then the table and the structure, the first page last
+    d  sync the file, and the directory if the file was created in it
+
+Values that the rank has for itself, and that have another size than at the save before, are laid out behind the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcckpt import layout, native, phases
+from hpcckpt.backends.base import Payload
+from hpcckpt.backends.hdf5.arrangement import Stored, arrange_rank
+from hpcckpt.backends.hdf5.driver import Driver, keep_for_reuse, make_room, write_around, write_payloads
+from hpcckpt.backends.hdf5.image import Layout, extend, finish
+from hpcckpt.backends.hdf5.table import Table
+from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem
+
+
+def rank_path(rank: int) -> str:
+    """Return the path of a rank's file in its step directory."""
+    return f"{layout.DATA}/rank-{rank:05d}.h5"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """How a file was laid out: its items and their datasets; `base` has those that other ranks share."""
+
+    items: tuple[WriteItem, ...]
+    stored: tuple[Stored, ...]
+    base: Layout
+    layout: Layout
+
+
+class RankFile:
+    """The files of one rank, laid out alike from save to save.
+
+    Parameters
+    ----------
+    driver : Driver
+        On whose behalf they are written.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._known: _Known | None = None
+
+    def write(
+        self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]
+    ) -> tuple[FileRecord, tuple[Stored, ...]]:
+        """Write a file, durable on return; return its record, and the datasets of the payloads. Independent."""
+        known = self._known = self._lay_out(path, rank, tuple(payload.item for payload in payloads))  # step a
+        layout = known.layout
+        where = str(path / rank_path(rank))
+        fd, is_new = _open(where)  # step b
+        try:
+            make_room(fd, layout.nbytes, where)
+            placed = [(p, layout.offsets[each.path]) for p, each in zip(payloads, known.stored, strict=True)]
+            driver = self._driver
+            crcs = write_payloads(fd, placed, job.block_bytes, driver.threads, driver.nice, where)  # step c
+            entries = [
+                StoredEntry(payload.item, rank, rank_path(rank), at, blocks)
+                for (payload, at), blocks in zip(placed, crcs, strict=True)
+            ]
+            around = finish(layout, driver.root_attributes(job), Table(job, driver.name, entries))
+            write_around(fd, around, where)
+            phases.reached("2-written", rank)
+            native.fdatasync(fd, where)  # step d
+        finally:
+            os.close(fd)
+        if is_new:
+            native.fsync_dir(os.path.dirname(where))
+        return FileRecord(rank_path(rank), around.nbytes, around.table_crc), known.stored
+
+    def _lay_out(self, path: Path, rank: int, items: tuple[WriteItem, ...]) -> _Known:
+        """Return how to write the items: as at the save before, as far as they are alike."""
+        known = self._known
+        if known is not None and known.items == items:
+            return known
+        stored = arrange_rank(items, rank)
+        if known is not None and _are_alike(known.items, items):
+            base = known.base
+        else:
+            shared = [each for each in stored if each.rank is None]
+            alignment = self._driver.options.alignment_at(path)
+            base = extend(Layout(), shared, root=self._driver.root_attributes(), alignment=alignment)
+        return _Known(items, stored, base, extend(base, [each for each in stored if each.rank is not None]))
+
+
+def _are_alike(old: Sequence[WriteItem], new: Sequence[WriteItem]) -> bool:
+    """Say whether items differ in nothing but the sizes of values that the rank has for itself. Pure."""
+    return len(old) == len(new) and all(
+        a == b or (a.spec.kind == b.spec.kind == "per-rank" and a.spec.name == b.spec.name)
+        for a, b in zip(old, new, strict=True)
+    )
+
+
+def _open(where: str) -> tuple[int, bool]:
+    """Open a rank's file, invalidated or new; return its descriptor, and whether it was created."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    if keep_for_reuse(where):
+        return os.open(where, flags), False
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(where)
+    return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True
