@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from hpcckpt._version import __version__
 
 if TYPE_CHECKING:
-    from hpcckpt import errors, keras
+    from hpcckpt import errors, horovod, interval, keras, plugins, preemption, tensorflow, tmci, torch
     from hpcckpt.checkpointer import Checkpointer, PendingSave, Restored, SavedStep
     from hpcckpt.config import Best
     from hpcckpt.discovery import latest_checkpoint
+    from hpcckpt.exporting.exporter import export_checkpoint
+    from hpcckpt.importing.importer import import_checkpoint
+    from hpcckpt.keras.levels import enable_exact_resume
     from hpcckpt.loading import load
     from hpcckpt.snapshot import PerRank, RootOnly, Sharded
 
@@ -28,10 +31,13 @@ _HOME = {
     "RootOnly": "hpcckpt.snapshot",
     "SavedStep": "hpcckpt.checkpointer",
     "Sharded": "hpcckpt.snapshot",
+    "enable_exact_resume": "hpcckpt.keras.levels",
+    "export_checkpoint": "hpcckpt.exporting.exporter",
+    "import_checkpoint": "hpcckpt.importing.importer",
     "latest_checkpoint": "hpcckpt.discovery",
     "load": "hpcckpt.loading",
 }
-_ROOMS = {"errors", "keras"}
+_ROOMS = {"errors", "horovod", "interval", "keras", "plugins", "preemption", "tensorflow", "tmci", "torch"}
 
 __all__ = [
     "Best",
@@ -43,10 +49,20 @@ __all__ = [
     "SavedStep",
     "Sharded",
     "__version__",
+    "enable_exact_resume",
     "errors",
+    "export_checkpoint",
+    "horovod",
+    "import_checkpoint",
+    "interval",
     "keras",
     "latest_checkpoint",
     "load",
+    "plugins",
+    "preemption",
+    "tensorflow",
+    "tmci",
+    "torch",
 ]
 
 

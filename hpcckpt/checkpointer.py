@@ -16,7 +16,7 @@ from hpcckpt import discovery, publishing, saving
 from hpcckpt.backends.base import Backend
 from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
 from hpcckpt.collective.communicator import Communicator, as_communicator, usable_cores
-from hpcckpt.config import Best, OnNewer, Options, parse_best
+from hpcckpt.config import Best, Level, OnNewer, Options, parse_best
 from hpcckpt.draining import DRAIN_NICE, Draining
 from hpcckpt.errors import BackendConflictError, ClosedError, CollectiveError, OptionError
 from hpcckpt.holding import ArenaPool
@@ -180,6 +180,30 @@ class Checkpointer:
         """Our duplicate of the communicator."""
         return self._run.comm
 
+    @property
+    def options(self) -> Options:
+        """The options, as checked."""
+        return self._run.options
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that was saved or restored last, as far as known here; alike on all ranks after `wait`."""
+        return self._run.lineage.step
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save goes on whose outcome is not known here yet."""
+        return any(this.answer is None for this in self._run.underway)
+
+    def on_saved(self, hear: Callable[[SavedStep], None]) -> Callable[[], None]:
+        """Have a function told of each step that is committed; return one that ends this. Independent.
+
+        It is called by the thread that polls or waits, and must neither save nor raise.
+        """
+        listeners = self._run.listeners
+        listeners.append(hear)
+        return lambda: listeners.remove(hear) if hear in listeners else None
+
     def save(
         self,
         step: int,
@@ -188,6 +212,7 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         objects: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        level: Level = "state",
     ) -> PendingSave:
         """Save a step. Collective.
 
@@ -203,6 +228,8 @@ class Checkpointer:
             JSON values, taken from root.
         overwrite : bool
             Replace a good step of this number, atomically.
+        level : {"exact", "state", "weights"}
+            What a resume from this step can promise; stored with it.
 
         Returns
         -------
@@ -218,7 +245,7 @@ class Checkpointer:
             The previous checkpoint is untouched and training may go on.
         """
         self._check_open()
-        request = saving.Request(int(step), metrics or {}, objects or {}, overwrite)
+        request = saving.Request(int(step), metrics or {}, objects or {}, overwrite, level)
         return PendingSave(self._run, saving.save(self._run, state, request))
 
     def restore(self, state: Any, step: int | None = None, *, strict: bool = True) -> Restored:

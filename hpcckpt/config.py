@@ -10,6 +10,7 @@ from hpcckpt import errors
 from hpcckpt.errors import OptionError, Problem
 
 OnNewer = Literal["error", "aside"]
+Level = Literal["exact", "state", "weights"]
 Mode = Literal["min", "max", "auto"]
 
 

@@ -69,8 +69,8 @@ def live(tree: StateTree, items: Sequence[WriteItem]) -> Held:
     """Return payloads that look at the state's own memory: only for as long as the caller waits. Independent."""
     names = dict.fromkeys(item.spec.name for item in items)
     held = held_arrays({name: tree.tensors[name] for name in names})
-    read = {name: as_bytes(held[name] if name in held else tree.tensors[name].read()) for name in names}
-    payloads = [Payload(i, _span(read[i.spec.name], i), is_held=i.spec.name in held) for i in items]
+    read = {name: held[name] if name in held else tree.tensors[name].read() for name in names}
+    payloads = [Payload(i, _part(read[i.spec.name], i), is_held=i.spec.name in held) for i in items]
     return Held(payloads, is_live=True)
 
 
@@ -82,7 +82,7 @@ def hold(tree: StateTree, items: Sequence[WriteItem], pool: ArenaPool, threads: 
     payloads, copies, position = [], [], 0
     for item in items:
         array = held.get(item.spec.name)
-        data = _span(as_bytes(tree.tensors[item.spec.name].read() if array is None else array), item)
+        data = _part(tree.tensors[item.spec.name].read() if array is None else array, item)
         if array is None and arena is not None:
             source, data = data, arena.view(position, item.nbytes)
             copies.append((source, data))
@@ -110,6 +110,12 @@ def cut(held: Held, items: Sequence[WriteItem]) -> Held:
     """Return payloads of parts of what is held whole. Independent."""
     whole = {payload.item.spec.name: payload.data for payload in held.payloads}
     return Held([Payload(item, _span(whole[item.spec.name], item)) for item in items], arena=held.arena)
+
+
+def _part(array: Array, item: WriteItem) -> Bytes:
+    """Return the bytes of an item of the box that an array holds."""
+    is_whole = item.stop - item.start == array.size
+    return as_bytes(array if is_whole else array.reshape(-1)[item.start : item.stop])
 
 
 def _span(data: Bytes, item: WriteItem) -> Bytes:

@@ -9,6 +9,7 @@ MANIFEST = "manifest.json"
 DATA = "data"
 LOCK = ".lock"
 PINS = ".pins"
+HALT = "HALT"
 MAX_STEP = 10**18
 _STEP = re.compile(r"step-([0-9]{10,19})")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -213,7 +212,7 @@ def _rank_problems(spec: TensorSpec, entries: Sequence[StoredEntry], n_ranks: in
 
 def _tiling_problems(spec: TensorSpec, entries: Sequence[StoredEntry]) -> Iterator[Problem]:
     """Yield what keeps the spans from tiling their boxes, or the boxes the tensor: no element twice, none left out."""
-    if len(entries) == 1 and entries[0].item == WriteItem(spec, Extent.whole(spec.shape), 0, math.prod(spec.shape)):
+    if len(entries) == 1 and _is_all_of(entries[0].item, spec):
         return
     spans: dict[Extent, list[tuple[int, int]]] = defaultdict(list)
     for entry in entries:
@@ -225,6 +224,12 @@ def _tiling_problems(spec: TensorSpec, entries: Sequence[StoredEntry]) -> Iterat
             covered = sum(stop - start for start, stop in found)
             yield Problem(repr(spec.name), f"entries cover {covered} of {extent.n_elements} elements, or overlap")
     yield from coverage_problems(spec, spans)
+
+
+def _is_all_of(item: WriteItem, spec: TensorSpec) -> bool:
+    extent = item.extent
+    is_whole_box = extent.shape == spec.shape and not any(extent.offset)
+    return is_whole_box and item.spec == spec and (item.start, item.stop) == (0, extent.n_elements)
 
 
 def _is_of(entry: StoredEntry, spec: TensorSpec) -> bool:

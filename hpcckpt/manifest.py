@@ -99,8 +99,19 @@ def encode(manifest: Manifest, crc: Crc) -> bytes:
         "files": [encode_record(file) for file in manifest.files],
         "tensors": [_encode_tensor(spec) for spec in manifest.tensors],
     }
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False).encode()
+    lines = ",\n".join(f' "{key}": {_lines(value)}' for key, value in document.items())
+    text = f"{{\n{lines}\n}}".encode()
     return text[: _CRC_AT.start] + b"%08x" % crc(text) + text[_CRC_AT.stop :]
+
+
+_line = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode  # with indent it would not be the one in C
+
+
+def _lines(value: Any) -> str:
+    """Return JSON in one line; of a list, one line for each item."""
+    if not isinstance(value, list) or not value:
+        return _line(value)
+    return "[\n  " + ",\n  ".join(map(_line, value)) + "\n ]"
 
 
 def _encode_float(value: float) -> float | str:
@@ -128,13 +139,14 @@ def _unescaped(key: str) -> str:
     return key[1:] if key.startswith("$$") and key.lstrip("$") == "float" else key
 
 
-def _decode_objects(value: Any) -> Any:
+def decode_objects(value: Any) -> Any:
+    """Return what `encode_objects` was given."""
     if isinstance(value, dict):
         if value.keys() == {"$float"} and value["$float"] in ("nan", "inf", "-inf"):
             return float(value["$float"])
-        return {_unescaped(key) if len(value) == 1 else key: _decode_objects(item) for key, item in value.items()}
+        return {_unescaped(key) if len(value) == 1 else key: decode_objects(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_decode_objects(item) for item in value]
+        return [decode_objects(item) for item in value]
     return value
 
 
@@ -218,7 +230,7 @@ def _from_document(document: dict[str, Any], where: str) -> Manifest:
         level=document["level"],
         metrics={name: float(value) for name, value in document["metrics"].items()},
         environment=document["environment"],
-        objects=_decode_objects(document["objects"]),
+        objects=decode_objects(document["objects"]),
         files=tuple(map(decode_record, document["files"])),
         tensors=tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), t["kind"]) for t in document["tensors"]),
     )

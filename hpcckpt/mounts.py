@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -33,6 +34,20 @@ def counts_links(path: Path) -> bool:
     """Say whether a file's count of links can be trusted there: not on NFS, nor behind FUSE or 9p. Independent."""
     mount = mount_of(path)
     return mount is not None and not mount.type.startswith(("nfs", "fuse", "9p"))
+
+
+_ONE_WRITER = ("btrfs", "ext", "nfs", "overlay", "tmpfs", "xfs")
+
+
+@functools.lru_cache(maxsize=64)
+def admits_writers(directory: Path) -> bool:
+    """Say whether several threads get on faster than one with writing a file there. Independent.
+
+    Local file systems and NFS let one in at a time, whatever part of the file it writes, and the others burn a core
+    each while they wait. Parallel file systems do not; of what is not known, the best is believed.
+    """
+    mount = mount_of(directory)
+    return mount is None or not mount.type.startswith(_ONE_WRITER)
 
 
 def _parse_mount(line: str) -> Mount | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpcckpt.tensors import Extent, TensorSpec, itemsize
@@ -62,10 +63,13 @@ class FullPlan:
         All tensors, sorted by name; shapes of per-rank ones are rank 0's.
     items : tuple of tuple of WriteItem
         The entries of each rank. Values that a rank has for itself may have another size at each save.
+    directory : pathlib.Path or None
+        The run directory that it will be in.
     """
 
     tensors: tuple[TensorSpec, ...]
     items: tuple[tuple[WriteItem, ...], ...]
+    directory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

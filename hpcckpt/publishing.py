@@ -20,6 +20,7 @@ from hpcckpt import native, phases
 from hpcckpt._version import __version__
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import SavePlan
+from hpcckpt.config import Level
 from hpcckpt.discovery import inspect_step, step_numbers
 from hpcckpt.errors import (
     HpcckptError,
@@ -68,6 +69,7 @@ class Content(NamedTuple):
     metrics: Mapping[str, float]
     objects: Mapping[str, Any]
     replica_names: Sequence[str] = ()
+    level: Level = "state"
 
 
 class Published(NamedTuple):
@@ -247,6 +249,7 @@ def _manifest(run: Run, job: SaveJob, plan: SavePlan, content: Content, files: t
         metrics=content.metrics,
         objects=content.objects,
         environment=environment(),
+        level=content.level,
     )
 
 

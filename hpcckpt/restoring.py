@@ -37,7 +37,7 @@ from hpcckpt.loading import Array, StepReader, load_backend
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import Index
 from hpcckpt.run import Lineage, Restored, Run
-from hpcckpt.snapshot import StateTree, TensorLeaf, flatten
+from hpcckpt.snapshot import Finish, StateTree, TensorLeaf, flatten
 
 _log = logging.getLogger("hpcckpt")
 
@@ -146,7 +146,7 @@ def _restore_one(run: Run, tree: StateTree, step: int, attempt: _Attempt) -> Res
     reader = _open(run, step)
     where = f"restore step {step}"
     try:
-        match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm.size, attempt))
+        tree, match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm.size, attempt))
         attempt.touched |= {name for name in match.tensors if reader.specs[name].kind != "per-rank"}
         arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(reader, tree, match, run.comm.rank, attempt))
     finally:
@@ -266,8 +266,12 @@ class Match(NamedTuple):
     unexpected: tuple[str, ...]
 
 
-def _match(tree: StateTree, reader: StepReader, n_ranks: int, attempt: _Attempt) -> Match:
-    """Match, and see to it that a step overwrites all that one before it may have left half overwritten. Pure."""
+def _match(tree: StateTree, reader: StepReader, n_ranks: int, attempt: _Attempt) -> tuple[StateTree, Match]:
+    """Fit the state to a step, and match them. Independent.
+
+    A step has to overwrite all that one before it may have left half overwritten.
+    """
+    tree = tree.fitted(reader.specs, reader.manifest.objects.get("state", {}))
     try:
         match = match_state(tree, reader, n_ranks, strict=attempt.strict)
     except StateMismatchError as error:
@@ -275,7 +279,7 @@ def _match(tree: StateTree, reader: StepReader, n_ranks: int, attempt: _Attempt)
     left = sorted(attempt.touched - set(match.tensors))
     if left:
         raise OlderStepError(f"it lacks {', '.join(left[:5])}, which the steps before may have overwritten in part")
-    return match
+    return tree, match
 
 
 def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bool) -> Match:
@@ -287,7 +291,7 @@ def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bo
         Naming every difference in names, shapes and dtypes, as far as `strict` asks.
     """
     stored_objects: Mapping[str, Any] = reader.manifest.objects.get("state", {})
-    saved, own = set(reader.specs) | set(stored_objects), set(tree.tensors) | set(tree.objects)
+    saved, own = {*reader.specs, *stored_objects} - tree.unasked, {*tree.tensors, *tree.objects}
     missing, unexpected = tuple(sorted(own - saved)), tuple(sorted(saved - own))
     shared = [name for name in tree.tensors if name in reader.specs]
     problems = [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
@@ -401,4 +405,5 @@ def _assign(tree: StateTree, arrays: Mapping[str, Array], objects: Mapping[str, 
     for name, value in objects.items():
         tree.objects[name].assign(value)
     for finish in tree.finishes:
-        finish.run()
+        if isinstance(finish, Finish):
+            finish.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,6 +157,8 @@ class Run:
     damaged : dict of int to str
         Steps whose bytes a restore of this job found damaged, with their `save_id`; the same on all ranks.
         Their manifests and sizes may be fine, so nobody else can tell before reading all of them.
+    listeners : list of callable
+        Who is told of each step that is committed, when this rank hears of it.
     """
 
     directory: Path
@@ -179,6 +182,7 @@ class Run:
     unchanged: Unchanged = field(default_factory=Unchanged)
     closed: bool = False
     damaged: dict[int, str] = field(default_factory=dict)
+    listeners: list[Callable[[SavedStep], None]] = field(default_factory=list)
 
     @property
     def is_together(self) -> bool:

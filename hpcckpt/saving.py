@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from hpcckpt import layout, native, phases, publishing
 from hpcckpt.backends.base import Payload
@@ -34,6 +34,7 @@ from hpcckpt.collective.planner import (
     tree_mismatch,
     with_own,
 )
+from hpcckpt.config import Level
 from hpcckpt.draining import Matter, Outcome
 from hpcckpt.errors import CollectiveError, Failure, ShardingError, StateError, as_failure, collective_error
 from hpcckpt.holding import Held, cut, hold, live, replica_checksums, replica_names
@@ -53,6 +54,7 @@ class Request(NamedTuple):
     metrics: Mapping[str, float]
     objects: Mapping[str, Any]
     overwrite: bool
+    level: Level = "state"
 
 
 class Proposal(NamedTuple):
@@ -104,6 +106,7 @@ class Underway:
     held: Held | None = None
     tree: StateTree | None = None
     payloads: Sequence[Payload] = ()
+    non_finite: tuple[str, ...] = ()
     answer: Answer | None = None
     is_told: bool = False
     interrupt: BaseException | None = None
@@ -220,7 +223,7 @@ def _begin(run: Run, state: Any, request: Request) -> StateTree:
 def _design(run: Run, declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]) -> Any:
     """Let the backend make of a plan what all ranks will have to know. Root only."""
     designs = "designs" in run.backend.features
-    return run.backend.design(full_plan(declarations, gathered)) if designs else None
+    return run.backend.design(replace(full_plan(declarations, gathered), directory=run.directory)) if designs else None
 
 
 def _object_names(tree: StateTree) -> list[str]:
@@ -234,6 +237,8 @@ def _read_state(run: Run, state: Any, request: Request) -> StateTree:
     wrong = [name for name, value in request.metrics.items() if not _is_metric(name, value)]
     if wrong:
         raise StateError(f"metrics {wrong} are not numbers: metrics map names to numbers")
+    if request.level not in get_args(Level):
+        raise StateError(f"level {request.level!r} is not one of {', '.join(get_args(Level))}")
     tree = flatten(state)
     if not is_json(dict(request.objects)):
         raise StateError(
@@ -278,17 +283,17 @@ def _part(run: Run, this: Underway, state: Any, tree: StateTree | None) -> Calla
 def _content(tree: StateTree, request: Request) -> Content:
     objects = {"state": {name: leaf.read() for name, leaf in tree.objects.items()}, "user": dict(request.objects)}
     metrics = {name: float(value) for name, value in request.metrics.items()}
-    return Content(metrics, copy.deepcopy(objects), replica_names(tree))
+    return Content(metrics, copy.deepcopy(objects), replica_names(tree), request.level)
 
 
 def _hold(run: Run, tree: StateTree, items: Sequence[WriteItem]) -> Held:
     """Hold the state, within the bounds there are for that, or look at it while the caller waits. Independent."""
-    nbytes = sum(item.nbytes for item in items)
-    limit = run.options.max_bytes_in_flight
+    limit, is_too_much = run.options.max_bytes_in_flight, False
     if limit is not None:
+        is_too_much = sum(item.nbytes for item in items) > limit
         for earlier in run.underway:
             earlier.matter.part.join()
-    if not run.is_in_background or (limit is not None and nbytes > limit):
+    if is_too_much or not run.is_in_background:
         return live(tree, items)
     return hold(tree, items, run.arenas, run.backend.threads)
 
@@ -302,24 +307,31 @@ def _replicas(run: Run, this: Underway, tree: StateTree) -> Callable[[], list[in
 def _write(run: Run, this: Underway, plan: SavePlan, replicas: Callable[[], list[int]] | None) -> Callable[[], Report]:
     def write() -> Report:
         rank = run.comm.rank
-        if run.comm.is_root and not run.is_together:  # else it was checked before any rank began
-            publishing.check_ahead(run, plan, this.staged, overwrite=this.request.overwrite)
+        if not run.is_together:  # else all ranks are ready
+            _get_ready(run, this, plan)
         held, this.held = this.held, None
         assert held is not None
-        phases.reached("2-write", rank)
         try:
-            if run.options.incremental:
-                run.unchanged.mark(held.payloads)
-                this.payloads = held.payloads
-            non_finite = _non_finite(held.payloads, run.backend.threads) if run.options.nan_guard else ()
             written = run.backend.write(this.staged.job, this.staged.path, rank, held.payloads, _base(run))
         finally:
             if held.arena is not None:
                 run.arenas.give_back(held.arena)
         phases.reached("3-report", rank)
-        return Report(this.request.step, written, replicas() if replicas else None, non_finite)
+        return Report(this.request.step, written, replicas() if replicas else None, this.non_finite)
 
     return write
+
+
+def _get_ready(run: Run, this: Underway, plan: SavePlan) -> None:
+    """Do what may fail before the first byte. Independent."""
+    if run.comm.is_root:
+        publishing.check_ahead(run, plan, this.staged, overwrite=this.request.overwrite)
+    assert this.held is not None
+    phases.reached("2-write", run.comm.rank)
+    if run.options.incremental:
+        run.unchanged.mark(this.held.payloads)
+        this.payloads = this.held.payloads
+    this.non_finite = _non_finite(this.held.payloads, run.backend.threads) if run.options.nan_guard else ()
 
 
 def _together(run: Run, this: Underway, write: Callable[[], Any]) -> Callable[[], Any]:
@@ -327,16 +339,12 @@ def _together(run: Run, this: Underway, write: Callable[[], Any]) -> Callable[[]
 
     A rank that fails before the first byte is waited for by nobody: the others do not begin either.
     """
-
-    def check() -> None:
-        if run.comm.is_root and this.plan is not None:
-            publishing.check_ahead(run, this.plan, this.staged, overwrite=this.request.overwrite)
-
-    has_failed = this.held is None
-    checked, is_fit = _tried(this, check)
-    if all(run.comm.allgather(is_fit and not has_failed)):
-        return _tried(this, write)[0]
-    return write if has_failed else checked
+    if this.held is None or this.plan is None:
+        run.comm.allgather(False)
+        return write
+    plan = this.plan
+    ready, is_ready = _tried(this, lambda: _get_ready(run, this, plan))
+    return _tried(this, write)[0] if all(run.comm.allgather(is_ready)) else ready
 
 
 def _tried(this: Underway, fn: Callable[[], Any]) -> tuple[Callable[[], Any], bool]:
@@ -469,6 +477,9 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
         run.arenas.give_back(this.held.arena)
     this.held, this.tree, this.payloads = None, None, ()
     this.answer = answer
+    if answer.saved is not None:
+        for hear in tuple(run.listeners):
+            hear(answer.saved)
 
 
 def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaration]], design: Any) -> None:

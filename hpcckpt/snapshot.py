@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,9 @@ Array = npt.NDArray[Any]
 
 ADAPTERS = {
     "keras": "hpcckpt.keras.state",
-    "tensorflow": "hpcckpt.keras.state",
+    "tensorflow": "hpcckpt.tensorflow.state",
     "horovod": "hpcckpt.keras.state",
+    "torch": "hpcckpt.torch.state",
 }
 """Top-level module that defines a class -> module of ours with ``leaves(obj, name)``; see `Adapter`."""
 
@@ -94,6 +95,13 @@ class RootOnly:
     value: Any
 
 
+@dataclass(slots=True, eq=False)
+class Parts:
+    """Some parts of a state, by name: whatever else a checkpoint has is not asked for when they are restored."""
+
+    parts: Mapping[str, Any]
+
+
 # -- leaves --------------------------------------------------------------------------------------
 
 
@@ -106,7 +114,7 @@ Holder = Callable[[Sequence[Any]], list[Array]]
 of the program leave as they are; each keeps alive what it needs."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: a state has many leaves, and freezing trebles what making one costs
 class TensorLeaf:
     """One tensor of the state.
 
@@ -134,13 +142,22 @@ class TensorLeaf:
     holder: Holder | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ObjectLeaf:
-    """One small JSON value of the state, the same on all ranks."""
+    """One small JSON value of the state, the same on all ranks, and where it stands: ``container[key]``."""
 
     name: str
-    read: Callable[[], Any]
-    assign: Callable[[Any], None]
+    value: Any
+    container: Any
+    key: Any
+
+    def read(self) -> Any:
+        """Return the value."""
+        return self.value
+
+    def assign(self, new: Any) -> None:
+        """Replace it in its container."""
+        _put(self.container, self.key, new)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +167,48 @@ class Finish:
     run: Callable[[], None]
 
 
-Leaf = TensorLeaf | ObjectLeaf | Finish
+class Fitted(NamedTuple):
+    """An open part of a state as a checkpoint has it.
+
+    Attributes
+    ----------
+    leaves : sequence of TensorLeaf or ObjectLeaf
+        New ones, in place of those with their names.
+    dropped : collection of str
+        Names of leaves that the checkpoint has not.
+    finish : Finish or None
+        What is to be done with the values.
+    unasked : collection of str
+        Names in the checkpoint that are nobody's business.
+    """
+
+    leaves: Sequence[TensorLeaf | ObjectLeaf] = ()
+    dropped: Collection[str] = ()
+    finish: Finish | None = None
+    unasked: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Open:
+    """A part of the state that a restore gives the shape that the checkpoint has: what grows only with use.
+
+    Attributes
+    ----------
+    fit : callable
+        Given the tensors and the JSON values of a checkpoint by name, says what becomes of the part's leaves.
+    """
+
+    fit: Callable[[Mapping[str, TensorSpec], Mapping[str, Any]], Fitted]
+
+
+Leaf = TensorLeaf | ObjectLeaf | Finish | Open
+Assign = Callable[[Any], None]
+
+
+def _put(container: Any, key: Any, new: Any) -> None:
+    if not isinstance(container, list | MutableMapping):
+        raise StateError("a bare value cannot be restored in place: put it into a dict, or use a NumPy array")
+    container[key] = new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,12 +217,35 @@ class StateTree:
 
     tensors: Mapping[str, TensorLeaf]
     objects: Mapping[str, ObjectLeaf]
-    finishes: tuple[Finish, ...] = ()
+    finishes: tuple[Finish | Open, ...] = ()
+    unasked: frozenset[str] = frozenset()
+
+    def fitted(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
+        """Return the tree with its open parts as a checkpoint has them. Independent."""
+        leaves: dict[str, TensorLeaf | ObjectLeaf] = {**self.tensors, **self.objects}
+        finishes: list[Finish | Open] = []
+        unasked: set[str] = set()
+        for part in self.finishes:
+            if isinstance(part, Finish):
+                finishes.append(part)
+                continue
+            fitted = part.fit(specs, objects)
+            for name in fitted.dropped:
+                leaves.pop(name, None)
+            leaves |= {leaf_name(leaf): leaf for leaf in fitted.leaves}
+            finishes += [fitted.finish] if fitted.finish else []
+            unasked.update(fitted.unasked)
+        tensors = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], TensorLeaf)}
+        values = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], ObjectLeaf)}
+        return StateTree(tensors, values, tuple(finishes), frozenset(unasked))
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:
         """What this rank declares, in the order of the names."""
         return tuple(leaf.declaration for leaf in self.tensors.values())
+
+
+# -- the walk ------------------------------------------------------------------------------------
 
 
 def flatten(state: Any) -> StateTree:
@@ -175,80 +256,76 @@ def flatten(state: Any) -> StateTree:
     StateError
         Naming every value that cannot be saved and every bad or repeated name.
     """
-    tensors: dict[str, TensorLeaf] = {}
-    objects: dict[str, ObjectLeaf] = {}
-    finishes: list[Finish] = []
-    problems: list[Problem] = []
-    for leaf in _leaves(state, "", _refuse_assignment, problems):
-        if isinstance(leaf, Finish):
-            finishes.append(leaf)
-            continue
-        name = leaf.declaration.spec.name if isinstance(leaf, TensorLeaf) else leaf.name
-        complaint = name_problem(name) or ("appears twice" if name in tensors or name in objects else None)
-        if complaint:
-            problems.append(Problem(repr(name), complaint))
-        elif isinstance(leaf, TensorLeaf):
-            tensors[name] = leaf
-        else:
-            objects[name] = leaf
-    if problems:
-        raise StateError(f"this state cannot be saved: {list_problems(problems)}")
-    return StateTree(dict(sorted(tensors.items())), dict(sorted(objects.items())), tuple(finishes))
-
-
-Assign = Callable[[Any], None]
-
-
-def _refuse_assignment(_value: Any) -> None:
-    raise StateError("a bare value cannot be restored in place: put it into a dict, or use a NumPy array")
-
-
-def _leaves(value: Any, name: str, assign: Assign, problems: list[Problem]) -> Iterator[Leaf]:
-    """Walk one value; what cannot be saved is added to `problems`."""
+    walk = Walk()
     try:
-        yield from _dispatch(value, name, assign, problems)
-    except (StateError, ShardingError) as error:
-        problems.append(Problem(name or "state", str(error)))
-    except RecursionError:
-        problems.append(Problem(f"{name[:40]}…", "is nested too deep, or holds itself"))
+        walk.visit(state, "", None, None)
+    except _TooDeepError as error:
+        walk.problems.append(Problem(f"{str(error)[:40]}…", "is nested too deep, or holds itself"))
+    if walk.problems:
+        raise StateError(f"this state cannot be saved: {list_problems(walk.problems)}")
+    tensors = {name: walk.tensors[name] for name in sorted(walk.tensors)}
+    objects = {name: walk.objects[name] for name in sorted(walk.objects)}
+    return StateTree(tensors, objects, tuple(walk.finishes))
 
 
-def _dispatch(value: Any, name: str, assign: Assign, problems: list[Problem]) -> Iterator[Leaf]:
-    adapted = _adapted(value, name)
-    if adapted is not None:
-        yield from adapted
-    elif isinstance(value, Mapping):
-        yield from _mapping_leaves(value, name, assign, problems)
-    elif isinstance(value, list | tuple) and not is_json(value):
-        yield from _sequence_leaves(value, name, problems)
-    elif isinstance(value, Sharded):
-        yield _sharded_leaf(value, name, assign)
-    elif isinstance(value, PerRank):
-        yield _per_rank_leaf(value, name)
-    elif isinstance(value, RootOnly):
-        yield _root_only_leaf(value, name)
-    elif isinstance(value, np.ndarray | np.generic):
-        yield array_leaf(value, name, assign)
-    elif is_json(value):
-        yield ObjectLeaf(name, lambda: value, assign)
-    elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        yield from _stateful_leaves(value, name, problems)
-    else:
-        raise StateError(
-            f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: use arrays, JSON values, "
-            "or an object with state_dict() and load_state_dict()"
-        )
+class _TooDeepError(Exception):
+    """Ends a walk: to go on beside a value that holds itself twice would take for ever."""
 
 
-def _adapted(value: Any, name: str) -> Iterator[Leaf] | None:
-    cls = type(value)
-    if cls not in _adapters:
-        _adapters[cls] = _adapter_of(cls)
-    adapter = _adapters[cls]
-    return None if adapter is None else adapter.leaves(value, name)
+@dataclass(slots=True, eq=False)
+class Walk:
+    """What one walk over a state has found, and what of it cannot be saved."""
+
+    tensors: dict[str, TensorLeaf] = field(default_factory=dict)
+    objects: dict[str, ObjectLeaf] = field(default_factory=dict)
+    finishes: list[Finish | Open] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def visit(self, value: Any, name: str, container: Any, key: Any) -> None:
+        """Take in the leaves of one value, which stands in ``container[key]``."""
+        try:
+            visit = _visitors.get(value.__class__) or _visitor_of(value.__class__)
+            visit(self, value, name, container, key)
+        except (StateError, ShardingError) as error:
+            self.problems.append(Problem(name or "state", str(error)))
+        except RecursionError:
+            raise _TooDeepError(name) from None
+
+    def add(self, leaf: Leaf) -> None:
+        """Take in a leaf, or say why not."""
+        if isinstance(leaf, TensorLeaf):
+            self.add_tensor(leaf)
+        elif isinstance(leaf, ObjectLeaf):
+            if self._may_be_called(leaf.name):
+                self.objects[leaf.name] = leaf
+        else:
+            self.finishes.append(leaf)
+
+    def add_tensor(self, leaf: TensorLeaf) -> None:
+        """Take in the leaf of a tensor, or say why not."""
+        name = leaf.declaration.spec.name
+        if self._may_be_called(name):
+            self.tensors[name] = leaf
+
+    def _may_be_called(self, name: str) -> bool:
+        complaint = name_problem(name)
+        if complaint is None and (name in self.tensors or name in self.objects):
+            complaint = "appears twice"
+        if complaint is not None:
+            self.problems.append(Problem(repr(name), complaint))
+        return complaint is None
 
 
-_adapters: dict[type[Any], Adapter | None] = {}
+Visitor = Callable[[Walk, Any, str, Any, Any], None]
+_visitors: dict[type[Any], Visitor] = {}
+"""What to do with values of a class: found out once for each."""
+
+
+def _visitor_of(cls: type[Any]) -> Visitor:
+    own = next(visit for kinds, visit in _VISITORS if issubclass(cls, kinds))
+    adapter = _adapter_of(cls)
+    _visitors[cls] = own if adapter is None else functools.partial(_visit_adapted, adapter, own)
+    return _visitors[cls]
 
 
 def _adapter_of(cls: type[Any]) -> Adapter | None:
@@ -259,47 +336,106 @@ def _adapter_of(cls: type[Any]) -> Adapter | None:
     return None
 
 
+def _visit_adapted(
+    adapter: Adapter, else_visit: Visitor, walk: Walk, value: Any, name: str, container: Any, key: Any
+) -> None:
+    leaves = adapter.leaves(value, name)
+    if leaves is None:
+        else_visit(walk, value, name, container, key)
+        return
+    for leaf in leaves:
+        walk.add(leaf)
+
+
+def leaf_name(leaf: TensorLeaf | ObjectLeaf) -> str:
+    """Return the name of a leaf."""
+    return leaf.declaration.spec.name if isinstance(leaf, TensorLeaf) else leaf.name
+
+
 def join(name: str, part: str) -> str:
     """Join two parts of a tensor name with '/'."""
     return f"{name}/{part}" if name else part
 
 
-def _mapping_leaves(value: Mapping[Any, Any], name: str, assign: Assign, problems: list[Problem]) -> Iterator[Leaf]:
+def _visit_mapping(walk: Walk, value: Mapping[Any, Any], name: str, container: Any, key: Any) -> None:
     if not value and name:
-        yield ObjectLeaf(name, dict, assign)
-    for key, item in value.items():
-        if not isinstance(key, str):
-            problems.append(Problem(name or "state", f"key {key!r} is not a string"))
-            continue
-        yield from _leaves(item, join(name, key), _item_setter(value, key), problems)
+        walk.add(ObjectLeaf(name, {}, container, key))
+    for own_key, item in value.items():
+        if isinstance(own_key, str):
+            walk.visit(item, f"{name}/{own_key}" if name else own_key, value, own_key)
+        else:
+            walk.problems.append(Problem(name or "state", f"key {own_key!r} is not a string"))
 
 
-def _item_setter(mapping: Mapping[str, Any], key: str) -> Assign:
-    if not isinstance(mapping, MutableMapping):
-        return _refuse_assignment
-
-    def assign(new: Any) -> None:
-        mapping[key] = new
-
-    return assign
-
-
-def _sequence_leaves(value: Sequence[Any], name: str, problems: list[Problem]) -> Iterator[Leaf]:
+def _visit_sequence(walk: Walk, value: Sequence[Any], name: str, container: Any, key: Any) -> None:
+    if is_json(value):
+        walk.add(ObjectLeaf(name, value, container, key))
+        return
     for number, item in enumerate(value):
-
-        def assign(new: Any, number: int = number) -> None:
-            if not isinstance(value, list):
-                _refuse_assignment(new)
-            cast(list[Any], value)[number] = new
-
-        yield from _leaves(item, join(name, str(number)), assign, problems)
+        walk.visit(item, join(name, str(number)), value, number)
 
 
-def _stateful_leaves(value: Any, name: str, problems: list[Problem]) -> Iterator[Leaf]:
-    """Walk a copy of the object's state_dict, which is handed back to the object once it is filled."""
-    held: dict[str, Any] = dict(value.state_dict())
-    yield from _mapping_leaves(held, name, _refuse_assignment, problems)
-    yield Finish(lambda: value.load_state_dict(held))
+def _visit_array(walk: Walk, value: Array, name: str, container: Any, key: Any) -> None:
+    if value.flags.writeable:
+        walk.add_tensor(ArrayLeaf(value, name))
+    else:
+        walk.add_tensor(array_leaf(value, name, functools.partial(_put, container, key)))
+
+
+def _visit_wrapped(walk: Walk, value: Any, name: str, container: Any, key: Any) -> None:
+    if isinstance(value, Sharded):
+        walk.add_tensor(_sharded_leaf(value, name, functools.partial(_put, container, key)))
+    else:
+        walk.add_tensor(_per_rank_leaf(value, name) if isinstance(value, PerRank) else _root_only_leaf(value, name))
+
+
+def _visit_parts(walk: Walk, value: Parts, name: str, container: Any, key: Any) -> None:
+    _visit_mapping(walk, value.parts, name, container, key)
+    asked = tuple(join(name, part) for part in value.parts)
+
+    def fit(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Fitted:
+        return Fitted(unasked=[n for n in (*specs, *objects) if n not in asked and not _is_below(n, asked)])
+
+    walk.add(Open(fit))
+
+
+def _is_below(name: str, parents: Sequence[str]) -> bool:
+    return any(name.startswith(f"{parent}/") for parent in parents)
+
+
+def _visit_scalar(walk: Walk, value: np.generic, name: str, container: Any, key: Any) -> None:
+    walk.add_tensor(array_leaf(value, name, functools.partial(_put, container, key)))
+
+
+def _visit_json(walk: Walk, value: Any, name: str, container: Any, key: Any) -> None:
+    if is_json(value):
+        walk.add(ObjectLeaf(name, value, container, key))
+    else:
+        _visit_other(walk, value, name, container, key)
+
+
+def _visit_other(walk: Walk, value: Any, name: str, _container: Any, _key: Any) -> None:
+    """Walk the object's state_dict; one like it is handed back to the object once it is filled."""
+    if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+        raise StateError(
+            f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: use arrays, JSON values, "
+            "or an object with state_dict() and load_state_dict()"
+        )
+    from hpcckpt.statedicts import visit_state_dict
+
+    visit_state_dict(walk, value.state_dict(), name, value.load_state_dict)
+
+
+_VISITORS: tuple[tuple[Any, Visitor], ...] = (
+    (Mapping, _visit_mapping),
+    ((list, tuple), _visit_sequence),
+    ((Sharded, PerRank, RootOnly), _visit_wrapped),
+    (Parts, _visit_parts),
+    (np.ndarray, _visit_array),
+    (np.generic, _visit_scalar),
+    ((str, int, float, type(None)), _visit_json),
+    (object, _visit_other),
+)
 
 
 MAX_JSON_DEPTH = 100
@@ -347,27 +483,41 @@ def _declaration_of_whole(name: str, dtype: np.dtype[Any], shape: tuple[int, ...
     return Declaration(TensorSpec(name, dtype_token(dtype), shape, kind), Extent.whole(shape))
 
 
-def _in_place_target(array: Array) -> Array | None:
-    is_plain = array.dtype == numpy_dtype(dtype_token(array.dtype)) and array.dtype.isnative
-    return array if is_plain and array.flags.c_contiguous and array.flags.writeable else None
+class ArrayLeaf(TensorLeaf):
+    """The leaf of a writable NumPy array, restored in place."""
+
+    __slots__ = ()
+
+    def __init__(self, array: Array, name: str, kind: Kind = "replicated") -> None:
+        self.declaration = _declaration_of_whole(name, array.dtype, array.shape, kind)
+        self.source = array
+
+    holder = None
+
+    def read(self) -> Array:
+        """Return the values."""
+        return plain(self.source)
+
+    def assign(self, new: Array) -> None:
+        """Put values into the array, unless they were restored there."""
+        if new is not self.source:
+            self.source[...] = new
+
+    def target(self) -> Array | None:
+        """Return the array itself if bytes can be read straight into it."""
+        array: Array = self.source
+        is_plain = array.dtype == numpy_dtype(dtype_token(array.dtype)) and array.dtype.isnative
+        return array if is_plain and array.flags.c_contiguous and array.flags.writeable else None
 
 
 def array_leaf(value: Array | np.generic, name: str, assign: Assign, kind: Kind = "replicated") -> TensorLeaf:
-    """Return the leaf of a NumPy array, restored in place, or of a scalar, replaced in its container."""
+    """Return the leaf of a NumPy array, restored in place if it can be, or of a scalar, replaced in its container."""
     if isinstance(value, np.generic):
         scalar = np.asarray(value)
         return TensorLeaf(declare(scalar, name, kind), lambda: plain(scalar), lambda new: assign(new[()]))
     if not value.flags.writeable:
         return TensorLeaf(declare(value, name, kind), lambda: plain(value), lambda new: assign(new.copy()))
-    return TensorLeaf(declare(value, name, kind), lambda: plain(value), _filler(value), lambda: _in_place_target(value))
-
-
-def _filler(array: Array) -> Callable[[Array], None]:
-    def fill(new: Array) -> None:
-        if new is not array:
-            array[...] = new
-
-    return fill
+    return ArrayLeaf(value, name, kind)
 
 
 def _sharded_leaf(value: Sharded, name: str, assign: Assign) -> TensorLeaf:

@@ -72,6 +72,11 @@ def sources(reader: StepReader, names: Iterable[str] | None = None) -> list[Sour
     return found
 
 
+def read_array(reader: StepReader, source: Source) -> Array:
+    """Return an array, whole and verified. Independent."""
+    return reader.load(source.name) if source.rank is None else reader.load_rank(source.spec.name, source.rank)
+
+
 def pieces(reader: StepReader, source: Source, limit: int = PIECE_BYTES) -> Iterator[Array]:
     """Yield an array in pieces of about `limit` bytes that follow each other in C order, verified. Independent."""
     if source.rank is not None:

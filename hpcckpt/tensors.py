@@ -75,10 +75,12 @@ class Extent:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Say whether the box lies inside a tensor of `shape`."""
-        return len(self.offset) == len(self.shape) == len(shape) and all(
-            start >= 0 and length >= 0 and start + length <= limit
-            for start, length, limit in zip(self.offset, self.shape, shape, strict=True)
-        )
+        if not len(self.offset) == len(self.shape) == len(shape):
+            return False
+        for start, length, limit in zip(self.offset, self.shape, shape, strict=True):
+            if start < 0 or length < 0 or start + length > limit:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -46,17 +47,27 @@ class MpiCommunicator(Communicator):
         """Our duplicate, for libraries that communicate themselves."""
         return self._comm
 
+    def hints(self, values: Mapping[str, str]) -> MPI.Info:
+        """Return hints for MPI, for libraries that communicate themselves. Independent."""
+        return MPI.Info.Create(dict(values))
+
     def bcast(self, value: T | None) -> T:
         """Return root's value. Collective."""
+        if self.size == 1:  # mpi4py would pickle it, and back
+            return value  # type: ignore[return-value]
         result: T = self._comm.bcast(value, root=0)
         return result
 
     def gather(self, value: T) -> list[T] | None:
         """Return all ranks' values on root. Collective."""
+        if self.size == 1:
+            return [value]
         return self._comm.gather(value, root=0)
 
     def allgather(self, value: T) -> list[T]:
         """Return all ranks' values. Collective."""
+        if self.size == 1:
+            return [value]
         return self._comm.allgather(value)
 
     def barrier(self) -> None:
@@ -87,6 +98,20 @@ class MpiCommunicator(Communicator):
     def abort(self, code: int) -> None:
         """End the whole job. Independent."""
         self._comm.Abort(code)
+
+
+def of_world_ranks(ranks: Sequence[int]) -> MpiCommunicator:
+    """Return a communicator of these ranks of MPI.COMM_WORLD, in this order. Collective over them."""
+    made = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(list(ranks)))
+    try:
+        return MpiCommunicator(made)
+    finally:
+        made.Free()
+
+
+def world_rank() -> int:
+    """Return this process' rank in MPI.COMM_WORLD. Independent."""
+    return MPI.COMM_WORLD.Get_rank()
 
 
 def abort_on_uncaught() -> None:

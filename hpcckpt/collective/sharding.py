@@ -8,10 +8,10 @@ rank writes as much as any other, however few or uneven the tensors are.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
+from typing import NamedTuple
 
 from hpcckpt.errors import Problem
 from hpcckpt.plan import Declaration, WriteItem
@@ -148,13 +148,19 @@ def _water_level(total: int, loads: Sequence[int]) -> float:
     return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A box on the line of bytes."""
+class _Line(NamedTuple):
+    """Boxes laid end to end on a line of bytes: how many elements each has, and at which byte it ends."""
 
-    declaration: Declaration
-    begin: int
-    nbytes: int
+    boxes: Sequence[Declaration]
+    counts: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, boxes: Sequence[Declaration]) -> _Line:
+        """Lay boxes out in their order."""
+        counts = [box.extent.n_elements for box in boxes]
+        sizes = [count * itemsize(box.spec.dtype) for count, box in zip(counts, boxes, strict=True)]
+        return cls(boxes, counts, list(accumulate(sizes)))
 
 
 def split_over(
@@ -171,43 +177,39 @@ def split_over(
     loads : dict of int to int
         Bytes per rank so far; updated.
     """
-    items: dict[int, list[WriteItem]] = defaultdict(list)
-    placed, total = _place(boxes)
-    points = cut_points(total, [loads.get(rank, 0) for rank in owners])
+    items: dict[int, list[WriteItem]] = {}
+    line = _Line.of(boxes)
+    points = cut_points(line.ends[-1] if boxes else 0, [loads.get(rank, 0) for rank in owners])
     for rank, begin, end in zip(owners, points[:-1], points[1:], strict=True):
-        for item in _items_between(placed, begin, end, is_last=rank == owners[-1]):
-            items[rank].append(item)
-            loads[rank] = loads.get(rank, 0) + item.nbytes
+        items[rank], nbytes = _items_between(line, begin, end, is_last=rank == owners[-1])
+        loads[rank] = loads.get(rank, 0) + nbytes
     return items
 
 
-def _place(boxes: Sequence[Declaration]) -> tuple[list[_Placed], int]:
-    placed, position = [], 0
-    for box in boxes:
-        nbytes = box.extent.n_elements * itemsize(box.spec.dtype)
-        placed.append(_Placed(box, position, nbytes))
-        position += nbytes
-    return placed, position
+def _items_between(line: _Line, begin: int, end: int, *, is_last: bool) -> tuple[list[WriteItem], int]:
+    """Return what lies between two cuts, and its bytes; an empty box goes to the rank whose part it lies in."""
+    items, total = [], 0
+    first = bisect_left(line.ends, begin)
+    box_end = line.ends[first - 1] if first else 0
+    for number in range(first, len(line.boxes)):
+        box, count, box_begin, box_end = line.boxes[number], line.counts[number], box_end, line.ends[number]
+        if box_begin > end:
+            break
+        if box_begin == box_end:
+            if begin <= box_begin < end or (is_last and box_begin == end):
+                items.append(WriteItem(box.spec, box.extent, 0, 0))
+        elif begin <= box_begin and box_end <= end:
+            items.append(WriteItem(box.spec, box.extent, 0, count))
+            total += box_end - box_begin
+        else:
+            width = itemsize(box.spec.dtype)
+            start, stop = (_cut(cut - box_begin, box_end - box_begin) // width for cut in (begin, end))
+            if start < stop:
+                items.append(WriteItem(box.spec, box.extent, start, stop))
+                total += (stop - start) * width
+    return items, total
 
 
-def _items_between(placed: list[_Placed], begin: int, end: int, *, is_last: bool) -> Iterator[WriteItem]:
-    """Yield what lies between two cuts; an empty box goes to the rank whose part it lies in."""
-    for box in placed:
-        if box.nbytes == 0:
-            if begin <= box.begin < end or (is_last and box.begin == end):
-                yield WriteItem(box.declaration.spec, box.declaration.extent, 0, box.declaration.extent.n_elements)
-            continue
-        start, stop = _element_at(box, begin), _element_at(box, end)
-        if start < stop:
-            yield WriteItem(box.declaration.spec, box.declaration.extent, start, stop)
-
-
-def _element_at(box: _Placed, position: int) -> int:
-    """Return the element at which a cut at `position` falls in a box, moved to a 64-byte boundary inside it."""
-    if position <= box.begin:
-        return 0
-    if position >= box.begin + box.nbytes:
-        return box.declaration.extent.n_elements
-    width = itemsize(box.declaration.spec.dtype)
-    aligned = (position - box.begin) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    return aligned // width
+def _cut(position: int, nbytes: int) -> int:
+    """Return where a cut at `position` of a box of `nbytes` falls: inside of it at multiples of 64 bytes."""
+    return nbytes if position >= nbytes else max(0, position) // ALIGNMENT_BYTES * ALIGNMENT_BYTES

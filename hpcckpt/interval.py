@@ -1,0 +1,101 @@
+"""How long to train between two saves, so that least is lost: from what a save costs, and how often jobs die.
+
+J. W. Young, *A first order approximation to the optimum checkpoint interval*, Communications of the ACM 17(9), 1974.
+J. T. Daly, *A higher order estimate of the optimum checkpoint interval for restart dumps*, Future Generation Computer
+Systems 22(3), 2006.  N. H. Vaidya, *Impact of checkpoint latency on overhead ratio of a checkpointing scheme*, IEEE
+Transactions on Computers 46(8), 1997: a save in the background counts by what it takes from the training, however long
+it lasts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+REMEMBERED_SAVES = 8
+REMEMBERED_STEPS = 101
+
+
+def young(cost_s: float, mtbf_s: float) -> float:
+    """Return Young's interval: seconds of training between two saves that cost `cost_s` each. Independent."""
+    return math.sqrt(2.0 * cost_s * mtbf_s)
+
+
+def daly(cost_s: float, mtbf_s: float) -> float:
+    """Return Daly's interval, which holds for saves that are not short against `mtbf_s` too. Independent."""
+    if cost_s >= 2.0 * mtbf_s:
+        return mtbf_s
+    ratio = cost_s / (2.0 * mtbf_s)
+    return young(cost_s, mtbf_s) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - cost_s
+
+
+def job_mtbf(node_mtbf_s: float, n_nodes: int) -> float:
+    """Return the mean time between failures of a job that any one of its nodes ends. Independent."""
+    return node_mtbf_s / n_nodes
+
+
+@dataclass(slots=True)
+class IntervalPlanner:
+    """Learns what saves cost, and says how long to train between them.
+
+    Parameters
+    ----------
+    mtbf_s : float
+        Mean time between failures of the whole job.
+    max_overhead : float
+        The part of the time that saves may take, whatever the formula says.
+    min_interval_s : float
+        The interval is never shorter; before the first save it is this.
+
+    Notes
+    -----
+    What a save costs is how long it held the training up, or by how much the steps were longer while it went on in the
+    background, whichever is more; and never more than it lasted.  The first save, which plans and touches memory for
+    the first time, counts until there is a second one.
+    """
+
+    mtbf_s: float
+    max_overhead: float = 0.03
+    min_interval_s: float = 60.0
+    _costs: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=REMEMBERED_SAVES))
+    _longest: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=REMEMBERED_SAVES))
+    _quiet: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
+    _excess_s: float = field(init=False, default=0.0)
+    _n_saves: int = field(init=False, default=0)
+
+    def observe_step(self, seconds: float, *, is_saving: bool) -> None:
+        """Take in how long a step took, and whether a save went on meanwhile. Independent."""
+        if not is_saving:
+            self._quiet.append(seconds)
+        elif self._quiet:
+            self._excess_s += max(0.0, seconds - statistics.median(self._quiet))
+
+    def observe_save(self, stall_s: float, seconds: float) -> None:
+        """Take in how long a save held the training up, and how long it lasted in all. Independent."""
+        if self._n_saves == 1:
+            self._costs.clear()
+        self._costs.append(min(max(stall_s, self._excess_s), seconds))
+        self._longest.append(seconds)
+        self._excess_s = 0.0
+        self._n_saves += 1
+
+    @property
+    def cost_s(self) -> float | None:
+        """What a save costs the training, on average over the last ones; ``None`` before the first."""
+        return statistics.fmean(self._costs) if self._costs else None
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds of training between two saves."""
+        cost = self.cost_s
+        if cost is None:
+            return self.min_interval_s
+        within_cap = cost * (1.0 - self.max_overhead) / self.max_overhead
+        return max(daly(cost, self.mtbf_s), within_cap, 2.0 * max(self._longest), self.min_interval_s)
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from the beginning of one save to the beginning of the next."""
+        return self.interval_s + (self.cost_s or 0.0)

@@ -1,0 +1,145 @@
+"""The values of an ``nn.Module``: its ``state_dict``, restored in the memory of parameters and buffers.
+
+Names are PyTorch's own: ``model/layer1.0.weight``.  Wrappers change nothing of them: what ``torch.compile``,
+`DataParallel` and `DistributedDataParallel` put before a name is left out.
+
+Parameters are equal on all ranks.  Buffers need not be (statistics of BatchNorm, which nobody averages): rank 0's
+count.  With ``batch_norm(model, "per-rank")`` each rank's are saved beside them, and come back on as many ranks; on
+another number of ranks, rank 0's do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+
+from hpcckpt.errors import OptionError
+from hpcckpt.keras.packing import pack, unpack
+from hpcckpt.snapshot import Array, Finish, Leaf, TensorLeaf, declare, join
+from hpcckpt.statedicts import state_dict_leaves
+from hpcckpt.torch.tensors import CpuLeaf, as_array, from_array, plain, tensor_leaf
+
+Policy = Literal["rank0", "per-rank"]
+OWN_BUFFERS = "per-rank-buffers"
+"""Last part of the name of each rank's own buffers; no attribute can be called so."""
+
+_POLICIES: weakref.WeakKeyDictionary[Any, Policy] = weakref.WeakKeyDictionary()
+
+
+def batch_norm(model: torch.nn.Module, policy: Policy) -> None:
+    """Choose whose buffers are saved of a model: statistics of BatchNorm differ between ranks. Independent.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model.
+    policy : {"rank0", "per-rank"}
+        ``rank0``, the default: rank 0's count for all. ``per-rank``: each rank's own besides, which come back as long
+        as the number of ranks stays.
+
+    Raises
+    ------
+    OptionError
+        If there is no such policy.
+    """
+    if policy not in get_args(Policy):
+        raise OptionError(f"batch_norm: {policy!r} – one of {', '.join(get_args(Policy))}")
+    _POLICIES[unwrapped(model)] = policy
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the user's own module."""
+    wrappers = (torch.nn.parallel.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while True:
+        if hasattr(module, "_orig_mod"):
+            module = module._orig_mod
+        elif isinstance(module, wrappers):
+            module = module.module
+        else:
+            return module
+
+
+def module_leaves(wrapped: torch.nn.Module, name: str) -> Iterator[Leaf]:
+    """Yield the leaves of a module.
+
+    Raises
+    ------
+    StateError
+        If it holds what cannot be saved.
+    """
+    module = unwrapped(wrapped)
+    held = module.state_dict()
+    kinds = _memories(module)
+    seen: set[Any] = set()
+    others: dict[str, Any] = {}
+    for key, value in held.items():
+        memory = _memory(value, key) if isinstance(value, torch.Tensor) else None
+        if memory not in kinds:
+            others[key] = value
+            continue
+        leaf = tensor_leaf(value, join(name, key), kinds[memory])
+        if isinstance(leaf, CpuLeaf):
+            leaf.is_alias = memory in seen  # of tied weights, the last one counts
+        seen.add(memory)
+        yield leaf
+    yield from _other_leaves(module, name, held, others)
+    if _POLICIES.get(module) == "per-rank":
+        yield from _own_buffers(module, join(name, OWN_BUFFERS))
+
+
+def _memories(module: Any) -> dict[Any, Any]:
+    """Return how ranks share what is in the memory of parameters and buffers."""
+    buffers = {_memory(buffer, name): "root" for name, buffer in module.named_buffers()}
+    return buffers | {_memory(parameter, name): "replicated" for name, parameter in module.named_parameters()}
+
+
+def _memory(tensor: torch.Tensor, name: str) -> Any:
+    """Return where a tensor's values are, and which they are of those there."""
+    held = plain(tensor, name)
+    return held.data_ptr(), held.device, held.dtype, tuple(held.shape), held.stride()
+
+
+def _other_leaves(module: Any, name: str, held: Mapping[str, Any], others: dict[str, Any]) -> Iterator[Leaf]:
+    """Yield what a module has made for its ``state_dict``; it gets that back, as does one that loads in its own way."""
+
+    def load(found: Mapping[Any, Any]) -> None:
+        with torch.no_grad():
+            module.load_state_dict({**held, **found})
+
+    if others:
+        yield from state_dict_leaves(others, name, load, default="torch")
+    elif any(map(_loads_in_its_own_way, module.modules())):
+        yield Finish(lambda: load({}))
+
+
+def _loads_in_its_own_way(module: Any) -> bool:
+    own = type(module)
+    has_hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
+    is_plain = own._load_from_state_dict.__module__.partition(".")[0] == "torch"
+    return bool(has_hooks) or not is_plain or own.load_state_dict is not torch.nn.Module.load_state_dict
+
+
+# -- buffers of each rank --------------------------------------------------------------------------
+
+
+def _own_buffers(module: Any, name: str) -> Iterator[Leaf]:
+    """Yield this rank's buffers as one line of bytes, put back when rank 0's are there."""
+    held = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+    kinds = _memories(module)
+    buffers = {key: value for key, value in held.items() if kinds.get(_memory(value, key)) == "root"}
+    packed = pack({key: as_array(plain(value).cpu().contiguous()) for key, value in buffers.items()})
+    found: list[Array] = []
+    yield TensorLeaf(declare(packed, name, "per-rank"), lambda: packed, found.append)
+    yield Finish(lambda: _put_back(buffers, found))
+
+
+def _put_back(buffers: Mapping[str, torch.Tensor], found: list[Array]) -> None:
+    if not found:
+        return
+    arrays, _ = unpack(found.pop())
+    with torch.no_grad():
+        for key in arrays.keys() & buffers.keys():
+            buffers[key].copy_(from_array(arrays[key], buffers[key].dtype))
