@@ -79,22 +79,18 @@ def command(
     This needs neither MPI nor TensorFlow, but for .weights.h5, which needs Keras and a --model.
     """
     from hpcckpt.exporting.atomic import atomic_path, check_free
+    from hpcckpt.exporting.report import is_of_optimizer
     from hpcckpt.streaming import held_step
 
     file_format = _format_of(out, wanted_format, model)
     info = options.find(directory, step, metric)
     specs = options.chosen_tensors(options.readable(info), patterns)
-    specs = [spec for spec in specs if not (is_without_optimizer and is_of_optimizer(spec))]
+    specs = [spec for spec in specs if not (is_without_optimizer and is_of_optimizer(spec.name))]
     check_free(out, is_overwriting=is_forced)
     with held_step(info.path, threads) as reader, atomic_path(out, is_overwriting=is_forced) as temporary:
         written = _write(temporary, out, file_format, reader, specs, model, is_quiet=is_quiet)
     _tell(written, info, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
-
-
-def is_of_optimizer(spec: TensorSpec) -> bool:
-    """Say whether a tensor belongs to an optimizer: it stands below a part called ``optimizer``."""
-    return "optimizer" in spec.name.split("/")[:-1]
 
 
 def _format_of(out: Path, wanted: str | None, model: str | None) -> str:

@@ -43,12 +43,14 @@ VERBS = (
     Verb("verify", "hpcckpt.cli.verify:command", LOOK, "Check every byte of a checkpoint against its checksums."),
     Verb("diff", "hpcckpt.cli.diff:command", LOOK, "Compare two checkpoints, tensor by tensor."),
     Verb("restore", "hpcckpt.cli.restore:command", TAKE, "Write a checkpoint as one file for other programs."),
+    Verb("convert", "hpcckpt.cli.convert:command", TAKE, "Convert a checkpoint to another format, or from one."),
     Verb("prune", "hpcckpt.cli.prune:command", CHANGE, "Remove old checkpoints and what killed jobs left behind."),
     Verb("repair", "hpcckpt.cli.repair:command", CHANGE, "Rebuild lost or damaged manifests from the data files."),
     Verb("reshard", "hpcckpt.cli.reshard:command", CHANGE, "Rewrite a checkpoint as another number of ranks would."),
     Verb("pin", "hpcckpt.cli.pin:pin", CHANGE, "Keep checkpoints for ever, whatever retention says."),
     Verb("unpin", "hpcckpt.cli.pin:unpin", CHANGE, "Leave pinned checkpoints to retention again."),
     Verb("doctor", "hpcckpt.cli.doctor:command", ENVIRONMENT, "Look for what is wrong, and say what to do about it."),
+    Verb("plugin", "hpcckpt.cli.plugin:group", ENVIRONMENT, "Write a storage plugin in C or C++, or look at one."),
     Verb("backends", "hpcckpt.cli.backends:command", ENVIRONMENT, "List the storage backends that are installed."),
 )  # fmt: skip
 

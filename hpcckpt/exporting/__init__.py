@@ -1,1 +1,1 @@
-"""A checkpoint as one file for other programs: written piece by piece, whole or not at all."""
+"""A checkpoint in other formats, for other programs: written beside its place, there whole or not at all."""

@@ -1,4 +1,7 @@
-"""A checkpoint as ``.npz``: a zip of ``.npy`` files, which ``numpy.load`` reads without pickle."""
+"""A checkpoint as ``.npz``: a zip of ``.npy`` files, which ``numpy.load`` reads without pickle.
+
+The note stands in the comment of the zip archive.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from hpcckpt.dtypes import numpy_dtype
+from hpcckpt.exporting.note import encode, note_of
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import Array, StepReader
 from hpcckpt.snapshot import as_bytes
 from hpcckpt.streaming import Source, pieces
+
+MAX_COMMENT_BYTES = 65535
 
 
 def write_npz(path: Path, reader: StepReader, wanted: Sequence[Source], progress: Progress | None = None) -> None:
@@ -20,7 +26,9 @@ def write_npz(path: Path, reader: StepReader, wanted: Sequence[Source], progress
 
     bfloat16 and float8, which ``.npy`` does not know, become float32: every value stays as it is.
     """
+    note = note_of(reader.manifest, wanted, [source for source in wanted if is_widened(source)])
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        archive.comment = encode(note, MAX_COMMENT_BYTES).encode()
         for source in wanted:
             dtype = _npy_dtype(source)
             header = {"descr": dtype.str, "fortran_order": False, "shape": source.shape}

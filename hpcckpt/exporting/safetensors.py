@@ -1,4 +1,7 @@
-"""A checkpoint as one ``.safetensors`` file, whatever files and ranks it was saved with."""
+"""A checkpoint as one ``.safetensors`` file, whatever files and ranks it was saved with.
+
+The note stands in the metadata of its header.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from hpcckpt.errors import OptionError
+from hpcckpt.exporting.note import encode, note_of
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import StepReader
 from hpcckpt.snapshot import as_bytes
 from hpcckpt.streaming import Source, pieces
 from hpcckpt.tensors import itemsize
 
-_CODES = {
+CODES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
+NOTE_KEY = "hpcckpt.note"
 _ALIGNMENT = 8
 
 
@@ -38,6 +43,7 @@ def write_safetensors(
     ordered = sorted(wanted, key=lambda source: (-itemsize(source.spec.dtype), source.name))  # keeps all data aligned
     manifest = reader.manifest
     metadata = {"format": "np", "hpcckpt.step": str(manifest.step), "hpcckpt.save_id": manifest.save_id}
+    metadata[NOTE_KEY] = encode(note_of(manifest, wanted))
     with path.open("xb") as file:
         file.write(encode_header(ordered, metadata))
         for source in ordered:
@@ -49,7 +55,7 @@ def write_safetensors(
 
 def refuse_unknown(wanted: Sequence[Source]) -> None:
     """Raise if an array has a dtype that safetensors does not know."""
-    unknown = [f"{source.name} ({source.spec.dtype})" for source in wanted if source.spec.dtype not in _CODES]
+    unknown = [f"{source.name} ({source.spec.dtype})" for source in wanted if source.spec.dtype not in CODES]
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise OptionError(
@@ -63,7 +69,7 @@ def encode_header(ordered: Sequence[Source], metadata: Mapping[str, str]) -> byt
     position = 0
     for source in ordered:
         offsets = [position, position + source.nbytes]
-        header[source.name] = {"dtype": _CODES[source.spec.dtype], "shape": source.shape, "data_offsets": offsets}
+        header[source.name] = {"dtype": CODES[source.spec.dtype], "shape": source.shape, "data_offsets": offsets}
         position += source.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

@@ -24,10 +24,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcckpt.keras.callbacks import BackupAndRestore
+    from hpcckpt.keras.describing import describe
+    from hpcckpt.keras.levels import enable_exact_resume
+    from hpcckpt.keras.model_checkpoint import ModelCheckpoint
+    from hpcckpt.keras.model_loading import load_model, load_weights, signature
 
-_HOME = {"BackupAndRestore": "hpcckpt.keras.callbacks"}
+_HOME = {
+    "BackupAndRestore": "hpcckpt.keras.callbacks",
+    "ModelCheckpoint": "hpcckpt.keras.model_checkpoint",
+    "describe": "hpcckpt.keras.describing",
+    "enable_exact_resume": "hpcckpt.keras.levels",
+    "load_model": "hpcckpt.keras.model_loading",
+    "load_weights": "hpcckpt.keras.model_loading",
+    "signature": "hpcckpt.keras.model_loading",
+}
 
-__all__ = ["BackupAndRestore"]
+__all__ = [
+    "BackupAndRestore",
+    "ModelCheckpoint",
+    "describe",
+    "enable_exact_resume",
+    "load_model",
+    "load_weights",
+    "signature",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Keras callbacks. Every rank uses them alike: what they do is collective."""
+"""The callback that backs a ``fit`` up. Every rank uses it alike: what it does is collective."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from typing import Any, Literal
 
 from keras.callbacks import Callback
 
-from hpcckpt.checkpointer import Checkpointer
 from hpcckpt.collective.communicator import as_communicator
-from hpcckpt.config import Best
-from hpcckpt.discovery import pins, scan, step_numbers
+from hpcckpt.config import Best, Level
+from hpcckpt.discovery import pins, scan
 from hpcckpt.errors import OptionError
-from hpcckpt.keras.lines import resume_line, saved_line, write_line
-from hpcckpt.keras.position import DataPosition, Position, begin_at, forget
+from hpcckpt.keras.backing_up import Backup, What, When
+from hpcckpt.keras.feeds import Mode, check_mode
+from hpcckpt.keras.fit import running_fit, stand_last
+from hpcckpt.keras.lines import saved_line
+from hpcckpt.keras.position import DataPosition
+from hpcckpt.keras.saves import Saves
+from hpcckpt.keras.statistics import Policy, check_policy
+from hpcckpt.keras.training import check_more
 from hpcckpt.lock import RunLock
 from hpcckpt.retention import retire
-from hpcckpt.run import Restored
-from hpcckpt.snapshot import flatten
+from hpcckpt.run import Restored, SavedStep
 
 __all__ = ["BackupAndRestore"]
 
@@ -28,12 +32,12 @@ __all__ = ["BackupAndRestore"]
 class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     """Back up the training, and go on from the newest backup after an interruption. Collective.
 
-    Like ``keras.callbacks.BackupAndRestore``, with these differences: it works on any number of MPI
-    ranks, and on another number after a restart; every rank restores, before the first batch, weights,
-    optimizer and learning rate; a backup is atomic and verified, and `max_to_keep` of them are kept.
+    Like ``keras.callbacks.BackupAndRestore``, with these differences: it brings everything back that training depends
+    on, before the first batch, at the same batch, and on every rank (``docs/keras.md`` lists it); it works on any
+    number of MPI ranks, and on another number after a restart; a backup is atomic, verified, and written in the
+    background; and the one before is kept until it is there.
 
-    Put it behind callbacks that change the logs of an epoch (Horovod's ``MetricAverageCallback``): it
-    saves at the end of an epoch, after validation, with the metrics it sees there.
+    It may stand anywhere among the callbacks: it restores, and saves, behind all others.
 
     Parameters
     ----------
@@ -43,8 +47,15 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         Save after each epoch, or every so many batches instead.
     delete_checkpoint : bool
         Delete the backups when training ends without an error.
+    save_before_preemption : bool or mapping
+        Save, and end the program with exit code 75, when a signal, the walltime or a file ``HALT`` says that it is
+        time; a mapping has options for `hpcckpt.preemption.watch`.
+    double_checkpoint : bool
+        Keras 3's option to keep the backup before the last one too; here `max_to_keep` says how many.
     every_n_batches : int, optional
         Save every so many batches too, counted over epochs and restarts.
+    every_n_minutes : float or "auto", optional
+        Save so often too; ``"auto"`` from what saves cost and how often jobs fail.
     comm : mpi4py communicator, optional
         The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI.
     max_to_keep : int or None
@@ -53,19 +64,23 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         Keep the best by a metric besides, such as ``"val_loss"``.
     backend : str
         Storage backend.
+    backend_options : mapping, optional
+        Options of the backend.
+    async_save : bool
+        Whether training goes on while a backup is written.
     verbose : int
-        0 is silent; 1 writes a line on root for each save and restore.
+        0 is silent; 1 writes a line on root for each save and restore, and about what a resume can promise.
     data : DataPosition, optional
-        Input pipeline that knows its position, saved and restored with the model. Without it a run
-        that resumes within an epoch counts the batches done, but the pipeline begins its epoch
-        anew: data may be seen twice.
-
-    Attributes
-    ----------
-    restored : Restored or None
-        What the last ``fit`` began with; ``None`` if there was no backup.
-    epoch, batch, step : int
-        Epochs done, batches done in the current one, batches done in all.
+        Input pipeline that knows its position, saved and restored with the model.
+    iterator : {"auto", "exact", "skip"}
+        How a run that resumes within an epoch finds its place in other data: exactly, or not at all; by reading what
+        was read before and dropping it; or exactly where that can be, and else by skipping.
+    batch_norm : {"rank0", "mean", "per-rank"}
+        Whose statistics of BatchNorm are saved.
+    state : mapping, optional
+        What else is to be saved and restored: whatever `Checkpointer` takes, by name.
+    fork_from : path_like, optional
+        A step, or a run directory, of another run: begin with it if this run has no backup yet.
 
     Raises
     ------
@@ -80,164 +95,190 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         backup_dir: str | os.PathLike[str],
         save_freq: Literal["epoch", False] | int = "epoch",
         delete_checkpoint: bool = True,
+        save_before_preemption: bool | Mapping[str, Any] = False,
         *,
+        double_checkpoint: bool = False,
         every_n_batches: int | None = None,
+        every_n_minutes: float | Literal["auto"] | None = None,
         comm: Any = None,
         max_to_keep: int | None = 3,
         keep_best: Best | str | None = None,
         backend: str = "rankfile",
+        backend_options: Mapping[str, Any] | None = None,
+        async_save: bool = True,
         verbose: int = 1,
         data: DataPosition | None = None,
+        iterator: Mode = "auto",
+        batch_norm: Policy = "rank0",
+        state: Mapping[str, Any] | None = None,
+        fork_from: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         self._supports_tf_logs = True  # Keras 2.15: no copy of the logs to the host after each batch
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self.verbose = verbose
-        self.data = data
-        self.restored: Restored | None = None
-        self.epoch = self.batch = self.step = 0
-        self._backup_dir = backup_dir
-        self._every = _batch_interval(save_freq, every_n_batches)
-        self._options = {"backend": backend, "max_to_keep": max_to_keep, "keep_best": keep_best, "on_newer": "aside"}
+        check_mode(iterator)
+        check_policy(batch_norm)
+        check_more(state or {})
+        self._when = _when(save_freq, every_n_batches, every_n_minutes, save_before_preemption)
+        fork = None if fork_from is None else Path(fork_from)
+        self._what = What(data, iterator, batch_norm, dict(state or {}), fork)
         self._comm = comm
-        self._checkpointer: Checkpointer | None = None
-        self._resumed = Position()
-        self._saved_step: int | None = None
+        kept = max(max_to_keep, 2) if double_checkpoint and max_to_keep is not None else max_to_keep
+        options: dict[str, Any] = {
+            "max_to_keep": kept,
+            "keep_best": keep_best,
+            "async_save": async_save,
+            "on_newer": "aside",
+        }
+        options |= {"backend": backend, "backend_options": backend_options}
+        self._saves = Saves(backup_dir, comm, options, self._committed)
+        self._backup: Backup | None = None
+        self._stands_last = False
+
+    # -- where it is -----------------------------------------------------------------------------
 
     @property
     def backup_dir(self) -> str:
         """The run directory."""
-        return os.fspath(self._backup_dir)
+        return self._saves.directory
 
-    # -- what Keras calls ------------------------------------------------------------------------
+    @property
+    def data(self) -> DataPosition | None:
+        """The input pipeline that knows its position."""
+        return self._what.data
+
+    @property
+    def restored(self) -> Restored | None:
+        """What the last ``fit`` began with; ``None`` if there was no backup."""
+        return None if self._backup is None else self._backup.begins.restored
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return 0 if self._backup is None else self._backup.at.epoch
+
+    @property
+    def batch(self) -> int:
+        """Batches done in the current epoch."""
+        return 0 if self._backup is None else self._backup.at.batch
+
+    @property
+    def step(self) -> int:
+        """Batches done in all, over all runs."""
+        return 0 if self._backup is None else self._backup.at.step
+
+    @property
+    def level(self) -> Level:
+        """What a resume of this run can promise: ``exact`` or ``state``; known from the first batch on."""
+        return "state" if self._backup is None else self._backup.level
+
+    @property
+    def reasons(self) -> list[str]:
+        """What keeps the level from being ``exact``, in words."""
+        return [] if self._backup is None else self._backup.reasons
+
+    # -- what Keras calls; where its list of callbacks can be found, all is done at the end of that ----
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore the newest backup on all ranks, and tell Keras where to begin. Collective."""
-        del logs
-        self.restored = self._restore()
-        self._resumed = Position() if self.restored is None else self._go_on(self.restored)
-        self.epoch, self.batch, self.step = self._resumed.epoch, self._resumed.batch, self._resumed.step
-        self._saved_step = None if self.restored is None else self.restored.step
+        if self._backup is not None:  # of a fit that failed
+            self._backup.stop_watching()
+        fit = running_fit()
+        self._backup = Backup(self, fit, self._saves, self._when, self._what)
+        self._stands_last = fit.callbacks is not None
+        if fit.callbacks is not None:
+            stand_last(self, fit.callbacks)
+        else:
+            self.begin_training(logs)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Count from here. Independent."""
-        del logs
-        self.epoch = epoch
-        self.batch = self._resumed.batch if self.restored and epoch == self._resumed.epoch else 0
+        if not self._stands_last:
+            self.begin_epoch(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Save if a multiple of `every_n_batches` was passed. Collective."""
-        del logs
-        n_new = batch + 1 - self.batch
-        if n_new <= 0:  # Keras 3 lets the batches before the resumed one pass
-            return
-        self.batch, self.step = self.batch + n_new, self.step + n_new
-        if self.data is not None:
-            self.data.advance(n_new)
-        is_due = self._every is not None and self.step // self._every > (self.step - n_new) // self._every
-        if is_due and not (self.save_freq == "epoch" and self.batch == self.params.get("steps")):
-            self._save()
+        """Save if it is time. Collective."""
+        if not self._stands_last:
+            self.end_batch(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Save, with the metrics of the epoch. Collective."""
-        self.epoch, self.batch = epoch + 1, 0
-        if self.save_freq == "epoch":
-            self._save(_plain_metrics(logs or {}))
+        if not self._stands_last:
+            self.end_epoch(epoch, logs)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Delete the backups, if so asked, and give back the run directory. Collective."""
+        if not self._stands_last:
+            self.end_training(logs)
+
+    # -- what is done then -----------------------------------------------------------------------
+
+    def begin_training(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Restore, and tell Keras where to begin. Collective."""
         del logs
-        forget(self.model)
-        self.close()
+        self._running.begin()
+
+    def begin_epoch(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Count from here. Independent."""
+        del logs
+        self._running.begin_epoch(epoch)
+
+    def end_batch(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Save if it is time. Collective."""
+        del logs
+        self._running.end_batch(batch)
+
+    def end_epoch(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Save if it is time. Collective."""
+        self._running.end_epoch(epoch, plain_metrics(logs or {}))
+
+    def end_training(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Finish, and delete the backups if so asked. Collective."""
+        del logs
+        self._running.end()
         if self.delete_checkpoint:
             comm = as_communicator(self._comm)
             comm.on_root("delete backups", lambda: _delete_all(Path(self.backup_dir)))
             comm.free()
 
-    # -- what stands behind it -------------------------------------------------------------------
-
     def close(self) -> None:
         """Give back the run directory; needed only if a ``fit`` that failed is not tried again. Collective."""
-        if self._checkpointer is not None:
-            self._checkpointer.close()
-            self._checkpointer = None
+        if self._backup is not None:
+            self._backup.stop_watching()
+        self._saves.close()
 
-    def _open(self) -> Checkpointer:
-        if self._checkpointer is None:
-            self._checkpointer = Checkpointer(self.backup_dir, self._comm, **self._options)  # type: ignore[arg-type]
-        return self._checkpointer
+    @property
+    def _running(self) -> Backup:
+        assert self._backup is not None, "on_train_begin comes first"
+        return self._backup
 
-    def _state(self) -> dict[str, Any]:
-        return {"model": self.model} | ({"data": self.data} if self.data is not None else {})
-
-    def _restore(self) -> Restored | None:
-        """Restore the newest good backup; ``None`` if none was ever made, an error if all are damaged. Collective.
-
-        A state that could not be restored is refused now, not when the run comes back from a kill.
-        """
-        checkpointer = self._open()
-        checkpointer.comm.agree("fit: read state", lambda: flatten(self._state()))
-        if not checkpointer.comm.on_root("look for backups", lambda: step_numbers(checkpointer.directory)):
-            return None
-        return checkpointer.restore(self._state())
-
-    def _save(self, metrics: Mapping[str, float] | None = None) -> None:
-        """Save this step; at the end of an epoch maybe in place of one saved after its last batch. Collective."""
-        objects = {"epoch": self.epoch, "batch": self.batch, "step": self.step, "train_counter": self._counter(None)}
-        overwrite = self.step == self._saved_step
-        checkpointer = self._open()
-        saved = checkpointer.save(
-            self.step, self._state(), metrics=metrics, objects=objects, overwrite=overwrite
-        ).result()
-        self._saved_step = saved.step
-        self._say(saved_line(saved, self.epoch), *saved.warnings)
-
-    def _go_on(self, restored: Restored) -> Position:
-        """Return where to begin, having told Keras. Independent."""
-        known = {key: int(restored.objects.get(key, 0)) for key in ("epoch", "batch", "step")}
-        n_ranks = self._open().comm.size
-        position = Position(**known).scaled(restored.n_ranks, n_ranks).within(self.params.get("steps"))
-        if self.data is not None:
-            position = Position(self.data.epoch, self.data.batch, position.step)
-        begin_at(self.model, position)
-        self._counter(restored.objects.get("train_counter"))
-        iterator = "exact" if self.data is not None else "none"
-        line = resume_line(restored, position.epoch, position.batch, n_ranks, iterator)
-        self._say(line, *restored.warnings)
-        return position
-
-    def _counter(self, value: int | None) -> int | None:
-        """Return Keras 2.15's count of batches, which TensorBoard draws by; set it first if `value` is given."""
-        counter = getattr(self.model, "_train_counter", None)
-        if counter is None:
-            return None
-        if value is not None:
-            counter.assign(value)
-        return int(counter.numpy())
-
-    def _say(self, line: str, *warnings: str) -> None:
-        if self.verbose and self._open().comm.is_root:
-            write_line(line)
-            for warning in warnings:
-                write_line(f"hpcckpt: warning: {warning}")
+    def _committed(self, saved: SavedStep) -> None:
+        """Tell of a step that is committed. Independent."""
+        epoch = self._running.epochs.pop(saved.step, 0)
+        if self.verbose:
+            self._saves.say(saved_line(saved, epoch), *(f"hpcckpt: warning: {text}" for text in saved.warnings))
 
 
-def _batch_interval(save_freq: object, every_n_batches: int | None) -> int | None:
+def _when(save_freq: Any, every_n_batches: Any, every_n_minutes: Any, preemption: bool | Mapping[str, Any]) -> When:
     is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool)
     interval = save_freq if is_count else every_n_batches
     if save_freq not in {"epoch", False} and not is_count:
         raise OptionError(f"save_freq: {save_freq!r} – one of 'epoch', a number of batches, False")
     if is_count and every_n_batches is not None:
         raise OptionError("save_freq and every_n_batches both give a number of batches: give one of them")
-    if interval is None and save_freq is False:
-        raise OptionError("save_freq is False and every_n_batches is not given: nothing would be saved")
     if interval is not None and (not isinstance(interval, int) or interval < 1):
         raise OptionError(f"every_n_batches: {interval!r} – a positive number of batches")
-    return interval
+    if interval is None and save_freq is False and every_n_minutes is None and not preemption:
+        raise OptionError(
+            "save_freq is False, and none of every_n_batches, every_n_minutes, save_before_preemption is given: "
+            "nothing would be saved"
+        )
+    return When(save_freq == "epoch", interval, every_n_minutes, preemption)
 
 
-def _plain_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
+def plain_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
     """Return what is a number in Keras' logs."""
     metrics: dict[str, float] = {}
     for name, value in logs.items():

@@ -6,9 +6,9 @@ layer or weight that is reached twice (shared layers, tied weights) is named whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcckpt.errors import StateError
 from hpcckpt.keras.naming import Namer, stem, variable_name
@@ -19,8 +19,7 @@ RNG_STATE = "seed_generator_state"
 """Name of a layer's random state, Keras 3's own."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Weight:
+class Weight(NamedTuple):
     """A variable of a model: where it stands, and how ranks share it."""
 
     path: str
@@ -32,6 +31,7 @@ class Weight:
 class _Walk:
     """What one walk has met so far."""
 
+    weights: list[Weight] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     unbuilt: list[str] = field(default_factory=list)
 
@@ -57,44 +57,47 @@ def named_weights(model: Any) -> list[Weight]:
         If the model or a layer of it has no weights yet because it was not built.
     """
     walk = _Walk()
-    weights = list(_weights_of(model, "", walk))
+    _visit_layer(model, "", walk)
     if walk.unbuilt:
         raise StateError(
             f"these layers have no weights yet: {', '.join(walk.unbuilt[:10])}; build the model before it is saved or "
             "restored: give it an Input, call model.build(input_shape), or call it once on a batch"
         )
-    return weights + list(_others(model, walk))
+    _visit_others(model, walk)
+    return walk.weights
 
 
-def _weights_of(layer: Any, path: str, walk: _Walk) -> Iterator[Weight]:
-    walk.seen.update(id(variable) for metric in getattr(layer, "_metrics", ()) for variable in metric.variables)
+def _visit_layer(layer: Any, path: str, walk: _Walk) -> None:
+    for metric in getattr(layer, "_metrics", ()):
+        walk.seen.update(map(id, metric.variables))
     if not layer.built and _may_have_weights(type(layer)):
         walk.unbuilt.append(path or layer.name)
     namer = Namer()
-    yield from _own_weights(layer, path, namer, walk)
+    _visit_own_weights(layer, path, namer, walk)
     for child in layer._flatten_layers(include_self=False, recursive=False):
         name = namer.take(stem(child.name, type(child).__name__))
         if walk.is_new(child):
-            yield from _weights_of(child, join(path, name), walk)
+            _visit_layer(child, join(path, name), walk)
 
 
-def _own_weights(layer: Any, path: str, namer: Namer, walk: _Walk) -> Iterator[Weight]:
-    kinds: list[tuple[Kind, Sequence[Any]]] = [
-        ("replicated", _tracked(layer, "trainable")),
-        ("root", _tracked(layer, "non_trainable")),
-    ]
+def _visit_own_weights(layer: Any, path: str, namer: Namer, walk: _Walk) -> None:
+    kinds: tuple[tuple[Kind, Sequence[Any]], ...] = (
+        ("replicated", _tracked(layer, "_trainable_variables", "_trainable_weights")),
+        ("root", _tracked(layer, "_non_trainable_variables", "_non_trainable_weights")),
+    )
     for kind, variables in kinds:
         for variable in variables:
             if walk.is_new(variable):
-                yield Weight(join(path, namer.take(variable_name(variable.name))), variable, kind)
+                walk.weights.append(Weight(join(path, namer.take(variable_name(variable.name))), variable, kind))
     for variable in _random_states(layer):
         if walk.is_new(variable):
-            yield Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank")
+            walk.weights.append(Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank"))
 
 
-def _tracked(layer: Any, which: str) -> Sequence[Any]:
+def _tracked(layer: Any, name: str, old_name: str) -> Sequence[Any]:
     """Return the weights that the layer itself made; unlike ``trainable_weights``, freezing does not move them."""
-    return list(getattr(layer, f"_{which}_variables", ()) or getattr(layer, f"_{which}_weights", ()))
+    found: Sequence[Any] = getattr(layer, name, ()) or getattr(layer, old_name, ())
+    return found[:]  # a plain list: TensorFlow's own kind is slow to go through
 
 
 def _random_states(layer: Any) -> list[Any]:
@@ -104,10 +107,10 @@ def _random_states(layer: Any) -> list[Any]:
     return states + ([hidden.state] if hidden is not None else [])
 
 
-def _others(model: Any, walk: _Walk) -> Iterator[Weight]:
-    """Yield weights that Keras lists but no layer owns (those of a plain ``tf.Module`` in a layer), by position."""
-    for number, variable in enumerate(v for v in model.weights if walk.is_new(v)):
-        yield Weight(f"other/{number}", variable, "replicated" if variable.trainable else "root")
+def _visit_others(model: Any, walk: _Walk) -> None:
+    """Take in weights that Keras lists but no layer owns (those of a plain ``tf.Module`` in a layer), by position."""
+    for number, variable in enumerate([v for v in model.weights if walk.is_new(v)]):
+        walk.weights.append(Weight(f"other/{number}", variable, "replicated" if variable.trainable else "root"))
 
 
 def _may_have_weights(kind: type[Any]) -> bool:

@@ -1,8 +1,9 @@
-"""The two lines that a run writes about its checkpoints, on root, for people and for grep."""
+"""The lines that a run writes about its checkpoints, on root, for people and for grep."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from hpcckpt.run import Restored, SavedStep
 from hpcckpt.units import nbytes_text
@@ -23,10 +24,16 @@ def saved_line(saved: SavedStep, epoch: int) -> str:
     )
 
 
-def resume_line(restored: Restored, epoch: int, batch: int, n_ranks: int, iterator: str) -> str:
+def resume_line(restored: Restored, epoch: int, batch: int, n_ranks: int, iterator: str, level: str) -> str:
     """Return the line about a restore."""
     return (
         f"hpcckpt: resume step={restored.step} epoch={epoch} batch={batch} from={restored.path} "
-        f"ranks {restored.n_ranks}->{n_ranks} level={restored.level} iterator={iterator} "
+        f"ranks {restored.n_ranks}->{n_ranks} level={level} iterator={iterator} "
         f"missing={len(restored.missing)} unexpected={len(restored.unexpected)}"
     )
+
+
+def level_line(level: str, reasons: Sequence[str], method: str) -> str:
+    """Return the line about what a resume of this run can promise."""
+    why = f" because {'; '.join(reasons)}" if reasons else ""
+    return f"hpcckpt: level={level} iterator={method}{why}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 
 remembered = functools.lru_cache(maxsize=1 << 14)
 """For pure functions: a state is named anew at each save, from the same words."""
@@ -49,3 +50,28 @@ def variable_name(keras_name: str) -> str:
     """Return the last part of a variable's name (``kernel`` of ``dense_1/kernel:0``), less a count Keras made up."""
     last = keras_name.rpartition("/")[2].partition(":")[0]
     return "variable" if re.fullmatch(r"[Vv]ariable(_[0-9]+)?", last) else last
+
+
+def slot_path(keras_name: str, weights: Mapping[str, str]) -> str:
+    """Return where an optimizer's variable stands in a checkpoint, from what Keras calls it. Pure.
+
+    ``Adam/m/dense/kernel:0`` of Keras 2.15 and ``adam/dense_kernel_m`` of Keras 3 are both ``m/dense/kernel``;
+    ``adam/iteration`` is ``iteration``.
+
+    Parameters
+    ----------
+    keras_name : str
+        The variable's name.
+    weights : mapping of str to str
+        Paths of the model's weights, by these paths with ``_`` for ``/``.
+    """
+    name = keras_name.partition(":")[0]
+    parts = name.split("/")
+    for start in range(1, len(parts)):
+        if weights.get("_".join(parts[start:])) == "/".join(parts[start:]):
+            return "/".join(parts[start - 1 :])
+    last = parts[-1]
+    for end in range(len(last) - 1, 0, -1):
+        if last[end] == "_" and last[:end] in weights:
+            return f"{last[end + 1 :]}/{weights[last[:end]]}"
+    return last

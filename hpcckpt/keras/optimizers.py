@@ -79,18 +79,19 @@ def _is_built(optimizer: Any) -> bool:
     return any(getattr(optimizer, flag, False) for flag in ("_built", "built", "_hypers_created"))
 
 
-def _variables(optimizer: Any) -> list[Any]:
+def own_variables(optimizer: Any) -> list[Any]:
+    """Return what a built optimizer lists as its variables, in its order."""
     found = optimizer.variables
     return list(found() if callable(found) and not isinstance(found, list) else found)
 
 
 def _slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str]]:
-    own = {id(variable) for variable in _variables(optimizer)}
+    own = {id(variable) for variable in own_variables(optimizer)}
     trained = _trained(optimizer, weights)
     for attribute, values in sorted(vars(optimizer).items()):
         if attribute in _NOT_SLOTS or not isinstance(values, list | tuple) or len(values) != len(trained):
             continue
-        for variable, weight in zip(values, trained, strict=True):
+        for variable, weight in zip(values[:], trained, strict=True):  # sliced: TensorFlow's own lists are slow
             if id(variable) in own:
                 slot = _slot_name(variable.name, weight.keras_path, attribute, optimizer.name)
                 yield variable, join(slot, weight.path)
@@ -130,8 +131,9 @@ def _slot_name(name: str, weight: str, attribute: str, scope: str) -> str:
 
 
 def _legacy_slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str]]:
-    paths = {key: weight.path for weight in weights for key in _keys(weight.variable)}
-    for number, (key, slots) in enumerate(getattr(optimizer, "_slots", {}).items()):
+    by_weight = getattr(optimizer, "_slots", {})
+    paths = {key: weight.path for weight in weights for key in _keys(weight.variable)} if by_weight else {}
+    for number, (key, slots) in enumerate(by_weight.items()):
         for slot, variable in slots.items():
             yield variable, join(slot, paths.get(key, str(number)))
 
@@ -139,7 +141,7 @@ def _legacy_slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[A
 def _singles(optimizer: Any) -> Iterator[tuple[Any, str]]:
     """Yield variables that belong to no weight: iteration, learning rate, hyperparameters."""
     attributes = {id(value): (value, key.strip("_")) for key, value in vars(optimizer).items() if is_variable(value)}
-    found = {id(value): (value, "") for value in _variables(optimizer)} | attributes
+    found = {id(value): (value, "") for value in own_variables(optimizer)} | attributes
     for value, attribute in found.values():
         name = variable_name(value.name)
         yield value, attribute if attribute and name == "variable" else name

@@ -1,7 +1,7 @@
 """Where a run of ``model.fit`` stands, and how Keras is told to begin there.
 
-Keras 2.15 asks an object for the epoch and the batch to begin with; Keras 3 knows an epoch only, so
-there the train function lets the first batches pass without touching the data.
+Keras 2.15 asks an object for the epoch and the batch to begin with; Keras 3 knows an epoch only, and its
+steps are passed over where they are handed out (:mod:`hpcckpt.keras.feeds`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ def begin_at(model: Any, position: Position) -> None:
         model._training_state = _BeginAt(position)
     else:
         model._initial_epoch = position.epoch
-        _pass_batches(model, position.batch)
 
 
 def forget(model: Any) -> None:
@@ -83,19 +82,3 @@ def forget(model: Any) -> None:
     for name in ("_training_state", "_initial_epoch"):
         if hasattr(model, name):
             setattr(model, name, None)
-
-
-def _pass_batches(model: Any, count: int) -> None:
-    """Let the first `count` batches pass: the train function returns no logs and takes no data."""
-    train = model.train_function
-    left = count // (getattr(model, "steps_per_execution", 1) or 1)
-
-    def train_function(iterator: Any) -> Any:
-        nonlocal left
-        if left > 0:
-            left -= 1
-            return {}
-        model.train_function = train
-        return train(iterator)
-
-    model.train_function = train_function

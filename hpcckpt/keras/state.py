@@ -8,6 +8,7 @@ from typing import Any
 from hpcckpt.keras.layers import Weight, is_layer, named_weights
 from hpcckpt.keras.naming import variable_name
 from hpcckpt.keras.optimizers import build, is_optimizer, optimizer_leaves
+from hpcckpt.keras.statistics import weight_leaves
 from hpcckpt.keras.variables import is_variable, variable_leaf
 from hpcckpt.snapshot import Leaf, join
 
@@ -40,8 +41,7 @@ def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
 
 def _model_leaves(model: Any, name: str) -> Iterator[Leaf]:
     weights = named_weights(model)
-    for weight in weights:
-        yield variable_leaf(weight.variable, join(name, weight.path), weight.kind)
+    yield from weight_leaves(model, name, weights)
     yield from _optimizer_leaves(model, _beside(name), weights)
 
 

@@ -73,8 +73,8 @@ class VariableLeaf(TensorLeaf):
     __slots__ = ()
 
     def __init__(self, declaration: Declaration, source: Any) -> None:
-        object.__setattr__(self, "declaration", declaration)
-        object.__setattr__(self, "source", source)
+        self.declaration = declaration
+        self.source = source
 
     holder = staticmethod(hold)
 
@@ -93,19 +93,25 @@ class VariableLeaf(TensorLeaf):
 def variable_leaf(variable: Any, name: str, kind: Kind = "replicated") -> TensorLeaf:
     """Return the leaf of a variable."""
     held = tensorflow_variable(variable, name)
-    return VariableLeaf(_declaration(name, held.dtype, _shape(held), kind), held)
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    """Return the shape of a variable, which need not be known before it is read."""
-    if variable.shape.rank is None:
-        return hold([variable])[0].shape
-    shape = tuple(variable.shape.as_list())
-    return hold([variable])[0].shape if None in shape else shape
+    shape = held.shape
+    known = tuple(shape.as_list()) if shape.rank is not None else (None,)
+    if None in known:  # it may differ from value to value
+        known = hold([held])[0].shape
+    return VariableLeaf(_declaration(name, _token(held.dtype), known, kind), held)
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _declaration(name: str, dtype: Any, shape: tuple[int, ...], kind: Kind) -> Declaration:
+def _declaration(name: str, token: str, shape: tuple[int, ...], kind: Kind) -> Declaration:
     """Return what a variable is declared as; a pure function, so what it remembers is never out of date."""
-    spec = TensorSpec(name, dtype_token(np.dtype(dtype.as_numpy_dtype)), shape, kind)
-    return Declaration(spec, Extent.whole(shape))
+    return Declaration(TensorSpec(name, token, shape, kind), Extent.whole(shape))
+
+
+_TOKENS: dict[int, tuple[Any, str]] = {}
+
+
+def _token(dtype: Any) -> str:
+    """Return the token of a TensorFlow dtype: there are few, and TensorFlow takes its time to hash one."""
+    known = _TOKENS.get(id(dtype))
+    if known is None:  # with the dtype itself, so that no other one comes to stand where it stands
+        known = _TOKENS.setdefault(id(dtype), (dtype, dtype_token(np.dtype(dtype.as_numpy_dtype))))
+    return known[1]

@@ -1,4 +1,4 @@
-"""A checkpoint as Keras' own ``.weights.h5``, which ``model.load_weights`` reads.
+"""A checkpoint put into a Keras model, and as Keras' own ``.weights.h5``, which ``model.load_weights`` reads.
 
 Keras lays such a file out by the model's Python attributes and the order of its layers, which no
 checkpoint knows; so a model is needed, and Keras itself writes the file.
@@ -9,21 +9,23 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcckpt.errors import ConfigError, Problem, StateMismatchError, list_problems
+from hpcckpt.errors import ConfigError, StateMismatchError, list_problems
+from hpcckpt.keras.fitting import compare
 from hpcckpt.keras.layers import is_layer
-from hpcckpt.keras.state import MODEL, leaves
 from hpcckpt.loading import StepReader
 from hpcckpt.snapshot import TensorLeaf
 
 SUFFIX = ".weights.h5"
 
 
-def load_model(source: str) -> Any:
+def build_model(source: str, *, is_compiled: bool = False) -> Any:
     """Build a model from ``model.json`` (its architecture), ``model.keras``, or ``module:function`` that returns it.
+
+    With `is_compiled` a ``.keras`` or ``.h5`` file gives its optimizer too.
 
     Raises
     ------
@@ -31,7 +33,7 @@ def load_model(source: str) -> Any:
         If that is not what `source` is, or building fails.
     """
     try:
-        model = _build(source)
+        model = _build(source, is_compiled=is_compiled)
     except Exception as error:
         raise ConfigError(f"model {source!r} cannot be built: {type(error).__name__}: {error}") from error
     if not is_layer(model):
@@ -39,13 +41,13 @@ def load_model(source: str) -> Any:
     return model
 
 
-def _build(source: str) -> Any:
+def _build(source: str, *, is_compiled: bool) -> Any:
     from keras import models
 
     if source.endswith(".json"):
         return models.model_from_json(Path(source).read_text(encoding="utf-8"))
-    if source.endswith(".keras"):
-        return models.load_model(source, compile=False)
+    if source.endswith((".keras", ".h5", ".hdf5")):
+        return models.load_model(source, compile=is_compiled)
     module, separator, function = source.partition(":")
     if not separator:
         raise ConfigError("it is none of model.json, model.keras, module:function")
@@ -54,71 +56,40 @@ def _build(source: str) -> Any:
     return getattr(importlib.import_module(module), function)()
 
 
-def weights_of(model: Any) -> dict[str, TensorLeaf]:
-    """Return the weights of a model by their names within it, without its optimizer."""
-    head = f"{MODEL}/"
-    found = {leaf.declaration.spec.name: leaf for leaf in leaves(model, "") or () if isinstance(leaf, TensorLeaf)}
-    return {name[len(head) :]: leaf for name, leaf in found.items() if name.startswith(head)}
+def fill(
+    model: Any, reader: StepReader, names: Sequence[str], *, with_optimizer: bool = False
+) -> dict[str, TensorLeaf]:
+    """Put weights of a checkpoint into a model; return the leaves that were filled, by their names in the checkpoint.
 
-
-def find_prefix(wanted: Sequence[str], stored: Sequence[str]) -> str:
-    """Return what stands before a model's names in a checkpoint: ``model`` in ``model/conv2d/kernel``. Pure.
-
-    Raises
-    ------
-    StateMismatchError
-        If the checkpoint holds no such model, or several; says what is missing.
-    """
-    there = set(stored)
-    ends = [(name, one) for name in stored for one in wanted if f"/{name}".endswith(f"/{one}")]
-    candidates = sorted({name[: -len(one)].rstrip("/") for name, one in ends})
-    whole = [prefix for prefix in candidates if all(_join(prefix, one) in there for one in wanted)]
-    if MODEL in whole or len(whole) == 1:
-        return MODEL if MODEL in whole else whole[0]
-    if whole:
-        raise StateMismatchError(f"the model fits {', '.join(map(repr, whole))}; choose one with --only '{whole[0]}/*'")
-    best = max(candidates, key=lambda prefix: sum(_join(prefix, one) in there for one in wanted), default=MODEL)
-    missing = [Problem(_join(best, one), "is not in the checkpoint") for one in wanted if _join(best, one) not in there]
-    raise StateMismatchError(f"the model does not fit the checkpoint: {list_problems(missing, 10)}")
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}/{name}" if prefix else name
-
-
-def fill(model: Any, reader: StepReader, names: Sequence[str]) -> list[str]:
-    """Put weights of a checkpoint into a model; return the names that were used.
+    Parameters
+    ----------
+    model : keras.Model
+        A built model. Random states of its layers that the checkpoint has not stay as they are.
+    reader : StepReader
+        The checkpoint.
+    names : sequence of str
+        Tensors of the checkpoint that may be used.
+    with_optimizer : bool
+        Fill the model's optimizer too, if there is one in the checkpoint.
 
     Raises
     ------
     StateMismatchError
         If names, shapes or dtypes differ; names every one.
     """
-    weights = weights_of(model)
-    prefix = find_prefix(list(weights), names)
-    stored = {_join(prefix, name): leaf for name, leaf in weights.items()}
-    problems = [problem for name, leaf in stored.items() if (problem := _mismatch(name, leaf, reader))]
-    problems += [Problem(name, "is not in the model") for name in _extra(prefix, names) if name not in stored]
-    if problems:
-        raise StateMismatchError(f"the model does not fit the checkpoint: {list_problems(problems, 10)}")
-    for name, leaf in stored.items():
+    fit = compare(model, reader.specs, names, with_optimizer=with_optimizer)
+    if fit.problems:
+        hint = "; or leave the optimizer out (--no-optimizer)" if with_optimizer else ""
+        raise StateMismatchError(f"the model does not fit the checkpoint: {list_problems([*fit.problems], 10)}{hint}")
+    assign(fit.leaves, reader)
+    return dict(fit.leaves)
+
+
+def assign(leaves: Mapping[str, TensorLeaf], reader: StepReader) -> None:
+    """Give variables the values that a checkpoint has of them; of what each rank has for itself, rank 0's."""
+    for name, leaf in leaves.items():
         is_per_rank = reader.specs[name].kind == "per-rank"
         leaf.assign(reader.load_rank(name, 0) if is_per_rank else reader.load(name))
-    return sorted(stored)
-
-
-def _extra(prefix: str, names: Sequence[str]) -> list[str]:
-    """Return the names below `prefix`, but for optimizers, which stand there if the model is not called ``model``."""
-    below = [name for name in names if prefix and name.startswith(f"{prefix}/")]
-    return [name for name in below if not name[len(prefix) + 1 :].partition("/")[0].endswith("optimizer")]
-
-
-def _mismatch(name: str, leaf: TensorLeaf, reader: StepReader) -> Problem | None:
-    there, here = reader.specs[name], leaf.declaration.spec
-    if (there.shape, there.dtype) == (here.shape, here.dtype):
-        return None
-    texts = [f"{spec.dtype} {list(spec.shape)}" for spec in (there, here)]
-    return Problem(name, f"is {texts[0]} in the checkpoint, {texts[1]} in the model")
 
 
 def write_weights(path: Path, reader: StepReader, names: Sequence[str], model_source: str) -> list[str]:
@@ -133,8 +104,8 @@ def write_weights(path: Path, reader: StepReader, names: Sequence[str], model_so
     StateMismatchError
         If it does not fit the checkpoint.
     """
-    model = load_model(model_source)
+    model = build_model(model_source)
     model.optimizer = None
     used = fill(model, reader, names)
     model.save_weights(str(path))
-    return used
+    return sorted(used)

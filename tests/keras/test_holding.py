@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib.util
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from models import IS_KERAS_3, rows, small
 from hpcckpt.errors import HostMemoryError, StateError
 from hpcckpt.keras import holding
 from hpcckpt.keras.holding import available_nbytes, copied, hold, stage
+from hpcckpt.native import tf_ops
 from hpcckpt.snapshot import flatten
 
 HERE = Path(__file__).parent
@@ -380,6 +382,94 @@ def test_holding_while_a_graph_is_built_is_refused() -> None:
         hold([v])
 
 
+# -- our op, and the way without it -----------------------------------------------------------------
+
+
+@pytest.fixture
+def op() -> Any:
+    """Our op; where nothing native is built there is none."""
+    return tf_ops.loaded_if_built() or pytest.skip("the TensorFlow ops are not built")
+
+
+@pytest.fixture
+def forged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A library that was built for another TensorFlow, in place of ours."""
+    functions = (tf_ops.load_ops, tf_ops._loaded, holding._say_why_each)
+    monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path))
+    monkeypatch.delenv("HPCCKPT_NO_NATIVE", raising=False)
+    (tmp_path / tf_ops.target()._replace(tensorflow="2.14.0").filename).write_bytes(b"")
+    for function in functions:
+        function.cache_clear()
+    yield
+    for function in functions:
+        function.cache_clear()
+
+
+def test_one_op_holds_all_variables(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "_hold_each", lambda left: pytest.fail(f"{len(left)} are read one by one"))
+    shapes: list[tuple[int, ...]] = [(), (0, 3), (5,), (2, 3, 4)]
+    variables = [variable(n, shape) for n, shape in enumerate(shapes * 100)]
+    for v, array in zip(variables, hold(variables), strict=True):
+        assert array.shape == v.shape
+        assert array.tobytes() == v.numpy().tobytes()
+
+
+def test_without_the_op_the_same_is_held_and_why_is_said_once(forged: None, caplog: pytest.LogCaptureFixture) -> None:
+    variables = [variable(n) for n in range(3)]
+    with caplog.at_level(logging.WARNING):
+        held = hold(variables)
+        hold(variables)
+    assert copied(variables, held) == [False] * 3
+    assert [array.tobytes() for array in held] == [v.numpy().tobytes() for v in variables]
+    assert len(caplog.messages) == 1
+    assert f"are built for TensorFlow 2.14.0, and {tf.__version__} is installed" in caplog.text
+    assert "run: python -m hpcckpt.native.build; until then variables are read one by one" in caplog.text
+
+
+def test_without_the_op_only_root_says_why(
+    forged: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "launched_rank", lambda: 1)
+    with caplog.at_level(logging.WARNING):
+        hold([variable()])
+    assert caplog.messages == []
+
+
+def test_what_is_held_within_fit_stays_as_it_was() -> None:
+    class Holding(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            arrays = hold([leaf.source for leaf in flatten({"model": self.model}).tensors.values()])
+            taken.append((arrays, [array.tobytes() for array in arrays]))
+
+    taken: list[tuple[list[Any], list[bytes]]] = []
+    model = small()
+    model.compile("adam", "mse")
+    x, y = rows(20)
+    model.fit(x, y, batch_size=4, epochs=2, callbacks=[Holding()], verbose=0)
+    assert len(taken) == 10
+    assert len({tuple(before) for _, before in taken}) == 10
+    for arrays, before in taken:
+        assert [array.tobytes() for array in arrays] == before
+
+
+def test_what_is_held_outlives_variables_and_the_order_in_which_arrays_are_dropped() -> None:
+    """Each array has one reference of its own: memory that somebody else is given meanwhile would show in the others."""
+    variables = [variable(n, (1 << 16,)) for n in range(40)]
+    expected = [v.numpy().tobytes() for v in variables]
+    first, second = hold(variables), hold(variables)
+    del variables
+    gc.collect()
+    for number in np.random.default_rng(0).permutation(40):
+        first[number] = None  # type: ignore[call-overload]
+        filling = [tf.fill([1 << 16], -1.0) for _ in range(4)]
+        assert second[number].tobytes() == expected[number]
+        del filling
+    del first
+    fillings = [tf.fill([1 << 16], -1.0) for _ in range(80)]
+    assert [array.tobytes() for array in second] == expected
+    del fillings
+
+
 # -- other devices ----------------------------------------------------------------------------------
 
 MIXED = """
@@ -424,6 +514,7 @@ def test_staging_copies_all_pieces(shape: tuple[int, ...], piece_nbytes: int) ->
 def test_staging_is_refused_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     v = variable()
     monkeypatch.setattr(holding, "_ON_HOST", "GPU")  # as if the processor were the accelerator
+    monkeypatch.setattr(tf_ops, "loaded_if_built", lambda: None)  # for our op looks for itself
     assert hold([v])[0].tobytes() == v.numpy().tobytes()
     assert copied([v], hold([v])) == [True]
     monkeypatch.setattr(holding, "available_nbytes", lambda: 64 * 3 * 4 - 1)

@@ -1,0 +1,219 @@
+"""``hpcckpt convert``: checkpoints to other formats, and from them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcckpt.cli import options, output
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.progress import byte_progress
+from hpcckpt.cli.text import count_text
+from hpcckpt.errors import StepExistsError
+from hpcckpt.units import nbytes_text
+
+if TYPE_CHECKING:
+    from hpcckpt.exporting.report import Converted
+
+NAMES = ("hpcckpt", "npz", "safetensors", "pt", "tf", "weights.h5", "keras", "h5", "saved-model")
+READ_WITH_MODEL = ("tf", "weights.h5", "keras", "h5")
+_format = click.Choice(NAMES)
+
+
+@click.command("convert")
+@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.option("--from", "source_format", type=_format, help="What SRC is; by default what is in it says.")
+@click.option("--to", "target_format", type=_format, help="What DST becomes; by default what its name says.")
+@click.option("--step", metavar="STEP", help="The step to take (a number, latest, best), or the number to save as.")
+@options.only_option
+@click.option("--no-optimizer", "is_without_optimizer", is_flag=True, help="Leave the optimizer's tensors out.")
+@click.option("--model", metavar="MODEL", help="For Keras' formats: model.json, model.keras, or module:function.")
+@click.option("--force", "is_forced", is_flag=True, help="Replace DST, or its step, if it exists.")
+@options.metric_option
+@options.threads_option
+@options.json_option
+@options.quiet_option
+def command(
+    source: Path,
+    target: Path,
+    source_format: str | None,
+    target_format: str | None,
+    step: str | None,
+    patterns: tuple[str, ...],
+    model: str | None,
+    metric: str | None,
+    threads: int,
+    *,
+    is_without_optimizer: bool,
+    is_forced: bool,
+    is_json: bool,
+    is_quiet: bool,
+) -> int:
+    """Convert a checkpoint to another format, or from one.
+
+    SRC or DST is a run directory of ours; the other one is a file of another program: npz, safetensors, PyTorch's pt,
+    Keras' weights.h5, keras and h5, a TensorFlow checkpoint (the prefix of its files), or, as DST only, the directory
+    of a SavedModel. Both may be such files. What was left out, and why, is said.
+
+    Keras' formats, as DST, and the objects of a TensorFlow checkpoint need a --model, unless the checkpoint holds its
+    architecture. No code is run that SRC brings along; give only a --model that you trust.
+    """
+    _see_no_gpu()
+    wanted = {"only": patterns or None, "optimizer": not is_without_optimizer, "overwrite": is_forced}
+    kinds = _formats(source, target, source_format, target_format)
+    if kinds == (True, False):
+        done = _export(source, target, target_format, step, metric, threads, model, wanted, is_quiet=is_quiet)
+    elif kinds == (False, True):
+        done = _import(source, target, source_format, _number(step), model, wanted, is_quiet=is_quiet)
+    else:
+        words = (source_format, target_format, _number(step), threads)
+        done = _both(source, target, *words, model, wanted, is_quiet=is_quiet)
+    _tell(done, is_json=is_json, is_quiet=is_quiet)
+    return ExitCode.OK
+
+
+def _see_no_gpu() -> None:
+    """Take no GPU away from a job on this node, and keep TensorFlow's chatter to itself."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+
+def _formats(source: Path, target: Path, source_format: str | None, target_format: str | None) -> tuple[bool, bool]:
+    """Say of source and target whether they are checkpoints of ours."""
+    from hpcckpt.exporting.formats import OWN, format_of_name
+    from hpcckpt.importing.recognise import source_format as told
+
+    is_ours = (source_format or told(source)) == OWN
+    says_nothing = target_format is None and format_of_name(target) is None
+    becomes_ours = target_format == OWN or (says_nothing and not is_ours)
+    if is_ours and becomes_ours:
+        raise click.UsageError("both are checkpoints of ours: 'hpcckpt reshard' rewrites one")
+    return is_ours, becomes_ours
+
+
+def _number(step: str | None) -> int | None:
+    if step is not None and not step.isdecimal():
+        raise click.UsageError(f"--step {step}: what is saved needs a number")
+    return None if step is None else int(step)
+
+
+def _export(
+    source: Path,
+    target: Path,
+    target_format: str | None,
+    step: str | None,
+    metric: str | None,
+    threads: int,
+    model: str | None,
+    wanted: dict[str, Any],
+    *,
+    is_quiet: bool,
+) -> Converted:
+    from hpcckpt.exporting.exporter import export_checkpoint
+
+    info = options.find(source, step, metric)
+    total = sum(spec.nbytes for spec in options.chosen_tensors(options.readable(info), wanted["only"] or ()))
+    with byte_progress("writing", total, is_quiet=is_quiet) as advance:
+        return export_checkpoint(
+            info.path, target, target_format, model=model, threads=threads, progress=advance, **wanted
+        )
+
+
+def _import(
+    source: Path,
+    target: Path,
+    source_format: str | None,
+    step: int | None,
+    model: str | None,
+    wanted: dict[str, Any],
+    *,
+    is_quiet: bool,
+) -> Converted:
+    from hpcckpt.importing.importer import import_checkpoint
+
+    with byte_progress("reading", _nbytes(source), is_quiet=is_quiet) as advance:
+        try:
+            return import_checkpoint(source, target, step, fmt=source_format, model=model, progress=advance, **wanted)
+        except StepExistsError as error:
+            raise StepExistsError(
+                f"{target} has this step already: pass --force to replace it, or --step N to save another one"
+            ) from error
+
+
+def _nbytes(source: Path) -> int:
+    """Return how large the source is, about: what a bar goes by."""
+    paths = [source] if source.is_file() else list(source.parent.glob(f"{source.name}.*"))
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _both(
+    source: Path,
+    target: Path,
+    source_format: str | None,
+    target_format: str | None,
+    step: int | None,
+    threads: int,
+    model: str | None,
+    wanted: dict[str, Any],
+    *,
+    is_quiet: bool,
+) -> Converted:
+    """Convert between two foreign formats, by way of a checkpoint that is gone afterwards."""
+    from hpcckpt.exporting.atomic import check_free
+    from hpcckpt.exporting.exporter import export_checkpoint
+    from hpcckpt.exporting.formats import target_format as check_target
+    from hpcckpt.importing.recognise import source_format as told
+
+    to = check_target(target, target_format)
+    kind = source_format or told(source)
+    check_free(target, is_overwriting=wanted["overwrite"], is_for_directory=to.name == "saved-model")
+    to_read = model if kind in READ_WITH_MODEL else None
+    to_write = str(source) if model is None and source.name.endswith(".keras") else model
+    with tempfile.TemporaryDirectory(prefix=".tmp-convert-", dir=target.parent) as room:
+        first = _import(source, Path(room), kind, step, to_read, wanted, is_quiet=is_quiet)
+        needs_model = to.is_model or to.name == "tf"
+        second = export_checkpoint(
+            first.path,
+            target,
+            to.name,
+            model=to_write if needs_model else None,
+            overwrite=wanted["overwrite"],
+            threads=threads,
+        )
+    return replace(
+        second,
+        source=source,
+        source_format=first.source_format,
+        left_out=(*first.left_out, *second.left_out),
+        remarks=(*first.remarks, *second.remarks),
+    )
+
+
+def _tell(done: Converted, *, is_json: bool, is_quiet: bool) -> None:
+    if is_json:
+        output.write_json({**asdict(done), "tensors": done.tensors})
+        return
+    for remark in done.remarks:
+        output.say(remark, is_quiet=is_quiet)
+    output.write_table(_COLUMNS, _rows(done))
+    size = f"{count_text(done.tensors, 'tensor')}, {nbytes_text(done.nbytes)}"
+    output.say(f"wrote {done.path} ({done.format}, {size}) from {done.source} (step {done.step})", is_quiet=is_quiet)
+
+
+_COLUMNS = (output.Column("PART"), output.Column("TENSORS", is_number=True), output.Column("OUTCOME"))
+
+
+def _rows(done: Converted) -> list[Sequence[str]]:
+    parts = (("weights", done.weights), ("optimizer", done.optimizer), ("other", done.other))
+    rows: list[Sequence[str]] = [(part, str(count), "written") for part, count in parts if count]
+    for left in done.left_out:
+        shown = ", ".join(left.names[:2]) + (", …" if len(left.names) > 2 else "")
+        rows.append(("left out", str(len(left.names)), f"{left.reason}: {shown}"))
+    return rows

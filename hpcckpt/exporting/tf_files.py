@@ -1,0 +1,104 @@
+"""The two files of a TensorFlow checkpoint put in place, and the file ``checkpoint`` that names the latest.
+
+Steps::
+
+    1. write both under a temporary prefix in the same directory, fsync them
+    2. rename the data, then the index, without which TensorFlow sees no checkpoint; fsync the directory
+    3. replace ``checkpoint``, atomically, so that ``tf.train.latest_checkpoint`` finds this one
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcckpt import layout, native
+from hpcckpt.errors import from_os_error
+from hpcckpt.exporting.atomic import atomic_path, check_free, fsync_file
+
+INDEX, DATA = ".index", ".data-00000-of-00001"
+STATE = "checkpoint"
+_ENTRY = re.compile(r'^(all_)?model_checkpoint_paths?: ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
+
+
+@contextmanager
+def atomic_bundle(prefix: Path, *, is_overwriting: bool = False) -> Iterator[Path]:
+    """Give a temporary prefix to write to; at the end of the block the two files have their names, durably.
+
+    If it is killed while it overwrites, data and index may be of different saves; TensorFlow's checksums tell.
+
+    Raises
+    ------
+    OptionError
+        If the files exist and may not be overwritten, or their directory does not exist.
+    NoSpaceError, ReadOnlyError, StorageError
+        If they cannot be written.
+    """
+    for suffix in (INDEX, DATA):
+        check_free(_with(prefix, suffix), is_overwriting=is_overwriting)
+    temporary = prefix.with_name(f".tmp-{layout.new_nonce()}.{prefix.name}")
+    try:
+        yield temporary
+        for suffix in (DATA, INDEX):
+            fsync_file(_with(temporary, suffix))  # step 1
+        for suffix in (DATA, INDEX):
+            _with(temporary, suffix).replace(_with(prefix, suffix))  # step 2
+        native.fsync_dir(str(prefix.parent))
+        with atomic_path(prefix.with_name(STATE), is_overwriting=True) as state:  # step 3
+            state.write_text(state_text(prefix), encoding="utf-8")
+    except OSError as error:
+        raise from_os_error(error, f"write {prefix}") from error
+    finally:
+        for suffix in (DATA, INDEX):
+            _with(temporary, suffix).unlink(missing_ok=True)
+
+
+def state_text(newest: Path) -> str:
+    """Return what the file ``checkpoint`` says when a checkpoint was added to those of its directory."""
+    known = [name for name in listed(newest.parent) if name != newest.name]
+    kept = [name for name in known if _with(newest.parent / name, INDEX).exists()]
+    lines = [f"model_checkpoint_path: {_quoted(newest.name)}"]
+    lines += [f"all_model_checkpoint_paths: {_quoted(name)}" for name in [*kept, newest.name]]
+    times = [_with(newest.parent / name, INDEX).stat().st_mtime for name in [*kept, newest.name]]
+    lines += [
+        f"all_model_checkpoint_timestamps: {time!r}" for time in times
+    ]  # without them CheckpointManager sees none
+    return "\n".join(lines) + "\n"
+
+
+def listed(directory: Path) -> list[str]:
+    """Return the checkpoints that the file ``checkpoint`` of a directory lists, oldest first."""
+    return [name for is_all, name in _entries(directory) if is_all]
+
+
+def latest(directory: Path) -> Path | None:
+    """Return the prefix of the newest checkpoint by the file ``checkpoint``, if it is there."""
+    names = [name for is_all, name in _entries(directory) if not is_all]
+    prefix = directory / names[0] if names else None
+    return prefix if prefix is not None and _with(prefix, INDEX).exists() else None
+
+
+def _entries(directory: Path) -> list[tuple[str, str]]:
+    try:
+        text = (directory / STATE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [(match[1] or "", _unquoted(match[2])) for match in _ENTRY.finditer(text)]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError:  # an escape that JSON has not
+        return text[1:-1]
+
+
+def _with(prefix: Path, suffix: str) -> Path:
+    return prefix.with_name(prefix.name + suffix)

@@ -1,0 +1,306 @@
+"""One ``fit`` that is backed up, from its first batch to its last: the story behind `BackupAndRestore`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcckpt.config import Level
+from hpcckpt.keras import levels, metrics, statistics
+from hpcckpt.keras.describing import describe
+from hpcckpt.keras.feeds import Mode, Plan
+from hpcckpt.keras.fit import Fit, others_in
+from hpcckpt.keras.lines import level_line, resume_line
+from hpcckpt.keras.others import named
+from hpcckpt.keras.position import DataPosition, Position, begin_at, forget
+from hpcckpt.keras.progress import Skipping
+from hpcckpt.keras.resuming import Beginning, beginning, restore
+from hpcckpt.keras.saves import Saves
+from hpcckpt.keras.statistics import Policy
+from hpcckpt.keras.training import Training
+from hpcckpt.preemption import Advice, Guard, watch
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """When a run is saved.
+
+    Attributes
+    ----------
+    epochs : bool
+        After each epoch.
+    batches : int or None
+        After every so many batches, counted over epochs and restarts.
+    minutes : float or "auto" or None
+        After so long.
+    preemption : bool or mapping
+        When the scheduler says so; then it ends, too. A mapping has options for `hpcckpt.preemption.watch`.
+    """
+
+    epochs: bool = True
+    batches: int | None = None
+    minutes: float | Literal["auto"] | None = None
+    preemption: bool | Mapping[str, Any] = False
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """What is saved of it, and how it finds its place again.
+
+    Attributes
+    ----------
+    data : DataPosition or None
+        A pipeline that knows its position.
+    iterator : str
+        How another one finds its own.
+    statistics : str
+        Whose statistics of BatchNorm count.
+    more : mapping
+        What the user wants saved besides.
+    fork_from : Path or None
+        Another run, or a step of it, to begin with.
+    """
+
+    data: DataPosition | None = None
+    iterator: Mode = "auto"
+    statistics: Policy = "rank0"
+    more: Mapping[str, Any] = field(default_factory=dict)
+    fork_from: Path | None = None
+
+
+class Backup:
+    """A ``fit`` under way.
+
+    Parameters
+    ----------
+    owner : BackupAndRestore
+        The callback.
+    fit : Fit
+        What Keras runs.
+    saves : Saves
+        Where it is saved.
+    when, what : When, What
+        As the user wants it.
+
+    Attributes
+    ----------
+    begins : Beginning
+        Where it began.
+    at : Position
+        Where it is.
+    level, reasons : str, list of str
+        What a resume can promise, and why no more.
+    """
+
+    def __init__(self, owner: Any, fit: Fit, saves: Saves, when: When, what: What) -> None:
+        self.model = owner.model
+        self.params: Mapping[str, Any] = owner.params or {}
+        self.is_talking = bool(owner.verbose)
+        self.fit, self.saves, self.when, self.what = fit, saves, when, what
+        self.begins = Beginning()
+        self.at = Position()
+        self.level: Level = "state"
+        self.reasons: list[str] = []
+        self.epochs: dict[int, int] = {}
+        self._training = Training(self.model, named(others_in(fit, owner)), fit.feed, what.data, what.more)
+        self._guard: Guard | None = None
+        self._architecture = describe(self.model)
+        self._saved_step: int | None = None
+        self._is_due = self._has_begun = self._is_announced = self._is_amid = False
+        self._has_arrived = fit.feed is None
+
+    # -- the beginning ---------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Restore, behind every ``on_train_begin``, and tell Keras where to begin. Collective."""
+        ckpt = self.saves.begin()
+        statistics.choose(self.model, self.what.statistics)
+        restored, is_forked = restore(ckpt, self._training, self.what.fork_from)
+        begins = beginning(restored, self._training, ckpt.comm, self._steps, self.params.get("epochs"))
+        self.begins, self.at = replace(begins, is_forked=is_forked), begins.position
+        if restored is not None:
+            self._saved_step = None if is_forked else restored.step
+            self._count_batches(restored.objects.get("train_counter"))
+            at = self.at
+            line = resume_line(restored, at.epoch, at.batch, ckpt.comm.size, begins.iterator, begins.level)
+            self._say(line, *_warnings(begins.warnings))
+        self._read_on(Skipping(is_shown=self.is_talking and ckpt.comm.is_root))
+        self._guard = self._watch()
+
+    def _read_on(self, skipping: Skipping) -> None:
+        """Have Keras begin at the right epoch and batch, and read on at the right place."""
+        place, feed = self.begins.place, self.fit.feed
+        is_over = self.at.epoch >= self.params.get("epochs", self.at.epoch + 1)
+        if feed is not None:
+            mode = "own" if self.what.data is not None else self.what.iterator
+            plan = Plan(None if is_over else place, self.fit.initial_epoch, mode, self._arrived, skipping)
+            feed.watch(plan)
+            if place is not None and not is_over:
+                begin_at(self.model, replace(self.at, epoch=feed.first_epoch(plan)))
+        if place is not None and (feed is None or is_over):
+            begin_at(self.model, self.at)
+        if not self.at.batch:
+            self._training.set_random()  # behind what was drawn to get there
+
+    def _arrived(self, iterator: Any) -> None:
+        """Go on, now that the first iterator is at its place."""
+        self._has_arrived = True
+        if self.at.batch:
+            metrics.build(self.model, iterator)
+        self._go_on_amid_epoch()
+        if self.at.batch or not self._has_begun:  # Keras 3 comes here only behind on_epoch_begin, which may draw
+            self._training.set_random()
+
+    def _announce(self) -> None:
+        """Say what a resume of this run can promise; the first batch has shown what data this is. Collective."""
+        feed, comm = self.fit.feed, self.saves.checkpointer.comm
+        if feed is not None:
+            comm.agree("fit: look at the data", feed.confirm)
+        n_ranks = comm.size
+        self.reasons = levels.reasons_against_exact(self.model, feed, self.what.statistics, n_ranks)
+        self.level = levels.level_of(self.reasons)
+        self._say(level_line(self.level, self.reasons, feed.method if feed is not None else "none"))
+        self._say(*_warnings(feed.warnings if feed is not None else ()))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Count from here; give back what the beginning of an epoch has reset. Independent."""
+        is_within = not self._has_begun and self.begins.restored is not None and epoch == self.at.epoch
+        self.at = self.at if is_within else Position(epoch, 0, self.at.step)
+        self._is_amid = is_within and self.at.batch > 0
+        if self._is_amid:
+            self._training.set_within_epoch()
+        self._has_begun = True
+        self._go_on_amid_epoch()
+        forget(self.model)
+
+    def _go_on_amid_epoch(self) -> None:
+        """Give back what an epoch begins with anew: once it has begun, and its data is there. Independent."""
+        if self._is_amid and self._has_arrived:
+            self._is_amid = False
+            self._say(*_warnings(self._training.set_metrics()))
+            self._training.set_random()
+
+    # -- batches and epochs ----------------------------------------------------------------------
+
+    def end_batch(self, batch: int) -> None:
+        """Count, and save if it is time, behind every ``on_train_batch_end``. Collective."""
+        n_new = batch + 1 - self.at.batch
+        before, self.at = self.at.step, Position(self.at.epoch, batch + 1, self.at.step + n_new)
+        if self.what.data is not None:
+            self.what.data.advance(n_new)
+        self.saves.poll()
+        if not self._is_announced:
+            self._is_announced = True
+            self._announce()
+        is_due = self.when.batches is not None and self.at.step // self.when.batches > before // self.when.batches
+        advice = self._ask_guard()
+        if advice.stop and self.at.batch != self._steps:  # else it stops behind the validation
+            self._stop()
+        self._is_due = self._is_due or is_due or advice.save
+        if self._is_due and self.at.batch != self._steps:  # behind the last batch the epoch has not ended yet
+            self.save()
+
+    def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """Save, behind every ``on_epoch_end``. Collective."""
+        self.at = Position(epoch + 1, 0, self.at.step)
+        advice = self._ask_guard()
+        if self.when.epochs or self._is_due or advice.save:
+            self.save(logs)
+        if advice.stop:
+            self._stop(logs)
+
+    def save(self, logs: Mapping[str, float] | None = None) -> None:
+        """Begin to save this step; at the end of an epoch maybe in place of one saved within it. Collective."""
+        self._is_due = False
+        statistics.average(self.model, self.saves.checkpointer.comm)
+        is_between_epochs = self.at.batch == 0
+        state = self._training.state(is_between_epochs=is_between_epochs)
+        self.epochs[self.at.step] = self.at.epoch
+        self.saves.save(
+            self.at.step,
+            state,
+            metrics=logs or {},
+            objects=self._objects(is_between_epochs=is_between_epochs),
+            level=self.level,
+            overwrite=self.at.step == self._saved_step,
+        )
+        self._saved_step = self.at.step
+
+    def _objects(self, *, is_between_epochs: bool) -> dict[str, Any]:
+        feed = self.fit.feed
+        return {
+            "epoch": self.at.epoch,
+            "batch": self.at.batch,
+            "step": self.at.step,
+            "train_counter": self._count_batches(None),
+            "stop": is_between_epochs and bool(getattr(self.model, "stop_training", False)),
+            "iterator": {"method": feed.method, "seen": feed.n_seen, "reason": feed.reason} if feed is not None else {},
+            "exactness": {"level": self.level, "reasons": self.reasons},
+            **self._architecture,
+        }
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _stop(self, logs: Mapping[str, float] | None = None) -> None:
+        """Save, and end the program. Collective."""
+        assert self._guard is not None
+        if self._saved_step != self.at.step:
+            self.save(logs)
+        self.saves.finish()
+        self._guard.exit()
+
+    def end(self) -> None:
+        """Finish what is under way, and let go of everything. Collective."""
+        forget(self.model)
+        self.stop_watching()
+        self.saves.close()
+
+    def stop_watching(self) -> None:
+        """Watch no more for what ends the job. Collective."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
+
+    # -- small things ----------------------------------------------------------------------------
+
+    @property
+    def _steps(self) -> int | None:
+        """Batches of an epoch, if that is known."""
+        feed = self.fit.feed
+        steps: int | None = feed.steps if feed is not None else self.params.get("steps")
+        return steps
+
+    def _watch(self) -> Guard | None:
+        """Watch out for what ends the job, and for the time to save, as far as that was asked for. Collective."""
+        wanted = self.when.preemption
+        if not wanted and self.when.minutes is None:
+            return None
+        options: dict[str, Any] = {"every_n_minutes": self.when.minutes, "verbose": int(self.is_talking)}
+        if not wanted:
+            options |= {"signals": (), "halt_every_s": 0.0, "verbose": 0}
+        elif isinstance(wanted, Mapping):
+            options |= wanted
+        return watch(self.saves.checkpointer, **options)
+
+    def _ask_guard(self) -> Advice:
+        """Return what to do at this boundary. Collective where that is something."""
+        return self._guard.check(self.at.step) if self._guard is not None else Advice()
+
+    def _count_batches(self, value: int | None) -> int | None:
+        """Return Keras 2.15's count of batches, which TensorBoard draws by; set it first if `value` is given."""
+        counter = getattr(self.model, "_train_counter", None)
+        if counter is None:
+            return None
+        if value is not None:
+            counter.assign(value)
+        return int(counter.numpy())
+
+    def _say(self, *lines: str) -> None:
+        if self.is_talking:
+            self.saves.say(*lines)
+
+
+def _warnings(texts: Any) -> list[str]:
+    return [f"hpcckpt: warning: {text}" for text in texts]

@@ -1,0 +1,43 @@
+"""What a checkpoint says of a model, so that it can be built again without the program that made it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hpcckpt.keras.architecture import NAME
+from hpcckpt.snapshot import is_json
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Return the objects of a checkpoint that describe a model: its class, and as far as Keras knows them its parts.
+
+    ``model``         Class and module; for a model that cannot be built again, why that is.
+    ``architecture``  What ``model.to_json()`` and ``model.get_compile_config()`` give, and for a class of the user's
+                      the shape of its input; none for a model that has no config.
+    """
+    about = {"class": type(model).__name__, "module": type(model).__module__, "name": model.name}
+    try:
+        config = json.loads(model.to_json())
+    except Exception as error:  # noqa: BLE001 - Keras raises all kinds
+        return {"model": about | {"problem": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}}
+    if not is_json(config):
+        return {"model": about | {"problem": "its configuration is nested too deep"}}
+    return {"model": about, NAME: {"model": config, **_built(model), **_compiled(model)}}
+
+
+def _built(model: Any) -> dict[str, Any]:
+    """Return what a model of the user's is built with, which Keras 2.15 leaves out of its JSON."""
+    if getattr(model, "_is_graph_network", False) or not model.built:
+        return {}
+    found = model.get_build_config()
+    return {"build": found} if found and is_json(found) else {}
+
+
+def _compiled(model: Any) -> dict[str, Any]:
+    try:
+        found = model.get_compile_config()
+        config = json.loads(json.dumps(found)) if found else None
+    except Exception:  # noqa: BLE001 - a loss or metric of the user's own: the model can be built, and is compiled by hand
+        return {}
+    return {"compile": config} if config and is_json(config) else {}

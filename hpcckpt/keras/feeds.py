@@ -1,0 +1,345 @@
+"""What ``fit`` reads its data with, and how it is brought to where a checkpoint was saved.
+
+Keras 2.15 has one object that hands out an iterator for each epoch, Keras 3 one that hands out the steps of an
+epoch.  Both are watched from outside: the iterator of the epoch under way is remembered, so that its state can be
+saved, and the first one of a resumed run is brought to its place before Keras sees it.
+
+``saved``     The iterator's state is in the checkpoint.
+``replayed``  Arrays in an order that follows from the seed: batches are read again and dropped, which is the same.
+``skipped``   Batches are read again and dropped, and nobody knows whether they are the same.
+``own``       The pipeline knows its position itself.
+
+The order of a shuffled ``tf.data`` pipeline in an epoch depends on how many iterators were made of it before.  So the
+epochs before the one to begin with are gone through in Keras' own way, without reading more than is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from hpcckpt.errors import OptionError, StateError
+from hpcckpt.keras.iterators import read_iterator, write_iterator
+from hpcckpt.keras.progress import Skipping
+from hpcckpt.snapshot import Array
+
+Mode = Literal["exact", "skip", "auto"]
+Method = Literal["saved", "replayed", "skipped", "own", "none"]
+NO_STATE = np.empty(0, np.uint8)
+_ARRAYS = {"ArrayDataAdapter", "GenericArrayLikeDataAdapter", "ListsOfScalarsDataAdapter", "TensorLikeDataAdapter"}
+
+
+def check_mode(mode: object) -> None:
+    """Raise `OptionError` if `mode` is none."""
+    if mode not in get_args(Mode):
+        raise OptionError(f"iterator: {mode!r} – one of {', '.join(get_args(Mode))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where reading begins.
+
+    Attributes
+    ----------
+    epoch, batch : int
+        Epochs done, and batches done in the next one.
+    state : numpy.ndarray
+        State of the iterator; empty if it was not saved.
+    n_seen : int
+        Keras 3's count of what was read of an iterator that goes on over epochs.
+    is_read : bool
+        Whether batches are read again; otherwise the pipeline is at its place by itself.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    state: Array = field(default_factory=lambda: NO_STATE)
+    n_seen: int = 0
+    is_read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run reads.
+
+    Attributes
+    ----------
+    place : Place or None
+        Where it begins; ``None`` is the beginning.
+    initial_epoch : int
+        The epoch that the program asked to begin with.
+    mode : str
+        What the user wants; ``own`` if the pipeline knows its position itself.
+    on_arrival : callable
+        Called once, before the first batch, with the iterator.
+    skipping : Skipping
+        Shows how far skipping has got.
+    """
+
+    place: Place | None = None
+    initial_epoch: int = 0
+    mode: Mode | Literal["own"] = "auto"
+    on_arrival: Callable[[Any], None] = lambda _: None
+    skipping: Skipping = field(default_factory=lambda: Skipping(is_shown=False))
+
+
+class Feed(ABC):
+    """What a running ``fit`` reads its data with.
+
+    1) (each rank) ``watch(plan)``       in ``on_train_begin``, behind all callbacks: from where on to read
+    2) (Keras)     reads; ``plan.on_arrival`` is called once, before the first batch, with the iterator
+    3) (each rank) ``confirm()``         behind the first batch: whether ``method`` is what it seemed
+    4) (each rank) ``state(…)``          between two batches or epochs: what is to be saved
+
+    Attributes
+    ----------
+    source : object
+        Keras' own object.
+    iterator : tf.data.Iterator or None
+        That of the epoch under way.
+    method, reason : str
+        How a resume would get to the place where this run is, and if that is not exact, why.
+    warnings : list of str
+        What went wrong on the way.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.iterator: Any = None
+        self.method: Method = "none"
+        self.reason = ""
+        self.warnings: list[str] = []
+        self._plan = Plan()
+
+    # -- what Keras knows ------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def adapter(self) -> Any:
+        """Keras' own adapter of the data."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int | None:
+        """Batches of an epoch, if that is known by now."""
+
+    @property
+    @abstractmethod
+    def goes_on(self) -> bool:
+        """Whether one iterator serves all epochs."""
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the data is arrays, which Keras itself shuffles and cuts into batches."""
+        return type(self.adapter).__name__ in _ARRAYS
+
+    @property
+    def n_seen(self) -> int:
+        """What Keras 3 has counted of an iterator that goes on."""
+        return int(getattr(self.source, "_steps_seen", 0))
+
+    @abstractmethod
+    def first_epoch(self, plan: Plan) -> int:
+        """Return the epoch that Keras is to begin with: those before the place are gone through by us, or by Keras."""
+
+    @abstractmethod
+    def watch(self, plan: Plan) -> None:
+        """Have reading begin where the plan says. Independent."""
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def state(self, *, is_between_epochs: bool) -> Array:
+        """Return what of the position has to be saved: nothing where it follows from epoch and batch. Independent."""
+        if self.method != "saved" or self.iterator is None or (is_between_epochs and not self.goes_on):
+            return NO_STATE
+        try:
+            return read_iterator(self.iterator, is_ignoring=self.is_array)
+        except StateError as error:
+            self._skip(str(error))
+            return NO_STATE
+
+    def confirm(self) -> None:
+        """Find out whether the position can be saved; only an iterator that something was read of tells. Independent.
+
+        Raises
+        ------
+        OptionError
+            If the position has to be exact, and cannot be.
+        """
+        self.state(is_between_epochs=False)
+
+    def _choose(self) -> None:
+        """Say how a resume gets to a place in this data, if it turns out that it can."""
+        mode = self._plan.mode
+        if mode == "own":
+            self.method = "own"
+        elif mode == "skip":
+            self._skip("iterator='skip' was asked for")
+        elif self.is_array and (not getattr(self.adapter, "_shuffle", False) or is_seeded()):
+            self.method = "replayed"
+        else:
+            self.method = "saved"
+
+    def _skip(self, reason: str) -> None:
+        if self._plan.mode == "exact":
+            raise OptionError(
+                f"iterator='exact' is not possible with this data: {reason}; use iterator='auto', or data= with a "
+                "pipeline that knows its position"
+            )
+        self.method, self.reason = "skipped", reason
+
+    # -- getting there ---------------------------------------------------------------------------
+
+    def _arrive(self, iterator: Any) -> None:
+        """Bring the first iterator to its place, and tell who waits for that."""
+        place = self._plan.place
+        self._choose()
+        if place is not None and not self._is_restored(iterator, place) and place.is_read:
+            self._read(iterator, place.batch)
+        self._plan.on_arrival(iterator)
+
+    def _is_restored(self, iterator: Any, place: Place) -> bool:
+        if not place.state.size or self._plan.mode == "skip":
+            return False
+        try:
+            write_iterator(iterator, place.state)
+        except StateError as error:
+            if self._plan.mode == "exact":
+                raise
+            self.warnings.append(f"{error}; batches are skipped instead")
+            return False
+        return True
+
+    def _read(self, iterator: Any, count: int) -> None:
+        """Read so many batches and drop them."""
+        for _ in self._plan.skipping.over(range(count)):
+            try:
+                next(iterator)
+            except StopIteration:
+                self.warnings.append("there was less data to skip than was trained on")
+                break
+
+
+class HandlerFeed(Feed):
+    """What Keras 2.15 reads with: a ``DataHandler``."""
+
+    @property
+    def adapter(self) -> Any:
+        """Keras' own adapter of the data."""
+        return self.source._adapter
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of an epoch, if that is known by now."""
+        found: int | None = self.source.inferred_steps
+        return found
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether one iterator serves all epochs."""
+        return not self.adapter.should_recreate_iterator()
+
+    def first_epoch(self, plan: Plan) -> int:
+        """Return the epoch that Keras is to begin with."""
+        place = plan.place or Place()
+        return min(plan.initial_epoch, place.epoch) if place.is_read else place.epoch
+
+    def watch(self, plan: Plan) -> None:
+        """Have reading begin where the plan says. Independent."""
+        self._plan, place = plan, plan.place
+        original = self.source.enumerate_epochs
+
+        def enumerate_epochs() -> Iterator[tuple[int, Any]]:
+            for epoch, iterator in original():
+                if place is not None and epoch < place.epoch:
+                    if self.goes_on and place.is_read and not place.state.size:
+                        self._read(iterator, self.steps or 0)
+                    continue
+                self.iterator = iterator
+                if self.method == "none":
+                    self._arrive(iterator)
+                yield epoch, iterator
+
+        self.source.enumerate_epochs = enumerate_epochs
+
+
+class EpochIteratorFeed(Feed):
+    """What Keras 3 reads with: an ``EpochIterator``."""
+
+    @property
+    def adapter(self) -> Any:
+        """Keras' own adapter of the data."""
+        return self.source.data_adapter
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of an epoch, if that is known by now."""
+        found: int | None = self.source.num_batches
+        return found
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether one iterator serves all epochs."""
+        return self.source.steps_per_epoch is not None and self.source._current_iterator is self.iterator
+
+    def first_epoch(self, plan: Plan) -> int:
+        """Return the epoch that Keras is to begin with."""
+        return (plan.place or Place()).epoch
+
+    def watch(self, plan: Plan) -> None:
+        """Have reading begin where the plan says. Independent."""
+        self._plan, place = plan, plan.place
+        original = self.source._enumerate_iterator
+        if place is not None and place.is_read:
+            for _ in range(plan.initial_epoch, place.epoch):
+                self._pass_epoch(original, place)
+
+        def enumerate_iterator() -> Iterator[tuple[int, int, Any]]:
+            at = place if self.method == "none" else None
+            for begin, end, iterator in original():
+                if at is not None and end < at.batch:
+                    continue
+                self.iterator = iterator
+                if self.method == "none":
+                    self._arrive(iterator)
+                    self._count_on(at)
+                yield begin, end, iterator
+
+        self.source._enumerate_iterator = enumerate_iterator
+
+    def _count_on(self, place: Place | None) -> None:
+        """Have Keras know how much of an iterator that goes on over epochs was read before."""
+        if place is not None and place.state.size and self.goes_on:
+            self.source._steps_seen = place.n_seen + self.source.steps_per_execution
+
+    def _pass_epoch(self, original: Callable[[], Iterator[tuple[int, int, Any]]], place: Place) -> None:
+        """Go through an epoch as Keras would, reading its data only if the next epoch reads on in the same iterator."""
+        steps = self.steps
+        first = True
+        for _, _, iterator in itertools.islice(original(), None if steps else 1):
+            if first and self.source.steps_per_epoch is not None and not place.state.size:
+                self._read(iterator, steps or 0)
+            first = False
+        if not steps:
+            self.adapter.on_epoch_end()
+
+
+def make_feed(source: Any) -> Feed | None:
+    """Return what watches an object that Keras reads with; ``None`` if it is none that we know."""
+    if all(hasattr(source, name) for name in ("enumerate_epochs", "inferred_steps", "_adapter")):
+        return HandlerFeed(source)
+    if all(hasattr(source, name) for name in ("_enumerate_iterator", "data_adapter", "steps_per_epoch")):
+        return EpochIteratorFeed(source)
+    return None
+
+
+def is_seeded() -> bool:
+    """Say whether the program has set a seed for TensorFlow."""
+    from tensorflow.python.eager import context
+
+    return context.global_seed() is not None

@@ -1,0 +1,99 @@
+"""How equal a resumed run is to one that was never interrupted, and what keeps it from being equal to the bit.
+
+``exact``    The same losses and weights, to the bit, on the same number of ranks.
+``state``    All state comes back; but something that is drawn or added up in another order may make a difference.
+``weights``  Weights and optimizer only: another number of ranks, or a checkpoint that holds no more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from hpcckpt.config import Level
+from hpcckpt.errors import OptionError
+from hpcckpt.keras.feeds import Feed, is_seeded
+from hpcckpt.keras.statistics import Policy, statistics_in
+
+_FUSION = "HOROVOD_FUSION_THRESHOLD"
+
+
+def enable_exact_resume(seed: int | None = None) -> None:
+    """Make training repeatable to the bit, a resumed one too; call it before the model is built. Independent.
+
+    Seeds Python, NumPy and TensorFlow; has TensorFlow use deterministic operations only, which may be slower; has Keras
+    2.15 draw from generators whose state can be saved (Keras 3 does anyway); and has Horovod, if it is not
+    initialized yet, add gradients up one by one, in an order that does not vary.
+
+    Parameters
+    ----------
+    seed : int, optional
+        For all streams of random numbers, on every rank. Ranks that should draw different numbers, for their dropout
+        say, give different seeds and broadcast the first weights. Needed unless the program has set a seed.
+
+    Raises
+    ------
+    OptionError
+        If there is no seed.
+    """
+    import keras
+    import tensorflow as tf
+
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
+    elif not is_seeded():
+        raise OptionError("a repeatable run needs a seed: enable_exact_resume(seed=1), or keras.utils.set_random_seed")
+    tf.config.experimental.enable_op_determinism()
+    generators: Any = getattr(keras.backend, "experimental", None)  # Keras 2.15
+    if generators is not None:
+        generators.enable_tf_random_generator()
+    os.environ.setdefault(_FUSION, "0")
+
+
+def level_of(reasons: Iterable[str]) -> Level:
+    """Return the level of a run for which these reasons against ``exact`` were found. Pure."""
+    return "state" if list(reasons) else "exact"
+
+
+def reasons_against_exact(model: Any, feed: Feed | None, policy: Policy, n_ranks: int) -> list[str]:
+    """Return, in words, what keeps a resume of this run from being equal to the bit. Independent."""
+    return [*_of_program(), *_of_layers(model), *_of_data(feed), *_of_ranks(model, policy, n_ranks)]
+
+
+def _of_program() -> list[str]:
+    from tensorflow.python.framework import config
+
+    found = [] if is_seeded() else ["no seed was set"]
+    return found + ([] if config.is_op_determinism_enabled() else ["operations need not be deterministic"])
+
+
+_LEGACY = "legacy_stateful"
+"""How Keras 2.15 calls layers that draw from a kernel of TensorFlow, whose count nobody can read."""
+
+
+def _of_layers(model: Any) -> list[str]:
+    layers = model._flatten_layers()
+    drawing = [
+        one.name for one in layers if getattr(getattr(one, "_random_generator", None), "_rng_type", "") == _LEGACY
+    ]
+    names = ", ".join(drawing[:3]) + (", …" if len(drawing) > 3 else "")
+    return [f"{names} draws from a stream that cannot be saved"] if drawing else []
+
+
+def _of_data(feed: Feed | None) -> list[str]:
+    if feed is None:
+        return ["nothing is known of the data"]
+    return [f"data is skipped, not restored: {feed.reason}"] if feed.method == "skipped" else []
+
+
+def _of_ranks(model: Any, policy: Policy, n_ranks: int) -> list[str]:
+    if n_ranks == 1:
+        return []
+    found = []
+    if policy != "per-rank" and statistics_in(model):
+        found.append(f"batch_norm={policy!r} makes the statistics of all ranks equal")
+    if "horovod" in sys.modules and os.environ.get(_FUSION) != "0":
+        found.append(f"{_FUSION} is not 0: Horovod adds up in an order that varies")
+    return found

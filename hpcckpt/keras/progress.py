@@ -1,0 +1,50 @@
+"""A bar for people who wait while data is skipped; on root only, and only where somebody can see it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from hpcckpt.keras.lines import write_line
+
+PATIENCE_S = 2.0
+"""Whoever waits longer is told what for, also in a log."""
+
+
+class Skipping:
+    """Goes over batches that are skipped.
+
+    Parameters
+    ----------
+    is_shown : bool
+        Whether this rank says anything.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._is_shown = is_shown
+
+    def over(self, batches: Sequence[int]) -> Iterator[int]:
+        """Yield `batches`, and show how far that has got."""
+        began = time.monotonic()
+        with self._bar(len(batches)) as advance:
+            for number in batches:
+                yield number
+                advance()
+        seconds = time.monotonic() - began
+        if self._is_shown and batches and seconds > PATIENCE_S:
+            write_line(f"hpcckpt: skipped batches={len(batches)} seconds={seconds:.1f}")
+
+    @contextlib.contextmanager
+    def _bar(self, total: int) -> Iterator[Callable[[], None]]:
+        if not (self._is_shown and total and sys.stderr.isatty()):
+            yield lambda: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("skipping batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda: bar.advance(task)

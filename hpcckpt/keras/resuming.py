@@ -1,0 +1,123 @@
+"""How a ``fit`` begins: restored from its own newest backup, or from a step of another run, or from nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcckpt import layout
+from hpcckpt.checkpointer import Checkpointer
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.discovery import step_numbers
+from hpcckpt.errors import StepNotFoundError
+from hpcckpt.keras.feeds import NO_STATE, Place
+from hpcckpt.keras.position import Position
+from hpcckpt.keras.training import Training
+from hpcckpt.run import Restored
+from hpcckpt.snapshot import flatten
+
+_EXACT = {"saved", "replayed", "own"}
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a ``fit`` begins.
+
+    Attributes
+    ----------
+    restored : Restored or None
+        What it was restored from.
+    position : Position
+        Epoch, batch and step.
+    place : Place or None
+        Where it reads on.
+    level, iterator : str
+        What comes back: see :mod:`hpcckpt.keras.levels`; and ``exact``, ``skip`` or ``none``.
+    is_forked : bool
+        Whether it was restored from another run.
+    warnings : tuple of str
+        What does not come back.
+    """
+
+    restored: Restored | None = None
+    position: Position = field(default_factory=Position)
+    place: Place | None = None
+    level: str = ""
+    iterator: str = "none"
+    is_forked: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def restore(ckpt: Checkpointer, training: Training, fork_from: Path | None) -> tuple[Restored | None, bool]:
+    """Restore the newest good backup, or without one a step of another run; say also which. Collective.
+
+    A state that could not be restored is refused now, not when the run comes back from a kill.
+
+    Raises
+    ------
+    StepNotFoundError
+        If all backups are damaged: the run would silently begin anew.
+    StateMismatchError
+        If model and backup do not fit.
+    """
+
+    def room() -> dict[str, Any]:
+        made = training.room()
+        flatten(made)
+        return made
+
+    state = ckpt.comm.agree("fit: read state", room)
+    if ckpt.comm.on_root("look for backups", lambda: step_numbers(ckpt.directory)):
+        return ckpt.restore(state), False
+    if fork_from is None:
+        return None, False
+    return _from_another_run(ckpt.comm, fork_from, state), True
+
+
+def _from_another_run(comm: Communicator, path: Path, state: dict[str, Any]) -> Restored:
+    """Restore a step of another run, or the newest of that run. Collective."""
+
+    def find() -> tuple[Path, int | None]:
+        real = path.resolve()
+        step = layout.parse_step(real.name)
+        if not real.is_dir():
+            raise StepNotFoundError(f"fork_from: {path} is not there")
+        return (real, None) if step is None else (real.parent, step)
+
+    directory, step = comm.on_root("look for the run to fork from", find)
+    with Checkpointer(directory, comm) as other:
+        return other.restore(state, step)
+
+
+def beginning(
+    restored: Restored | None, training: Training, comm: Communicator, steps: int | None, epochs: int | None
+) -> Beginning:
+    """Return where a ``fit`` begins that was restored, and give `training` what it needs. Independent."""
+    if restored is None:
+        return Beginning()
+    lost = training.restored(restored, comm.size, comm.rank)
+    position = _position(restored, training, comm.size, steps, epochs)
+    is_same = restored.n_ranks == comm.size
+    reading = restored.objects.get("iterator", {})
+    place = Place(
+        position.epoch,
+        position.batch,
+        training.place_state if is_same else NO_STATE,
+        int(reading.get("seen", 0)),
+        is_read=training.data is None,
+    )
+    is_exact = training.data is not None or (is_same and reading.get("method") in _EXACT)
+    iterator = "exact" if is_exact else "skip" if training.feed is not None else "none"
+    level = restored.level if is_same else "weights"
+    return Beginning(restored, position, place, level, iterator, warnings=(*restored.warnings, *lost))
+
+
+def _position(restored: Restored, training: Training, n_ranks: int, steps: int | None, epochs: int | None) -> Position:
+    known = {key: int(restored.objects.get(key, 0)) for key in ("epoch", "batch", "step")}
+    position = Position(**known).scaled(restored.n_ranks, n_ranks).within(steps)
+    if training.data is not None:
+        position = Position(training.data.epoch, training.data.batch, position.step)
+    if restored.objects.get("stop") and epochs is not None:  # a callback had ended the training
+        return Position(max(epochs, position.epoch), 0, position.step)
+    return position

@@ -1,0 +1,158 @@
+"""All that a ``fit`` needs to go on, beside the model: taken for a checkpoint, and given back in the right order.
+
+What stands in a checkpoint beside ``model/…`` and ``optimizer/…``:
+
+``training/random``      Streams of random numbers, of each rank.
+``training/metrics``     What metrics have added up in the epoch under way, of each rank.
+``training/callbacks``   State of the other callbacks, of each rank; of rank 0 if the number of ranks changes.
+``training/iterator``    Position in the data, of each rank.
+``callbacks/NAME/…``     Best weights that a callback holds.
+
+When it is given back, with the numbers of the rules in ``docs/keras.md``:
+
+1. Behind every ``on_train_begin``: weights, optimizer, callbacks.  (An earlier one would reset callbacks later.)
+2. Behind the first iterator: position in the data.  Then random streams, which making an iterator may draw from.
+3. Behind every ``on_epoch_begin``, if the run begins within an epoch: once more callbacks, learning rate and random
+   streams, for an epoch begins once, and its beginning was before the save; and metrics, which Keras has just reset.
+   (Keras 3 makes its first iterator behind it, and metrics may not be there before.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcckpt.errors import OptionError
+from hpcckpt.keras import metrics, others, rng, statistics
+from hpcckpt.keras.feeds import NO_STATE, Feed
+from hpcckpt.keras.layers import named_weights
+from hpcckpt.keras.optimizers import optimizer_leaves
+from hpcckpt.keras.packing import pack, unpack
+from hpcckpt.keras.position import DataPosition
+from hpcckpt.loading import open_step
+from hpcckpt.run import Restored
+from hpcckpt.snapshot import Array, PerRank, TensorLeaf
+
+RESERVED = frozenset({"callbacks", "data", "model", "optimizer", "training"})
+_PARTS = ("random", "metrics", "callbacks", "iterator")
+
+
+@dataclass(slots=True)
+class Training:
+    """The state of one ``fit``.
+
+    Attributes
+    ----------
+    model : keras.Model
+        The model.
+    callbacks : dict
+        The other callbacks, by name.
+    feed : Feed or None
+        What the data is read with.
+    data : DataPosition or None
+        A pipeline that knows its position.
+    more : mapping
+        What the user wants saved besides.
+    """
+
+    model: Any
+    callbacks: Mapping[str, Any] = field(default_factory=dict)
+    feed: Feed | None = None
+    data: DataPosition | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    _parts: dict[str, PerRank] = field(default_factory=dict)
+    _weights: Mapping[str, Any] = field(default_factory=dict)
+    _scalars: list[tuple[TensorLeaf, Array]] = field(default_factory=list)
+
+    # -- taking ----------------------------------------------------------------------------------
+
+    def state(self, *, is_between_epochs: bool) -> dict[str, Any]:
+        """Return the state as it is now. Independent."""
+        taken = {
+            "random": pack(rng.read_streams()),
+            "metrics": metrics.take(self.model),
+            "callbacks": others.take(self.callbacks),
+            "iterator": self.feed.state(is_between_epochs=is_between_epochs) if self.feed else NO_STATE,
+        }
+        return self._with({name: PerRank(part) for name, part in taken.items()})
+
+    def room(self) -> dict[str, Any]:
+        """Return a state to restore into. Independent."""
+        self._parts = {name: PerRank(NO_STATE) for name in _PARTS}
+        room = self._with(self._parts)
+        self._weights = room.get("callbacks", {})
+        return room
+
+    def _with(self, parts: Mapping[str, PerRank]) -> dict[str, Any]:
+        weights = others.best_weights(self.callbacks, self.model)
+        state = {"model": self.model, "training": dict(parts), "callbacks": weights, **self.more}
+        if not weights:
+            del state["callbacks"]
+        return state | ({"data": self.data} if self.data is not None else {})
+
+    # -- giving back -----------------------------------------------------------------------------
+
+    def restored(self, restored: Restored, n_ranks: int, rank: int) -> list[str]:
+        """Take in what was restored, behind every ``on_train_begin``; return what did not come back. Independent."""
+        if restored.n_ranks != n_ranks:
+            self._from_other_ranks(restored, (restored.step, restored.n_ranks, n_ranks, rank))
+        self._scalars = [(leaf, leaf.read().copy()) for leaf in self._optimizer_scalars()]
+        return self.set_callbacks()
+
+    def _from_other_ranks(self, restored: Restored, identity: tuple[int, ...]) -> None:
+        """Make of what other ranks had what this one can use: rank 0's callbacks and statistics, new streams."""
+        reader = open_step(restored.path)
+        self._parts["callbacks"].value = reader.load_rank("training/callbacks", 0)
+        statistics.fill_from_rank_0(self.model, "model", reader)
+        rng.derive_streams(*identity)
+        for weight in named_weights(self.model):
+            if statistics.is_random(weight):
+                rng.derive_variable(weight.variable, weight.path, *identity)
+
+    def _optimizer_scalars(self) -> list[TensorLeaf]:
+        """Return the leaves of what an optimizer has once: learning rate, count of steps, hyperparameters."""
+        optimizer = getattr(self.model, "optimizer", None)
+        leaves = list(optimizer_leaves(optimizer, "", named_weights(self.model))) if optimizer is not None else []
+        return [leaf for leaf in leaves if not leaf.declaration.spec.shape]
+
+    @property
+    def place_state(self) -> Array:
+        """The iterator's state that was restored; empty if there is none."""
+        state: Array = self._parts["iterator"].value
+        return state
+
+    def set_callbacks(self) -> list[str]:
+        """Give the other callbacks their state; return what did not come back, in words. Independent."""
+        packed = self._parts["callbacks"].value
+        return others.give_back(self.callbacks, packed, self._weights) if packed.size else []
+
+    def set_random(self) -> list[str]:
+        """Set the random streams; return what did not come back, in words. Independent."""
+        packed = self._parts["random"].value
+        unknown = rng.write_streams(unpack(packed)[0]) if packed.size else []
+        return [f"random streams that are not here: {', '.join(unknown)}"] if unknown else []
+
+    def set_within_epoch(self) -> None:
+        """Give back what callbacks have reset or moved on at the beginning of an epoch. Independent."""
+        for leaf, value in self._scalars:
+            leaf.assign(value)
+        self.set_callbacks()
+
+    def set_metrics(self) -> list[str]:
+        """Give metrics what they had added up; return what did not come back, in words. Independent."""
+        packed = self._parts["metrics"].value
+        return metrics.give_back(self.model, packed) if packed.size else []
+
+
+def check_more(more: Mapping[str, Any]) -> None:
+    """Raise if names of a user's state are taken.
+
+    Raises
+    ------
+    OptionError
+        Naming them.
+    """
+    taken = sorted(set(more) & RESERVED)
+    if taken:
+        raise OptionError(f"state: the names {', '.join(taken)} are taken; choose others")
