@@ -1,0 +1,89 @@
+"""Times of day and durations as people and schedulers write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+
+from hpcckpt.errors import OptionError
+
+_UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_WITH_UNIT = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(s|m|min|h|d)", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,7}):)?(\d{1,7}):(\d{1,2})", re.ASCII)
+_EPOCH = re.compile(r"\d{9,11}(?:\.\d{1,9})?", re.ASCII)
+LATEST_S = 32_503_680_000.0
+"""The year 3000: what is beyond it is not in seconds."""
+
+
+def duration_s(value: float | str | timedelta) -> float:
+    """Read a duration: seconds, a timedelta, ``"1:30:00"``, ``"2-12:00:00"``, ``"90m"``, ``"1.5h"``. Independent.
+
+    Raises
+    ------
+    OptionError
+        If it is none of these, or not positive.
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, str):
+        seconds = _duration_of_text(value.strip())
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"{value!r} is no duration: seconds, '1:30:00', '2-12:00:00', '90m' or '1.5h'")
+    else:
+        seconds = float(value)
+    if not (0 < seconds < LATEST_S):
+        raise OptionError(f"{value!r} is no duration: it must be positive")
+    return seconds
+
+
+def _duration_of_text(text: str) -> float:
+    if found := _WITH_UNIT.fullmatch(text):
+        return float(found[1]) * _UNIT_S[found[2]]
+    if found := _CLOCK.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return days * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
+    raise OptionError(f"{text!r} is no duration: '1:30:00', '2-12:00:00', '90m' or '1.5h' (a bare number has no unit)")
+
+
+def moment_s(value: float | str | datetime) -> float:
+    """Read a moment as seconds since 1970: such a number, or ISO 8601, local time unless it says more. Independent.
+
+    Raises
+    ------
+    OptionError
+        If it is neither.
+    """
+    try:
+        seconds = _moment_of(value)
+    except (ValueError, OverflowError, OSError) as error:
+        raise OptionError(
+            f"{value!r} is no moment: seconds since 1970, or a time such as 2026-08-27T12:00:00"
+        ) from error
+    if not (math.isfinite(seconds) and 0 < seconds < LATEST_S):
+        raise OptionError(f"{value!r} is no moment: seconds since 1970 are expected, not milliseconds")
+    return seconds
+
+
+def _moment_of(value: float | str | datetime) -> float:
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, str):
+        text = value.strip()
+        return float(text) if _EPOCH.fullmatch(text) else datetime.fromisoformat(text).timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("not a number")
+    return float(value)
+
+
+def moment_text(seconds: float) -> str:
+    """Return a moment for people, in UTC. Independent."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration for people: ``1:30:00``, ``2-12:00:00``. Independent."""
+    whole = round(seconds)
+    days, rest = divmod(whole, 86400)
+    clock = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock

@@ -1,0 +1,177 @@
+"""Signals that say the job is to stop: a handler that sets a flag, and does nothing else.
+
+A handler runs between any two instructions of the program: in the midst of a save, of a message, of an allocation.  So
+it only remembers that a signal came; what is to be done is done at the next batch boundary.  System calls that the
+signal interrupts are restarted, for libraries that do not expect it (MPI, Horovod).
+
+Children of this process that share its memory's beginning (``fork``: the workers of data loaders) are no ranks.  A
+scheduler that signals all processes of a job signals them too, and a worker that ends breaks the training before it has
+saved.  So they ignore the signals.  But SIGTERM is also how their own parent ends them: they obey it unless the
+parent has had a signal itself, and from the moment on that it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, NamedTuple
+
+from hpcckpt.errors import CodeError, OptionError
+
+DEFAULT = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+PARENT_S = 0.25
+"""How much later than a child its parent may get the signal that was sent to both."""
+PROGRAM = "program"
+"""Holds the signals until a guard does."""
+_SIGNALLED, _ENDING = 0, 1
+_Handler = Callable[[int, FrameType | None], Any]
+
+
+class Caught(NamedTuple):
+    """The first signal that came: its name, and when (``time.monotonic``)."""
+
+    name: str
+    at: float
+
+
+def signal_numbers(chosen: Iterable[str | int]) -> tuple[int, ...]:
+    """Return the numbers of signals given by name (``"SIGUSR1"``, ``"USR1"``) or number. Independent.
+
+    Raises
+    ------
+    OptionError
+        Naming what is no signal that can be caught.
+    """
+    if isinstance(chosen, str):
+        chosen = [chosen]
+    return tuple(dict.fromkeys(_number(one) for one in chosen))
+
+
+def signal_names(numbers: Iterable[int]) -> list[str]:
+    """Return the names of signals. Independent."""
+    return [signal.Signals(number).name for number in numbers]
+
+
+def _number(one: str | int) -> int:
+    name = one if not isinstance(one, str) or one.upper().startswith("SIG") else f"SIG{one}"
+    try:
+        found = signal.Signals[name.upper()] if isinstance(name, str) else signal.Signals(name)
+    except (KeyError, ValueError) as error:
+        raise OptionError(f"signals: {one!r} – a name such as 'SIGUSR1', or a number") from error
+    if found in {signal.SIGKILL, signal.SIGSTOP}:
+        raise OptionError(f"signals: {found.name} cannot be caught")
+    return int(found)
+
+
+class SignalFlag:
+    """Remembers that one of some signals came; one for all who want to know in this process.
+
+    Attributes
+    ----------
+    caught : Caught or None
+        The first signal that came.
+    """
+
+    def __init__(self) -> None:
+        self.caught: Caught | None = None
+        self._pid = os.getpid()
+        self._before: dict[int, Any] = {}
+        self._holders: set[object] = set()
+        self._shared = mmap.mmap(-1, mmap.PAGESIZE)  # forked children see what is written here
+        os.register_at_fork(after_in_child=self._become_child)
+
+    def catch(self, numbers: Iterable[int], holder: object) -> None:
+        """Catch these signals from now on. Independent.
+
+        Raises
+        ------
+        CodeError
+            Outside of the main thread, where Python installs no handlers.
+        """
+        new = [number for number in numbers if number not in self._before]
+        if new and threading.current_thread() is not threading.main_thread():
+            raise CodeError("signals can be caught in the main thread only; there, or with signals=()")
+        self._holders.discard(PROGRAM)
+        self._holders.add(holder)
+        for number in new:
+            self._before[number] = signal.getsignal(number)
+            signal.signal(number, self._handle)
+            signal.siginterrupt(number, False)
+
+    def release(self, holder: object) -> None:
+        """Give the signals back to whoever had them before, if nobody wants them any more. Independent."""
+        self._holders.discard(holder)
+        if self._holders or threading.current_thread() is not threading.main_thread():
+            return
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._handle:  # else another one passes on to us
+                signal.signal(number, signal.SIG_DFL if before is None else before)
+        self._before.clear()
+
+    def ignore(self) -> None:
+        """Ignore the signals until the process has ended: it is on its way, and must not be hurried. Independent."""
+        self._shared[_ENDING] = 1
+        if threading.current_thread() is threading.main_thread():
+            for number in self._before:
+                signal.signal(number, signal.SIG_IGN)
+
+    def forget(self) -> None:
+        """Forget what came, for a program that goes on all the same. Independent."""
+        self.caught = None
+        self._shared[:2] = bytes(2)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.caught is None:
+            self.caught = Caught(signal.Signals(number).name, time.monotonic())
+        self._shared[_SIGNALLED] = 1
+        before = self._before.get(number)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
+    # -- in forked children ------------------------------------------------------------------------
+
+    def _become_child(self) -> None:
+        for number in self._before:
+            if signal.getsignal(number) != self._handle:
+                continue
+            is_obeyed = number in {signal.SIGTERM, signal.SIGINT}
+            with contextlib.suppress(ValueError):  # not the main thread of a main interpreter
+                signal.signal(number, self._handle_in_child if is_obeyed else signal.SIG_IGN)
+
+    def _handle_in_child(self, number: int, frame: FrameType | None) -> None:
+        if self._is_parent_stopping():
+            return
+        before = self._before.get(number)
+        if callable(before):
+            before(number, frame)
+            return
+        signal.signal(number, signal.SIG_DFL)  # also where a batch script has had it ignored: the parent waits
+        signal.raise_signal(number)
+
+    def _is_parent_stopping(self) -> bool:
+        """Say whether the signal was meant for the job, not for this child."""
+        deadline = time.monotonic() + PARENT_S
+        while not self._shared[_ENDING]:
+            if self._shared[_SIGNALLED]:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return False
+
+
+_flag: SignalFlag | None = None
+
+
+def the_flag() -> SignalFlag:
+    """Return the flag of this process. Independent."""
+    global _flag
+    if _flag is None:
+        _flag = SignalFlag()
+    return _flag
