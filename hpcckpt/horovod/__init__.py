@@ -1,0 +1,48 @@
+"""Horovod shell: trainings that restore on all ranks before their first batch, and elastic states that outlive a job.
+
+Works with Horovod 0.28.1 and Keras 2.15 (stack A).  Importing this package loads neither; names are loaded
+on first use.  Everything here is used alike on all ranks of Horovod, or of one of its process sets.
+
+`RestoreCallback`
+    In place of ``hvd.callbacks.BroadcastGlobalVariablesCallback``: restores, or broadcasts, all that training
+    depends on, learning rate included, before the first batch, and proves that all ranks begin alike.
+`DurableState`
+    Around a state of ``hvd.elastic``: commits stay in memory, every so many go to disk.
+`load_model`
+    A model from a checkpoint, its optimizer wrapped in ``hvd.DistributedOptimizer``.
+`broadcast_state`, `check_equal`
+    What the callback does, for training loops of one's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcckpt.horovod.callbacks import RestoreCallback
+    from hpcckpt.horovod.elastic import DurableState
+    from hpcckpt.horovod.models import load_model
+    from hpcckpt.horovod.ranks import communicator
+    from hpcckpt.horovod.replicas import broadcast_state, check_equal
+
+_HOME = {
+    "DurableState": "hpcckpt.horovod.elastic",
+    "RestoreCallback": "hpcckpt.horovod.callbacks",
+    "broadcast_state": "hpcckpt.horovod.replicas",
+    "check_equal": "hpcckpt.horovod.replicas",
+    "communicator": "hpcckpt.horovod.ranks",
+    "load_model": "hpcckpt.horovod.models",
+}
+
+__all__ = ["DurableState", "RestoreCallback", "broadcast_state", "check_equal", "communicator", "load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'hpcckpt.horovod' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

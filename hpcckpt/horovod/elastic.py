@@ -1,0 +1,262 @@
+"""Elastic states of Horovod that outlive their job: commits in memory, every so many of them on disk too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hpcckpt.checkpointer import Checkpointer, PendingSave
+from hpcckpt.errors import OptionError
+from hpcckpt.horovod.ranks import communicator
+from hpcckpt.horovod.replicas import broadcast_state, check_equal
+from hpcckpt.keras.layers import named_weights
+from hpcckpt.keras.lines import saved_line, write_line
+from hpcckpt.keras.naming import Namer, variable_name
+from hpcckpt.keras.optimizers import build, optimizer_leaves
+from hpcckpt.run import Restored, SavedStep
+from hpcckpt.snapshot import Array, TensorLeaf
+
+_ATTRIBUTES = "attributes"
+_COMMITS = "commits"
+
+
+class DurableState:
+    """A state of ``hvd.elastic`` whose commits reach the disk now and then. Collective.
+
+    It stands in for the state that it is put around: attributes, callbacks of Horovod's such as
+    ``CommitStateCallback``, and ``hvd.elastic.run`` work on it as on that one.
+
+    * `commit` keeps the state in memory, as Horovod does, and every `every_n_commits` also saves it, in the background.
+    * `sync`, the first time in a job, restores the newest good step on all ranks; later, when ranks of this job hold a
+      newer state in memory, it broadcasts that.
+    * `restore` goes back to the last commit.
+
+    Horovod's own states leave out what Keras 2.15 does not list among an optimizer's variables, first of all the
+    learning rate; here it is committed, broadcast, restored and saved with the rest.
+
+    Parameters
+    ----------
+    state : hvd.elastic state
+        ``TensorFlowKerasState``, ``KerasState``, ``TensorFlowState`` or ``ObjectState``.
+    directory : path_like
+        The run directory.
+    every_n_commits : int
+        How many commits make a durable one.
+    step : str or callable, optional
+        What numbers the steps: an attribute of the state, such as ``"batch"`` if it grows all the time, or a function
+        of the state. By default commits are counted, over restarts too.
+    process_set : hvd.ProcessSet, optional
+        By default all of Horovod's ranks.
+    verbose : int
+        0 is silent; 1 writes a line on root for each durable commit and restore.
+    **options
+        Whatever else `Checkpointer` takes, but `comm`.
+
+    Raises
+    ------
+    OptionError
+        If an option makes no sense.
+    """
+
+    _OWN = frozenset(
+        {"_state", "_every", "_number", "_ranks", "_verbose", "_checkpointer", "_own", "_memory", "_pending"}
+        | {"commits", "restored", "_is_current"}
+    )
+
+    def __init__(
+        self,
+        state: Any,
+        directory: str | os.PathLike[str],
+        every_n_commits: int = 10,
+        *,
+        step: str | Callable[[Any], int] | None = None,
+        process_set: Any = None,
+        verbose: int = 1,
+        **options: Any,
+    ) -> None:
+        if every_n_commits < 1:
+            raise OptionError(f"every_n_commits: {every_n_commits} – a positive number of commits")
+        if "comm" in options:
+            raise OptionError("comm: Horovod's ranks are taken; choose some of them with process_set")
+        self._state, self._every, self._verbose = state, every_n_commits, verbose
+        self._number = _numbering(step)
+        self.commits = 0
+        self.restored: Restored | None = None
+        self._is_current = False
+        self._pending: PendingSave | None = None
+        self._ranks = communicator(process_set)
+        self._checkpointer = Checkpointer(directory, self._ranks, **{"on_newer": "aside", **options})
+        self._checkpointer.on_saved(self._tell)
+        _build_optimizer(state)
+        state.save()
+        self._own = list(_not_horovods(state))
+        self._memory: list[tuple[TensorLeaf, Array]] = []
+        self._remember()
+
+    # -- what Horovod calls ----------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Commit in memory, every so often to disk too; then look for changes of the hosts. Collective."""
+        self.save()
+        self.commits += 1
+        self._checkpointer.poll()
+        if self.commits % self._every == 0:
+            self.make_durable()
+        self._state.check_host_updates()
+
+    def save(self) -> None:
+        """Keep the state in memory. Independent."""
+        self._state.save()
+        self._remember()
+        self._is_current = True
+
+    def restore(self) -> None:
+        """Go back to what was committed last in memory. Independent."""
+        self._state.restore()
+        for leaf, values in self._memory:
+            leaf.assign(values)
+
+    def sync(self) -> None:
+        """Give all ranks the newest state there is: in memory, else on disk, else the first rank's. Collective."""
+        if not any(self._ranks.allgather(self._is_current)):
+            self._restore_newest()
+        self._state.sync()
+        shared = {leaf.declaration.spec.name: leaf.source for leaf in self._own}
+        if shared:
+            broadcast_state(shared, comm=self._ranks)
+        check_equal(self._contents()[0], comm=self._ranks)
+        self._remember()
+        self._is_current = True
+
+    # -- on disk ---------------------------------------------------------------------------------
+
+    def make_durable(self) -> PendingSave:
+        """Save what is committed now; training goes on meanwhile. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If the save before could not be committed; alike on all ranks.
+        """
+        if self._pending is not None:
+            self._pending.result()
+        contents, attributes = self._contents()
+        objects = {_COMMITS: self.commits, _ATTRIBUTES: sorted(attributes)}
+        number = self._number(self)
+        self._pending = self._checkpointer.save(number, contents, objects=objects, overwrite=True)
+        return self._pending
+
+    def wait(self) -> None:
+        """Wait until all that was begun is on disk. Collective."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Finish, and give back the run directory. Collective."""
+        try:
+            self.wait()
+        finally:
+            self._checkpointer.close()
+            self._ranks.free()
+
+    def __enter__(self) -> DurableState:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def _restore_newest(self) -> None:
+        if self._checkpointer.latest_step() is None:
+            return
+        contents, attributes = self._contents()
+        self.restored = self._checkpointer.restore(contents)
+        for name in attributes:
+            setattr(self._state, name, attributes[name])
+        self.commits = int(self.restored.objects.get(_COMMITS, 0))
+        self._state.save()
+        if self._verbose and self._ranks.is_root:
+            found = self.restored
+            about = (
+                f"step={found.step} commits={self.commits} from={found.path} ranks {found.n_ranks}->{self._ranks.size}"
+            )
+            write_line(f"hpcckpt: resume {about}")
+
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what is saved, and the part of it that holds the state's plain attributes. Independent."""
+        attributes = {name: getattr(self._state, name) for name in _attribute_names(self._state)}
+        contents: dict[str, Any] = dict(_tensors(self._state))
+        return (contents | {_ATTRIBUTES: attributes} if attributes else contents), attributes
+
+    # -- small things ----------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        self._memory = [(leaf, leaf.read().copy()) for leaf in self._own]
+
+    def _tell(self, saved: SavedStep) -> None:
+        if self._verbose and self._ranks.is_root:
+            write_line(saved_line(saved, int(getattr(self._state, "epoch", 0) or 0)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in DurableState._OWN:  # not made yet
+            raise AttributeError(name)
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in DurableState._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._state, name, value)
+
+
+def _numbering(step: str | Callable[[Any], int] | None) -> Callable[[DurableState], int]:
+    if step is None:
+        return lambda state: state.commits
+    if isinstance(step, str):
+        return lambda state: int(getattr(state._state, step))
+    return lambda state: int(step(state._state))
+
+
+def _attribute_names(state: Any) -> list[str]:
+    """Return the names of the attributes that an elastic state keeps beside its tensors."""
+    return sorted(getattr(state, "_saved_state", {}))
+
+
+def _optimizer(state: Any) -> Any:
+    return getattr(state, "optimizer", None)
+
+
+def _build_optimizer(state: Any) -> None:
+    if _optimizer(state) is not None:
+        build(state.optimizer, state.model)
+
+
+def _tensors(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an elastic state that hold tensors, by the names that they have in a checkpoint."""
+    model = getattr(state, "model", None)
+    if model is not None:
+        yield "model", model
+        if _optimizer(state) is not None and state.optimizer is not getattr(model, "optimizer", None):
+            yield "optimizer", state.optimizer
+        return
+    variables, namer = getattr(state, "variables", None), Namer()
+    if variables:
+        yield "variables", {namer.take(variable_name(each.name)): each for each in variables}
+
+
+def _not_horovods(state: Any) -> Iterator[TensorLeaf]:
+    """Yield what belongs to a state's optimizer, and Horovod does not know of: the learning rate, a loss scale."""
+    optimizer = _optimizer(state)
+    if optimizer is None:
+        return
+    listed = {id(each) for each in _listed(optimizer)}
+    for leaf in optimizer_leaves(optimizer, "optimizer", named_weights(state.model)):
+        if id(leaf.source) not in listed:
+            yield leaf
+
+
+def _listed(optimizer: Any) -> Mapping[str, Any] | list[Any]:
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)

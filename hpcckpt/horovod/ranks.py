@@ -1,0 +1,84 @@
+"""The ranks of Horovod as a communicator of ours, however Horovod was started.
+
+Horovod may span all of MPI.COMM_WORLD, a communicator that was given to ``hvd.init``, some ranks of it, or be
+looked at through a process set.  So Horovod itself is asked who is in: its ranks tell each other which ranks of
+MPI.COMM_WORLD they are, and a new communicator is made of those, in Horovod's order.  Our messages never meet
+Horovod's or the program's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcckpt.collective.communicator import Communicator, SerialCommunicator
+from hpcckpt.errors import CodeError, MpiError, OptionError
+
+
+def communicator(process_set: Any = None) -> Communicator:
+    """Return a communicator of Horovod's ranks, or of those of a process set. Collective.
+
+    Parameters
+    ----------
+    process_set : hvd.ProcessSet, optional
+        One that this rank belongs to; by default all of Horovod's ranks.
+
+    Raises
+    ------
+    CodeError
+        If Horovod is not initialized.
+    OptionError
+        If this rank is not in the process set.
+    MpiError
+        If Horovod's ranks are not those of mpi4py: it runs over Gloo, or over another MPI.
+    """
+    hvd = initialized()
+    ranks = ranks_of(process_set)
+    if hvd.rank() not in ranks:
+        raise OptionError(
+            f"process_set: rank {hvd.rank()} of Horovod is not in it ({ranks}); only its own ranks may use it"
+        )
+    if len(ranks) == 1:
+        return SerialCommunicator()
+    from hpcckpt.collective.mpi import of_world_ranks, world_rank  # starts MPI, unless Horovod has
+
+    chosen = {} if process_set is None else {"process_set": process_set}
+    found = [int(each) for each in hvd.allgather([world_rank()], name="hpcckpt.ranks", **chosen)]
+    if len(set(found)) != len(found):
+        raise MpiError(
+            f"Horovod has {len(found)} ranks that mpi4py sees as ranks {found}: they do not share an MPI; build "
+            "Horovod with HOROVOD_WITH_MPI=1 and mpi4py with the same MPI, and start with its mpirun"
+        )
+    return of_world_ranks(found)
+
+
+def initialized() -> Any:
+    """Return Horovod, ready for use. Independent.
+
+    Raises
+    ------
+    CodeError
+        If it is not initialized.
+    """
+    import horovod.tensorflow as hvd
+
+    if not hvd.is_initialized():
+        raise CodeError("Horovod is not initialized: call hvd.init() first")
+    return hvd
+
+
+def ranks_of(process_set: Any) -> list[int]:
+    """Return Horovod's numbers for the ranks of a process set; of all if there is none. Independent.
+
+    Raises
+    ------
+    OptionError
+        If the process set was not added to Horovod.
+    """
+    if process_set is None or process_set.process_set_id == 0:
+        return list(range(initialized().size()))
+    if process_set.process_set_id is None:
+        raise OptionError(
+            f"process_set: {process_set} is not known to Horovod; give it to hvd.init(process_sets=…), or to "
+            "hvd.add_process_set"
+        )
+    return sorted(process_set.ranks)

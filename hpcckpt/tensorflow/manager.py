@@ -1,0 +1,329 @@
+"""`CheckpointManager`: TensorFlow's, over steps that are whole or absent. Every rank uses it alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from hpcckpt import layout
+from hpcckpt.checkpointer import Checkpointer, PendingSave
+from hpcckpt.config import Best, OnNewer
+from hpcckpt.errors import OptionError, StateError
+from hpcckpt.run import Restored, SavedStep
+from hpcckpt.tensorflow.checkpoint import is_step, restore_from
+from hpcckpt.tensorflow.gathering import is_checkpoint
+from hpcckpt.tensorflow.keeping import Keeping, look
+from hpcckpt.tensorflow.state import be_lenient, last_status
+
+Number = int | Any  # an int, or an integer variable or tensor of TensorFlow's
+
+
+class CheckpointManager:
+    """Saves and restores what a ``tf.train.Checkpoint`` tracks, keeping some steps and deleting others. Collective.
+
+    Like ``tf.train.CheckpointManager``, with these differences: a checkpoint is a directory ``step-0000000001``, atomic
+    and verified, and all ranks write it together; `save` returns when the values are held, and the rest goes on in the
+    background; and a damaged checkpoint is passed over for the one before.
+
+    Parameters
+    ----------
+    checkpoint : tf.train.Checkpoint
+        What is saved and restored; or anything else that TensorFlow tracks.
+    directory : path_like
+        The run directory.
+    max_to_keep : int or None
+        How many of the newest are kept; ``None`` keeps all.
+    keep_checkpoint_every_n_hours : float, optional
+        Keep one of those that would be deleted every so many hours, for good: it is pinned.
+    checkpoint_name : str
+        Accepted, and of no effect: directories are always called ``step-…``.
+    step_counter : tf.Variable, optional
+        Counts the steps of the training, for `checkpoint_interval`.
+    checkpoint_interval : int, optional
+        How many steps have to lie between two checkpoints.
+    init_fn : callable, optional
+        Called by `restore_or_initialize` where there is nothing to restore.
+    comm : mpi4py communicator, optional
+        The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI.
+    backend : str
+        Storage backend.
+    backend_options : mapping, optional
+        Options of the backend.
+    async_save : bool
+        Whether training goes on while a checkpoint is written.
+    keep_best : Best or str, optional
+        Keep the best by one of the `metrics` that `save` is given besides.
+    on_newer : {"error", "aside"}
+        What saving does when checkpoints stand there that are newer than the one that was restored.
+
+    Raises
+    ------
+    OptionError
+        If an option makes no sense; it is a `ValueError` too.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Any,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        *,
+        comm: Any = None,
+        backend: str = "rankfile",
+        backend_options: Mapping[str, Any] | None = None,
+        async_save: bool = True,
+        keep_best: Best | str | None = None,
+        on_newer: OnNewer = "error",
+    ) -> None:
+        if checkpoint_interval is not None and step_counter is None:
+            raise OptionError("`step_counter` should be passed if `checkpoint_interval` is not None.")
+        if max_to_keep is not None and max_to_keep <= 0:
+            raise OptionError(f"Expected a positive integer or `None` for `max_to_keep`, got {max_to_keep}.")
+        self._checkpoint = checkpoint if is_checkpoint(checkpoint) else tf.train.Checkpoint(root=checkpoint)
+        self._checkpointer = Checkpointer(
+            directory,
+            comm,
+            backend,
+            max_to_keep,
+            keep_best,
+            async_save=async_save,
+            on_newer=on_newer,
+            backend_options=backend_options,
+        )
+        self._name = checkpoint_name
+        self._step_counter, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
+        self._last_step: int | None = None
+        self._restored: Restored | None = None
+        self._keeping = Keeping(max_to_keep, keep_checkpoint_every_n_hours)
+        self._times: dict[int, float] = {}
+        self._look()
+        self._checkpointer.on_saved(self._hear)
+        be_lenient(self._checkpoint)
+
+    # -- what TensorFlow's has -------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Any:
+        """The ``tf.train.Checkpoint``."""
+        return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """The run directory."""
+        return os.fspath(self._checkpointer.directory)
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """How many steps have to lie between two checkpoints."""
+        return self._interval
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The newest checkpoint that this rank knows to be whole, or ``None``; `sync` waits for what is written."""
+        checkpoints = self.checkpoints
+        return checkpoints[-1] if checkpoints else None
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The checkpoints that the manager may delete, the oldest first; not those that it keeps for good."""
+        self._checkpointer.poll()
+        return [self._path(step) for step in self._keeping.times]
+
+    def save(
+        self,
+        checkpoint_number: Number | None = None,
+        check_interval: bool = True,
+        options: Any = None,  # noqa: ARG002 - TensorFlow's, of no effect
+        *,
+        metrics: Mapping[str, float] | None = None,
+        objects: Mapping[str, Any] | None = None,
+    ) -> str | None:
+        """Save a checkpoint, if it is time. Collective.
+
+        Parameters
+        ----------
+        checkpoint_number : int or tf.Variable, optional
+            Its number; by default ``checkpoint.save_counter``, which is counted up in any case.
+        check_interval : bool
+            Save only if `checkpoint_interval` steps have passed; else whenever the step is another one.
+        options : tf.train.CheckpointOptions, optional
+            Accepted, and of no effect.
+        metrics : mapping of str to float, optional
+            Stored with the checkpoint.
+        objects : mapping, optional
+            JSON values stored with it, see `restored`.
+
+        Returns
+        -------
+        str or None
+            The path of the checkpoint, which is written in the background; ``None`` if it was not time.
+
+        Raises
+        ------
+        StateError
+            Inside of a ``tf.function``: a graph has no values.
+        CollectiveError
+            As `Checkpointer.save` does, for this checkpoint or the one before.
+        """
+        if not tf.executing_eagerly():
+            raise StateError("manager.save() inside of a tf.function: call it between two calls of the function")
+        if not self._is_due(check_interval):
+            return None
+        counter = self._checkpoint.save_counter
+        counter.assign_add(1)
+        number = int(counter if checkpoint_number is None else checkpoint_number)
+        self._preserve(number)
+        self._save(number, metrics, objects)
+        return self._path(number)
+
+    def restore_or_initialize(self) -> str | None:
+        """Restore the newest checkpoint; where there is none, call `init_fn`. Collective.
+
+        Returns
+        -------
+        str or None
+            The path of what was restored.
+
+        Raises
+        ------
+        StateMismatchError
+            If shapes or dtypes differ; nothing is changed then.
+        StepNotFoundError
+            If all that there is is damaged.
+        """
+        if self._has_any():
+            self.restore()
+            return None if self._restored is None else self._path(self._restored.step)
+        if self._init_fn is not None:
+            self._init_fn()
+        return None
+
+    def sync(self) -> None:
+        """Wait until all checkpoints are written. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If one could not be.
+        """
+        self._checkpointer.wait()
+
+    # -- what ours has besides -------------------------------------------------------------------
+
+    def restore(self, save_path: str | os.PathLike[str] | int | None = None) -> Any:
+        """Restore a checkpoint; variables that do not exist yet get their values when they are created. Collective.
+
+        In place of ``checkpoint.restore(manager.latest_checkpoint)``.
+
+        Parameters
+        ----------
+        save_path : path_like or int, optional
+            A checkpoint of this or another directory, or its number; one that TensorFlow wrote is read too. By default
+            the newest that is whole.
+
+        Returns
+        -------
+        CheckpointLoadStatus
+            TensorFlow's own: ``assert_consumed()``, ``assert_existing_objects_matched()``, ``expect_partial()``.
+
+        Raises
+        ------
+        StepNotFoundError, CorruptError, StateMismatchError
+            As `Checkpointer.restore` does.
+        """
+        if save_path is None and not self._has_any():
+            return self._checkpoint.restore(None)
+        if isinstance(save_path, str | os.PathLike) and not is_step(save_path):
+            return self._checkpoint.restore(save_path)
+        self._checkpoint.save_counter  # noqa: B018 - makes it, so that it is there to be restored
+        self._restored = self._restore(save_path)
+        if self._interval is not None:
+            self._last_step = int(self._step_counter)
+        return last_status(self._checkpoint)
+
+    @property
+    def restored(self) -> Restored | None:
+        """What the last restore brought back: its step, metrics, objects, and warnings."""
+        return self._restored
+
+    def poll(self) -> None:
+        """Carry on what goes on in the background; never blocks. Call it after every step. Independent."""
+        self._checkpointer.poll()
+
+    def close(self) -> None:
+        """Wait for all checkpoints, and give the run directory back. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If one could not be written.
+        """
+        self._checkpointer.close()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._checkpointer.__exit__(*error)
+
+    # -- how it is done --------------------------------------------------------------------------
+
+    def _path(self, step: int) -> str:
+        return os.path.join(self.directory, layout.step_dirname(step))
+
+    def _look(self) -> None:
+        """Take up what an earlier manager has left. Collective."""
+        comm, keeping = self._checkpointer.comm, self._keeping
+        found = comm.on_root("manager: look", lambda: look(self._checkpointer.directory, keeping.clock()))
+        keeping.times, keeping.last_preserved = dict(found.times), found.last_preserved
+
+    def _has_any(self) -> bool:
+        """Say whether there is any checkpoint, be it damaged. Collective."""
+        self._checkpointer.wait()
+        where = self._checkpointer.directory
+        return self._checkpointer.comm.on_root("manager: look for steps", lambda: bool(step_numbers(where)))
+
+    def _is_due(self, check_interval: bool) -> bool:
+        if self._interval is None:
+            return True
+        now, last = int(self._step_counter), self._last_step
+        if last is not None and (now == last or (check_interval and now < last + self._interval)):
+            return False
+        self._last_step = now
+        return True
+
+    def _preserve(self, number: int) -> None:
+        """Pin those of the steps that are about to go that are to stay for good. Collective."""
+        if self._keeping.every_n_hours is None:
+            return
+        self._checkpointer.wait()
+        comm, keeping = self._checkpointer.comm, self._keeping
+        stay = comm.bcast(keeping.preserved(keeping.going(number)))
+        keeping.last_preserved = comm.bcast(keeping.last_preserved)
+        for step in stay:
+            self._checkpointer.pin(step)
+
+    def _save(self, number: int, metrics: Mapping[str, float] | None, objects: Mapping[str, Any] | None) -> PendingSave:
+        self._times[number] = self._keeping.clock()
+        values = {**(objects or {}), **self._keeping.note()}
+        return self._checkpointer.save(number, self._checkpoint, metrics=metrics, objects=values, overwrite=True)
+
+    def _hear(self, saved: SavedStep) -> None:
+        self._keeping.took(saved.step, self._times.pop(saved.step, self._keeping.clock()))
+
+    def _restore(self, save_path: str | os.PathLike[str] | int | None) -> Restored:
+        if save_path is None or isinstance(save_path, int):
+            return self._checkpointer.restore(self._checkpoint, save_path)
+        path = Path(os.path.abspath(save_path))
+        if path.parent == self._checkpointer.directory:
+            return self._checkpointer.restore(self._checkpoint, layout.parse_step(path.name))
+        return restore_from(self._checkpoint, path, self._checkpointer.comm)

@@ -1,0 +1,215 @@
+"""Adapter for all that ``tf.train.Checkpoint`` can track: its values as leaves, restored now or when they are created.
+
+Names are TensorFlow's own, without its suffix for variables: ``model/dense/kernel``, ``step``, ``it/.ITERATOR_STATE``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hpcckpt.errors import StateMismatchError
+from hpcckpt.keras.state import leaves as keras_leaves
+from hpcckpt.keras.variables import VariableLeaf, is_variable, tensorflow_variable, variable_leaf
+from hpcckpt.plan import Declaration
+from hpcckpt.snapshot import Array, Finish, Fitted, Leaf, ObjectLeaf, Open, TensorLeaf, declare, join
+from hpcckpt.tensorflow.deferring import read
+from hpcckpt.tensorflow.gathering import (
+    Gathered,
+    View,
+    gather,
+    hidden_generator,
+    is_trackable,
+    odd_dtype,
+)
+from hpcckpt.tensorflow.graph import (
+    GENERATOR,
+    PYTHON,
+    VARIABLE,
+    Graph,
+    bind,
+    from_json,
+    tensor_name,
+    to_json,
+)
+from hpcckpt.tensors import Extent, Kind, TensorSpec
+
+GRAPH = ".graph"
+"""Last part of the name under which the object graph stands."""
+OWN = ".own"
+"""Last part of the name of a rank's own Python state, beside rank 0's."""
+
+_STATUS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_LENIENT: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
+    """Return the leaves of something of TensorFlow's; ``None`` for anything else. Independent.
+
+    Parameters
+    ----------
+    obj : object
+        The thing.
+    name : str
+        What the names begin with; empty for the state itself.
+
+    Raises
+    ------
+    StateError
+        If it holds what cannot be saved.
+    """
+    found = keras_leaves(obj, name)
+    if found is not None or not is_trackable(obj) or _is_walked(obj):
+        return found
+    return _Part(obj, name, View.of(obj)).leaves()
+
+
+def _is_walked(obj: Any) -> bool:
+    """Say whether something is a container, or has a state_dict: TensorFlow's own kinds of these are none of ours."""
+    has_state_dict = hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")
+    return has_state_dict or isinstance(obj, list | tuple | Mapping)
+
+
+def be_lenient(root: Any) -> None:
+    """Let a restore leave objects alone that the checkpoint has nothing for, as TensorFlow does. Independent."""
+    _LENIENT.add(root)
+
+
+def last_status(root: Any) -> Any:
+    """Return what TensorFlow says of the last restore of a ``tf.train.Checkpoint`` or the like. Independent.
+
+    Parameters
+    ----------
+    root : object
+        What was restored, itself or as a part of a state.
+
+    Returns
+    -------
+    CheckpointLoadStatus or None
+        With ``assert_consumed()``, ``assert_existing_objects_matched()``, ``expect_partial()``.
+    """
+    return _STATUS.get(root)
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A trackable object within a state."""
+
+    root: Any
+    name: str
+    view: View
+    own: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """The names of its values now -> number of the object, and how the value is called there."""
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Yield the leaves, as things are now."""
+        gathered = gather(self.view)
+        yield ObjectLeaf(join(self.name, GRAPH), to_json(gathered.graph), {}, GRAPH)
+        for number, node in enumerate(gathered.graph):
+            for value_name, value in node.values.items():
+                for key in value.parts:
+                    yield from self._tensor_leaves(gathered, number, value_name, key)
+        yield Open(lambda specs, objects: self._fit(gathered, specs, objects))
+
+    def _tensor_leaves(self, gathered: Gathered, number: int, value_name: str, key: str) -> Iterator[TensorLeaf]:
+        full, kind = join(self.name, tensor_name(key)), gathered.kind(number, value_name)
+        self.own[full] = number, value_name
+        variable = _variable_of(gathered.objects.get(number), value_name)
+        if variable is not None:
+            yield variable_leaf(variable, full, kind)
+            return
+        array = _array(gathered.values[key])
+        yield _read_leaf(array, full, kind)
+        if value_name == PYTHON:
+            self.own[join(full, OWN)] = number, value_name
+            yield _read_leaf(array, join(full, OWN), "per-rank")
+
+    # -- restoring -------------------------------------------------------------------------------
+
+    def _fit(self, gathered: Gathered, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Fitted:
+        """Say what becomes of the leaves with a checkpoint. Independent."""
+        if join(self.name, GRAPH) not in objects:
+            return Fitted()
+        graph = from_json(objects[join(self.name, GRAPH)], join(self.name, GRAPH))
+        bound = bind(graph, self.view.root, self.view.children)
+        left: dict[str, Array] = {}
+        fitted: list[TensorLeaf] = []
+        for number, node in enumerate(graph):
+            for value_name, value in node.values.items():
+                for key, dtype in value.parts.items():
+                    variable = None if dtype else _variable_of(bound.get(number), value_name)
+                    fitted += self._fitted_leaves(specs, variable, value_name, key, left)
+        matched = {
+            (id(bound[n]), value_name) for n, node in enumerate(graph) if n in bound for value_name in node.values
+        }
+        is_lenient = any(self.root is root for root in _LENIENT)
+        dropped = [
+            name
+            for name, (number, value_name) in self.own.items()
+            if is_lenient or (id(gathered.objects.get(number)), value_name) in matched
+        ]
+        return Fitted(fitted, dropped, Finish(lambda: self._finish(graph, left)))
+
+    def _fitted_leaves(
+        self, specs: Mapping[str, TensorSpec], variable: Any, value_name: str, key: str, left: dict[str, Array]
+    ) -> Iterator[TensorLeaf]:
+        full = join(self.name, tensor_name(key))
+        if full not in specs:
+            raise StateMismatchError(f"{full} is in the graph of the checkpoint, but has no values; use an older step")
+        yield _left_leaf(specs[full], left, key) if variable is None else _restored_leaf(variable, specs[full])
+        if value_name == PYTHON and (own := join(full, OWN)) in specs:
+            yield _left_leaf(specs[own], left, key)  # after rank 0's, which it replaces
+
+    def _finish(self, graph: Graph, left: dict[str, Array]) -> None:
+        """Let TensorFlow do what is left."""
+        hidden = {node.values[GENERATOR].key for node in graph if GENERATOR in node.values}
+        status = read(self.root, graph, {key: array for key, array in left.items() if key not in hidden})
+        with contextlib.suppress(TypeError):  # few things cannot be hashed: nobody will ask for theirs
+            _STATUS[self.root] = status
+
+
+def _variable_of(obj: Any, value_name: str) -> Any:
+    """Return the variable that a value is all of, whose values NumPy knows; else ``None``."""
+    if value_name == GENERATOR:
+        return hidden_generator(obj)
+    if value_name != VARIABLE or obj is None or not is_variable(obj):
+        return None
+    variable = tensorflow_variable(obj, getattr(obj, "name", "a variable"))
+    return None if odd_dtype(variable.dtype) else variable
+
+
+def _restored_leaf(variable: Any, spec: TensorSpec) -> TensorLeaf:
+    """Return a leaf that fills a variable; one that differs from the checkpoint shows it."""
+    if variable.shape.is_fully_defined() or not variable.shape.is_compatible_with(spec.shape):
+        return variable_leaf(variable, spec.name, spec.kind)
+    return VariableLeaf(Declaration(spec, Extent.whole(spec.shape)), variable)
+
+
+def _read_leaf(array: Array, name: str, kind: Kind) -> TensorLeaf:
+    return TensorLeaf(declare(array, name, kind), lambda: array, lambda _: None)
+
+
+def _left_leaf(spec: TensorSpec, left: dict[str, Array], key: str) -> TensorLeaf:
+    """Return a leaf whose value TensorFlow is to get."""
+
+    def assign(new: Array) -> None:
+        left[key] = new
+
+    return TensorLeaf(Declaration(spec, Extent.whole(spec.shape)), lambda: np.empty(spec.shape), assign)
+
+
+def _array(value: Any) -> Array:
+    """Return a value as an array: its own, or the bytes of its message."""
+    import tensorflow as tf
+
+    tensor = getattr(value, "tensor", value)  # some are read only when they are asked for
+    if odd_dtype(tensor.dtype):
+        return np.frombuffer(tf.io.serialize_tensor(tensor).numpy(), np.uint8)
+    return np.ascontiguousarray(tensor.numpy()).reshape(tuple(tensor.shape))
