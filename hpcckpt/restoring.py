@@ -201,7 +201,7 @@ def _open(run: Run, step: int) -> StepReader:
     """Let root open the step and pin it; every rank gets the same manifest and index. Collective."""
 
     def open_on_root() -> tuple[Path, Manifest, Index]:
-        info = _usable(run.directory, step)
+        info = _usable(run, step)
         _pin(run.directory, step)
         try:
             reader = StepReader(info.path, info.manifest, load_backend(info.manifest, run.backend))  # type: ignore[arg-type]
@@ -220,10 +220,11 @@ def _open(run: Run, step: int) -> StepReader:
     return StepReader(path, manifest, backend, index)
 
 
-def _usable(directory: Path, step: int) -> StepInfo:
-    info = discovery.find_step(directory, step)
-    if info.manifest is None:
-        discovery.check_files(info.path, discovery.read_manifest(info.path))  # raises what is wrong, in its own class
+def _usable(run: Run, step: int) -> StepInfo:
+    info = discovery.inspect_step(run.directory, step, run.manifests)
+    if info.manifest is None:  # what is wrong is raised in its own class
+        discovery.find_step(run.directory, step)
+        discovery.check_files(info.path, discovery.read_manifest(info.path))
         raise CorruptError(info.problem)
     return info
 

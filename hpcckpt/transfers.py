@@ -9,8 +9,7 @@ stretch of the file that holds it is read to a scratch buffer and picked out wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +23,7 @@ from hpcckpt.tensors import Extent, itemsize
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Transfer:
+class Transfer(NamedTuple):
     """One read, and what to copy out of it afterwards (nothing, when it went straight to its place)."""
 
     request: ReadRequest

@@ -152,8 +152,7 @@ def _address(data: Bytes) -> tuple[int, int]:
     return data.__array_interface__["data"][0], data.nbytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadRequest:
+class ReadRequest(NamedTuple):
     """Bytes `start` to `stop` of a stored entry are wanted in `into`, a flat writable byte view of that length."""
 
     entry: StoredEntry

@@ -83,7 +83,8 @@ def entry_problem(entry: Any) -> str | None:
     if not isinstance(offset, list) or not all(map(_is_size, offset)):
         return "offset must be a list of sizes"
     extent = Extent(tuple(offset), tuple(shape or ()))
-    if not extent.fits(tuple(global_shape or ())) and entry["kind"] != "per-rank":
+    is_whole = extent.offset == (0,) * len(extent.shape)
+    if not (is_whole if entry["kind"] == "per-rank" else extent.fits(tuple(global_shape or ()))):
         return "the extent leaves the tensor"
     if not (isinstance(span, list) and len(span) == 2 and isinstance(span[0], int) and isinstance(span[1], int)):
         return "span must be two numbers"

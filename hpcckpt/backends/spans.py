@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,8 +55,7 @@ def _read_file(path: Path, file: str, block_bytes: int, wanted: list[ReadRequest
     return [_damaged(pieces[number], block, block_bytes) for number, block in bad]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
+class _Piece(NamedTuple):
     """Whole blocks of an entry to read, and, where only a part of a block is wanted, where that part goes."""
 
     entry: StoredEntry

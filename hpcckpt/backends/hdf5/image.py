@@ -131,8 +131,8 @@ class Layout:
 
 @contextmanager
 def opened(where: Any, mode: str, **options: Any) -> Iterator[Structure]:
-    """Open a file, in memory or on disk, for its structure to be made."""
-    file = library.load().File(where, mode, **options)
+    """Open a file, in memory or on disk, for its structure to be made; HDF5 does not lock it."""
+    file = library.load().File(where, mode, **library.without_locks(), **options)
     try:
         yield Structure(file)
     finally:

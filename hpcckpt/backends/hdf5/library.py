@@ -35,3 +35,9 @@ def load() -> Any:
 def has_mpi() -> bool:
     """Say whether h5py was built with MPI. Independent."""
     return bool(load().get_config().mpi)
+
+
+def without_locks() -> dict[str, Any]:
+    """Return options to open a file without HDF5's own locks, which fail on many parallel file systems. Independent."""
+    version = load().version.hdf5_version_tuple
+    return {"locking": False} if version >= (1, 12, 1) or (1, 10, 7) <= version < (1, 12) else {}

@@ -130,8 +130,9 @@ class MpioDriver(Driver):
         writing.create()  # step a
         failure = _failure(lambda: _reserve(where, writing.end())) if rank == 0 else None
         if self._all_well(failure):
-            failure = writing.write(transfers_of(job.design, rank, payloads))  # step c
-            failure = failure or _failure(structure.flush)
+            written = writing.write(transfers_of(job.design, rank, payloads))  # step c
+            flushed = _failure(structure.flush)
+            failure = written or flushed
         if not self._all_well(failure) and rank == 0:
             failure = failure or _failure(lambda: os.truncate(where, 0))  # step d
         if self.comm is not None:

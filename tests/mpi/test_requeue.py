@@ -1,0 +1,55 @@
+"""The example of a loop of one's own, and the shell loop that starts it again as long as it asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi_launch import clean_environment
+
+import hpcckpt as hc
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+N_STEPS = 60
+
+
+def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=clean_environment(**env), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def loop(directory: Path, n_steps: int = N_STEPS) -> list[str]:
+    return [
+        *(sys.executable, str(EXAMPLES / "custom_loop.py"), "--directory", str(directory)),
+        *("--steps", str(n_steps), "--pause", "0"),
+    ]
+
+
+def test_a_loop_that_was_stopped_is_started_again_and_ends_with_the_same_bits(tmp_path):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert run(*loop(straight)).returncode == 0
+    stopped.mkdir()
+    hc.preemption.write_halt(stopped, hc.preemption.Halt(after_step=20))
+    ended = run(str(EXAMPLES / "requeue.sh"), *loop(stopped))
+    assert ended.returncode == 0, ended.stderr
+    assert "run 0 ended with 75" in ended.stderr
+    assert "run 1 ended with 0" in ended.stderr
+    assert "begins behind step 20 " in ended.stdout
+    for name in ("weights", "momentum"):
+        expected, found = (hc.load(hc.latest_checkpoint(place))[name] for place in (straight, stopped))
+        assert np.array_equal(expected, found)
+
+
+def test_a_chain_of_jobs_has_an_end(tmp_path):
+    hc.preemption.write_halt(tmp_path, hc.preemption.Halt(after_step=5))
+    assert run(str(EXAMPLES / "requeue.sh"), *loop(tmp_path), MAX_RESTARTS="0").returncode == 75
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_a_job_that_does_not_ask_for_it_is_not_started_again(code):
+    ended = run(str(EXAMPLES / "requeue.sh"), "sh", "-c", f"echo once; exit {code}")
+    assert (ended.returncode, ended.stdout) == (code, "once\n")
