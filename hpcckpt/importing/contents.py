@@ -14,7 +14,6 @@ from hpcckpt.loading import Array
 from hpcckpt.snapshot import is_json
 from hpcckpt.tensors import Kind, name_problem
 
-
 _MOST_PACKED = 1100
 """More than what deflate makes of zeros, 1032 to 1: no honest file says that it holds more than so much."""
 _ALWAYS_FINE = 1 << 26

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +20,7 @@ from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError
 from hpcckpt.exporting.keras_note import import_h5py
 from hpcckpt.exporting.note import KEY, decode
-from hpcckpt.importing.contents import Contents, with_note
+from hpcckpt.importing.contents import Contents, refuse_claim, with_note
 from hpcckpt.inspecting import Progress
 from hpcckpt.keras.naming import Namer, slot_path, stem
 from hpcckpt.loading import Array
@@ -47,6 +49,60 @@ def layout_of(path: Path) -> Layout | None:
         return "vars" if is_numbered else None
 
 
+def check_hdf5(path: Path) -> None:
+    """Raise if an HDF5 file is not what it seems. Independent.
+
+    Links to other files and data that lie in them would bring into a checkpoint what else is on this machine, and
+    datasets of which nothing is stored would take as much memory as they say.
+
+    Raises
+    ------
+    ForeignFormatError, CorruptError
+        Naming the first such thing.
+    """
+    with _open(path) as file:
+        _check(file, str(path))
+
+
+def check_keras(path: Path) -> None:
+    """Raise if the weights in a ``.keras`` file are not what they seem, see `check_hdf5`. Independent."""
+    h5py = import_h5py()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo(_WEIGHTS)
+            refuse_claim(f"{path}: {_WEIGHTS}", member.file_size, member.compress_size)
+            with archive.open(_WEIGHTS) as packed, h5py.File(packed, "r") as file:
+                _check(file, f"{path}: {_WEIGHTS}")
+    except (zipfile.BadZipFile, KeyError, OSError, RuntimeError, EOFError, zlib.error) as error:
+        raise CorruptError(f"{path} is damaged: {error}") from error
+
+
+_WEIGHTS = "model.weights.h5"
+
+
+def _check(file: Any, where: str) -> None:
+    h5py = import_h5py()
+    todo, seen = [(file, "")], set()
+    while todo:
+        group, path = todo.pop()
+        for name in group:
+            place = f"{path}/{name}"
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise ForeignFormatError(f"{where} is refused: {place} is a link, not data")
+            thing = group[name]
+            if isinstance(thing, h5py.Dataset):
+                _check_dataset(thing, f"{where}: {place}")
+            elif isinstance(thing, h5py.Group) and thing.id not in seen:
+                seen.add(thing.id)
+                todo.append((thing, place))
+
+
+def _check_dataset(dataset: Any, where: str) -> None:
+    if dataset.external or dataset.is_virtual:
+        raise ForeignFormatError(f"{where} is refused: its data lie in another file")
+    refuse_claim(where, dataset.size * dataset.dtype.itemsize if dataset.size else 0, dataset.id.get_storage_size())
+
+
 def _is_numbered(file: Any, name: str) -> bool:
     return name in {"vars", "layers", "_layer_checkpoint_dependencies"} or f"{name}/vars" in file
 
@@ -66,6 +122,7 @@ def read_hdf5(path: Path, progress: Progress | None = None) -> Contents:
     layout = layout_of(path)
     if layout is None:
         raise ForeignFormatError(f"{path} is an HDF5 file, but not one of Keras'")
+    check_hdf5(path)
     with _open(path) as file:
         note = file.attrs.get(KEY)
         found = _numbered(file) if layout == "vars" else _named(file, layout)

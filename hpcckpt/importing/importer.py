@@ -16,7 +16,7 @@ from hpcckpt.exporting.keras_note import note_of_file
 from hpcckpt.exporting.note import Note, decode
 from hpcckpt.exporting.report import Converted, LeftOut, count_parts
 from hpcckpt.importing.contents import Contents, chosen, with_note
-from hpcckpt.importing.hdf5 import optimizer_values, read_hdf5
+from hpcckpt.importing.hdf5 import check_hdf5, check_keras, optimizer_values, read_hdf5
 from hpcckpt.importing.npz import read_npz
 from hpcckpt.importing.recognise import bundle_prefix, source_format
 from hpcckpt.importing.safetensors import read_safetensors
@@ -133,17 +133,22 @@ def _read_torch(path: Path, _model: Any, progress: Progress | None) -> Contents:
 def _read_hdf5(path: Path, model: Any, progress: Progress | None) -> Contents:
     if model is None:
         return read_hdf5(path, progress)
+    check_hdf5(path)
     values = optimizer_values(path)
     return _through_model(path, ".h5", model, lambda filled: _assign_optimizer(filled, values))
 
 
 def _read_weights(path: Path, model: Any, progress: Progress | None) -> Contents:
-    return read_hdf5(path, progress) if model is None else _through_model(path, ".weights.h5", model)
+    if model is None:
+        return read_hdf5(path, progress)
+    check_hdf5(path)
+    return _through_model(path, ".weights.h5", model)
 
 
 def _read_keras(path: Path, model: Any, _progress: Progress | None) -> Contents:
     from hpcckpt.keras.model_reading import load_keras
 
+    check_keras(path)
     if model is not None:
         return _through_model(path, ".keras", model)
     return _through_model(path, ".keras", load_keras(path), is_its_own=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpcckpt.errors import CorruptError, ForeignFormatError
 from hpcckpt.exporting.note import decode
-from hpcckpt.importing.contents import Contents, with_note
+from hpcckpt.importing.contents import Contents, refuse_claim, with_note
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import Array
 
@@ -57,6 +57,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > member.file_size:  # before anything is allocated
             raise CorruptError(f"{where} is cut short")
+        refuse_claim(where, member.file_size, member.compress_size)
         data = bytearray(file.read())  # to the end, where zip compares its checksum
     if nbytes > len(data):
         raise CorruptError(f"{where} is cut short")

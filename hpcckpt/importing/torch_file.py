@@ -18,7 +18,7 @@ from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError
 from hpcckpt.exporting.note import KEY, from_json
 from hpcckpt.exporting.report import LeftOut
 from hpcckpt.exporting.torch_file import import_torch
-from hpcckpt.importing.contents import Contents, with_note
+from hpcckpt.importing.contents import Contents, refuse_claim, with_note
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import Array
 from hpcckpt.snapshot import is_json
@@ -42,21 +42,34 @@ def read_torch(path: Path, progress: Progress | None = None) -> Contents:
     torch = import_torch()
     found = _load(torch, path)
     note = from_json(found.pop(KEY)) if isinstance(found, dict) and KEY in found else None
+    named = _renamed(torch, found, is_ours=note is not None)
+    try:
+        contents = _contents(torch, named, path, progress)
+    except RecursionError:
+        raise ForeignFormatError(f"{path} is nested too deep") from None
+    return with_note(contents, note)
+
+
+def _contents(torch: Any, named: Mapping[Any, Any], path: Path, progress: Progress | None) -> Contents:
     tensors: dict[str, Array] = {}
     objects: dict[str, Any] = {}
     left: list[str] = []
-    for name, value in _leaves(torch, _renamed(torch, found, is_ours=note is not None), ""):
+    stored, claimed = path.stat().st_size, 0
+    for name, value in _leaves(torch, named, ""):
         if not isinstance(value, torch.Tensor):
             (objects.__setitem__(name, value) if is_json(value) else left.append(f"{name} ({type(value).__name__})"))
-        elif (array := _array(torch, value)) is None:
+            continue
+        claimed += value.numel() * value.element_size()  # views of few bytes, with strides of 0, may be any size
+        refuse_claim(f"{path}: {name}", claimed, stored)
+        array = _array(torch, value)
+        if array is None:
             left.append(f"{name} ({value.layout}, {value.dtype})")
         else:
-            claimed += array.nbytes
             tensors[name] = array
             if progress:
                 progress(array.nbytes)
     left_out = (LeftOut(tuple(left), "neither plain tensors nor JSON values"),) if left else ()
-    return with_note(Contents(tensors, state_objects=objects, left_out=left_out), note)
+    return Contents(tensors, state_objects=objects, left_out=left_out)
 
 
 def _load(torch: Any, path: Path) -> Any:
@@ -71,7 +84,7 @@ def _load(torch: Any, path: Path) -> Any:
             f"{path} is refused: to read it, Python objects would have to be unpickled, and that may run code "
             f"({reason}); where you trust it, load it and save its state_dict() alone"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever its unpickler meets in bytes that are none of its own
         raise CorruptError(f"{path} is damaged, or not PyTorch's: {' '.join(str(error).split())[:300]}") from error
 
 

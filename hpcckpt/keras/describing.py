@@ -37,7 +37,22 @@ def _built(model: Any) -> dict[str, Any]:
 def _compiled(model: Any) -> dict[str, Any]:
     try:
         found = model.get_compile_config()
-        config = json.loads(json.dumps(found)) if found else None
+        config = _unwrapped(json.loads(json.dumps(found))) if found else None
     except Exception:  # noqa: BLE001 - a loss or metric of the user's own: the model can be built, and is compiled by hand
         return {}
     return {"compile": config} if config and is_json(config) else {}
+
+
+def _unwrapped(config: Any) -> Any:
+    """Return a config in which optimizers that Horovod wraps, by classes made on the fly, are those of Keras again."""
+    from keras import optimizers
+
+    if isinstance(config, list):
+        return [_unwrapped(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    plain = {key: _unwrapped(value) for key, value in config.items()}
+    is_wrapped = str(plain.get("module", "")).partition(".")[0] == "horovod"
+    if is_wrapped and hasattr(optimizers, str(plain.get("class_name", ""))):
+        plain |= {"module": "keras.optimizers", "registered_name": None}
+    return plain

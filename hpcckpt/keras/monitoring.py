@@ -70,7 +70,7 @@ def averaged(logs: Mapping[str, Any], comm: Communicator) -> dict[str, Any]:
 
 def _mean(values: list[Any]) -> Any:
     first = values[0]
-    if all(value == first for value in values) or not all(isinstance(value, int | float) for value in values):
+    if not all(isinstance(value, int | float) for value in values) or all(value == first for value in values):
         return first
     return math.fsum(values) / len(values)
 

@@ -20,7 +20,9 @@ import numpy as np
 from hpcckpt.errors import StateError
 from hpcckpt.keras.naming import Namer
 from hpcckpt.keras.packing import pack, unpack
-from hpcckpt.snapshot import Array, RootOnly, is_json
+from hpcckpt.keras.statistics import numbers_of_own
+from hpcckpt.loading import StepReader
+from hpcckpt.snapshot import Array, PerRank, RootOnly, is_json
 
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
@@ -67,9 +69,19 @@ def best_weights(callbacks: Mapping[str, Any], model: Any) -> dict[str, Any]:
     return {name: _best_weights(callback, model) for name, callback in callbacks.items() if _keeps_weights(callback)}
 
 
-def _best_weights(callback: Any, model: Any) -> dict[str, RootOnly]:
-    held = callback.best_weights
-    return {str(number): RootOnly(array) for number, array in enumerate(model.get_weights() if held is None else held)}
+def _best_weights(callback: Any, model: Any) -> dict[str, RootOnly | PerRank]:
+    held, own = callback.best_weights, numbers_of_own(model)
+    arrays = enumerate(model.get_weights() if held is None else held)
+    return {str(number): (PerRank if number in own else RootOnly)(array) for number, array in arrays}
+
+
+def fill_from_rank_0(weights: Mapping[str, Any], name: str, reader: StepReader) -> None:
+    """Make of best weights that were restored on another number of ranks rank 0's, all of them. Independent."""
+    for callback, held in weights.items():
+        for number, one in held.items():
+            path = f"{name}/{callback}/{number}"
+            if isinstance(one, PerRank) and path in reader.specs and reader.specs[path].kind == "per-rank":
+                one.value = reader.load_rank(path, 0)
 
 
 def _value_of(callback: Any, name: str, arrays: dict[str, Array]) -> Any:

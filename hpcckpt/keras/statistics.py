@@ -71,6 +71,15 @@ def statistics_in(model: Any) -> list[str]:
     return [weight.path for weight in named_weights(model) if weight.kind == "root"]
 
 
+def numbers_of_own(model: Any) -> set[int]:
+    """Return at which places of ``model.get_weights()`` each rank's own statistics count. Independent."""
+    chosen = _OF_MODEL.get(model)
+    if chosen is None or chosen.policy != "per-rank":
+        return set()
+    own = {id(weight.variable) for weight in named_weights(model) if weight.kind == "root"}
+    return {number for number, variable in enumerate(model.weights) if id(variable) in own}
+
+
 def weight_leaves(model: Any, name: str, weights: Sequence[Weight]) -> Iterator[TensorLeaf]:
     """Yield the leaves of a model's weights; those of its statistics as was chosen."""
     statistics = _OF_MODEL.get(model)

@@ -12,6 +12,8 @@ The note is one more tensor of the bundle, in no object.
 from __future__ import annotations
 
 import contextlib
+import glob
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -219,6 +221,7 @@ def read_bundle(prefix: Path) -> Bundle:
     with _own_errors(tf, prefix):
         reader = tf.train.load_checkpoint(str(prefix))
         dtypes = reader.get_variable_to_dtype_map()
+        _refuse_claims(reader, dtypes, prefix)
         note = reader.get_tensor(NOTE_KEY) if NOTE_KEY in dtypes else None
         names = _names(reader, dtypes, is_ours=note is not None)
         texts = {key for key in names if dtypes[key] == tf.string}
@@ -226,6 +229,16 @@ def read_bundle(prefix: Path) -> Bundle:
         wanted = {name: key for key, name in names.items() if key not in texts | counts}
         tensors = {name: np.asarray(reader.get_tensor(key)) for name, key in wanted.items()}
     return Bundle(tensors, note, *(tuple(sorted(names[key] for key in keys)) for keys in (texts, counts)))
+
+
+def _refuse_claims(reader: Any, dtypes: Mapping[str, Any], prefix: Path) -> None:
+    """Raise if tensors are larger than the files that they lie in: memory would be taken before that is noticed."""
+    files = prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")
+    stored = sum(path.stat().st_size for path in files)
+    for key, shape in reader.get_variable_to_shape_map().items():
+        each = 1 if dtypes[key].as_numpy_dtype is object else dtypes[key].size
+        if math.prod(shape) * each > stored:
+            raise CorruptError(f"{prefix} is damaged: {key} is said to have shape {shape}, which is more than there is")
 
 
 def _names(reader: Any, keys: Iterable[str], *, is_ours: bool) -> dict[str, str]:
@@ -290,6 +303,8 @@ def read_into_model(prefix: Path, model: Any) -> ModelValues:
     """
     tf = import_tensorflow()
     with _own_errors(tf, prefix):
+        reader = tf.train.load_checkpoint(str(prefix))
+        _refuse_claims(reader, reader.get_variable_to_dtype_map(), prefix)
         graph = _graph_of(tf, prefix)
     is_root = not any(child.local_name == "model" for child in graph.nodes[0].children)
 

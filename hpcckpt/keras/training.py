@@ -105,6 +105,7 @@ class Training:
         reader = open_step(restored.path)
         self._parts["callbacks"].value = reader.load_rank("training/callbacks", 0)
         statistics.fill_from_rank_0(self.model, "model", reader)
+        others.fill_from_rank_0(self._weights, "callbacks", reader)
         rng.derive_streams(*identity)
         for weight in named_weights(self.model):
             if statistics.is_random(weight):

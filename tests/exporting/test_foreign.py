@@ -272,6 +272,12 @@ def safetensors(header: Any, data: bytes = b"") -> bytes:
         (safetensors({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 400]}}, b"abcd"), CorruptError),
         (safetensors({"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"abcd"), CorruptError),
         (safetensors({"w": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, b"abcd"), CorruptError),
+        (
+            safetensors(
+                {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in ("w", "over")}, b"abcd"
+            ),
+            CorruptError,
+        ),
         (safetensors({"w": 3}), CorruptError),
         (safetensors([]), CorruptError),
         (safetensors(b"{" * 50), CorruptError),
@@ -294,10 +300,14 @@ def test_a_data_file_of_ours_is_not_the_checkpoint(saved: Path, tmp_path: Path) 
         hc.import_checkpoint(part, tmp_path / "back")
 
 
-@pytest.mark.parametrize("suffix", PLAIN)
+@pytest.mark.parametrize("suffix", [*PLAIN, "h5"])
 def test_whatever_bytes_change_the_error_is_one_of_ours(suffix: str, saved: Path, tmp_path: Path) -> None:
     path = tmp_path / f"m.{suffix}"
-    hc.export_checkpoint(saved, path)
+    if suffix == "h5":
+        with h5py.File(path, "w") as file:
+            keras_layers(file, {"dense": ["dense/kernel:0", "dense/bias:0"]})
+    else:
+        hc.export_checkpoint(saved, path)
     sound, dice = path.read_bytes(), random.Random(5)
     for number in range(60):
         damaged = bytearray(sound[: dice.randrange(len(sound))] if number % 4 == 0 else sound)
@@ -411,6 +421,56 @@ print([name for name in ("tensorflow", "keras", "torch", "mpi4py") if name in sy
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
     done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["[]", "[]"], done.stderr
+
+
+def hostile_hdf5(path: Path, kind: str) -> None:
+    """Write weights of Keras of which one lies elsewhere, or nowhere."""
+    path.with_name("secret").write_bytes(b"x" * 16)
+    with h5py.File(path.with_name("other.h5"), "w") as other:
+        other["w"] = np.ones(2)
+    with h5py.File(path, "w") as file:
+        keras_layers(file, {"dense": ["dense/bias:0"]})
+        del file["dense/dense/bias:0"]
+        if kind == "external link":
+            file["dense/dense/bias:0"] = h5py.ExternalLink("other.h5", "/w")
+        elif kind == "soft link":
+            file["dense/dense/bias:0"] = h5py.SoftLink("/dense")
+        elif kind == "external data":
+            file.create_dataset("dense/dense/bias:0", (2,), "f8", external=[(str(path.with_name("secret")), 0, 16)])
+        elif kind == "virtual":
+            layout = h5py.VirtualLayout((2,), "f8")
+            layout[:] = h5py.VirtualSource(str(path.with_name("other.h5")), "w", (2,))
+            file.create_virtual_dataset("dense/dense/bias:0", layout)
+        else:
+            file.create_dataset("dense/dense/bias:0", (1 << 40,), "f8", chunks=(1 << 10,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("external link", ForeignFormatError, "is a link, not data"),
+        ("soft link", ForeignFormatError, "is a link, not data"),
+        ("external data", ForeignFormatError, "its data lie in another file"),
+        ("virtual", ForeignFormatError, "its data lie in another file"),
+        ("nothing stored", CorruptError, "says that it has 8796093022208 bytes, and 0 are there"),
+    ],
+)
+def test_hdf5_that_reaches_out_or_lies_is_refused(kind: str, error: type[Exception], text: str, tmp_path: Path) -> None:
+    hostile_hdf5(tmp_path / "m.h5", kind)
+    with pytest.raises(error, match=text):
+        hc.import_checkpoint(tmp_path / "m.h5", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_an_archive_of_nothing_but_zeros_is_no_way_to_fill_the_memory(tmp_path: Path) -> None:
+    """Deflate packs no more than 1032 to 1; a directory of the archive that says more is not believed."""
+    with zipfile.ZipFile(tmp_path / "m.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("w.npy", npy({"descr": "<f8", "fortran_order": False, "shape": (1 << 17,)}, bytes(1 << 20)))
+    content = (tmp_path / "m.npz").read_bytes()
+    size = struct.pack("<I", len(npy({"descr": "<f8", "fortran_order": False, "shape": (1 << 17,)}, bytes(1 << 20))))
+    (tmp_path / "m.npz").write_bytes(content.replace(size, struct.pack("<I", 0xF0000000)))
+    with pytest.raises(CorruptError, match="says that it has 4026531840 bytes"):
+        hc.import_checkpoint(tmp_path / "m.npz", tmp_path / "back")
 
 
 # -- whole or not at all ---------------------------------------------------------------------------

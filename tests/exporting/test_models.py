@@ -18,7 +18,6 @@ from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError, Hpcckp
 from hpcckpt.keras.architecture import NAME, build_architecture, find_architecture
 from hpcckpt.keras.describing import describe
 from hpcckpt.keras.fitting import tensor_leaves
-from hpcckpt.keras.safe_config import refuse_code
 
 IS_KERAS_3 = small_models.IS_KERAS_3
 keras_2_only = pytest.mark.skipif(IS_KERAS_3, reason="of Keras 2.15 only")
@@ -85,29 +84,6 @@ def test_a_loss_of_the_users_leaves_the_optimizer(model: Any) -> None:
     foreign = {"module": "my.losses", "class_name": "function", "config": "mine", "registered_name": "mine"}
     built = build_architecture({**compiled, "compile": {**compiled["compile"], "loss": foreign}})
     assert type(built.optimizer).__name__ == "Adam"
-
-
-def architecture_with(layer: dict[str, Any]) -> dict[str, Any]:
-    return {"model": {"class_name": "Sequential", "config": {"name": "s", "layers": [layer]}}}
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        {"module": "os", "class_name": "system", "config": {}},
-        {"module": "keras.layers", "class_name": "Lambda", "config": {"function": ["4wAAA", None, None]}},
-        {"class_name": "Dense", "config": {"activation": {"class_name": "__lambda__", "config": {}}}},
-        {"class_name": "Mine", "config": {}, "registered_name": "package>Mine"},
-    ],
-)
-def test_architectures_that_bring_code_are_refused(layer: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="no code is run"):
-        build_architecture(architecture_with(layer))
-
-
-def test_the_configs_of_our_own_models_bring_no_code(model: Any) -> None:
-    for built in (model, small_models.functional(), small_models.nested()):
-        refuse_code(describe(built)[NAME])
 
 
 # -- models that do not fit ------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from converting import assert_same
 
 import hpcckpt as hc
 from hpcckpt.discovery import read_manifest
-from hpcckpt.errors import CorruptError, ForeignFormatError, OptionError
+from hpcckpt.errors import CorruptError, ForeignFormatError, HpcckptError, OptionError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -140,3 +142,23 @@ def test_damage_is_so_called(saved: Path, tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ForeignFormatError, match="not a dict of tensors"):
         hc.import_checkpoint(tmp_path / "list.pt", tmp_path / "back")
+
+
+def test_a_view_that_is_larger_than_its_file_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "m.pt")
+    with pytest.raises(CorruptError, match="says that it has 4398046511104 bytes"):
+        hc.import_checkpoint(tmp_path / "m.pt", tmp_path / "back")
+    torch.save({"w": torch.ones(1).expand(1000)}, tmp_path / "small.pt")
+    assert hc.load(hc.import_checkpoint(tmp_path / "small.pt", tmp_path / "back").path)["model/w"].sum() == 1000
+
+
+def test_whatever_bytes_change_the_error_is_one_of_ours(saved: Path, tmp_path: Path) -> None:
+    hc.export_checkpoint(saved, tmp_path / "m.pt")
+    sound, dice = (tmp_path / "m.pt").read_bytes(), random.Random(5)
+    for number in range(40):
+        damaged = bytearray(sound[: dice.randrange(len(sound))] if number % 4 == 0 else sound)
+        for _ in range(dice.randrange(1, 4) if damaged else 0):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        (tmp_path / "m.pt").write_bytes(damaged)
+        with contextlib.suppress(HpcckptError):
+            hc.import_checkpoint(tmp_path / "m.pt", tmp_path / "back", number, fmt="pt")

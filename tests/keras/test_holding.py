@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -392,17 +392,15 @@ def op() -> Any:
 
 
 @pytest.fixture
-def forged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def forged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that was built for another TensorFlow, in place of ours."""
-    functions = (tf_ops.load_ops, tf_ops._loaded, holding._say_why_each)
     monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path))
     monkeypatch.delenv("HPCCKPT_NO_NATIVE", raising=False)
     (tmp_path / tf_ops.target()._replace(tensorflow="2.14.0").filename).write_bytes(b"")
-    for function in functions:
-        function.cache_clear()
-    yield
-    for function in functions:
-        function.cache_clear()
+    # as in a process that has not loaded any
+    monkeypatch.setattr(tf_ops, "load_ops", tf_ops.load_ops.__wrapped__)
+    monkeypatch.setattr(tf_ops, "_loaded", functools.cache(tf_ops._loaded.__wrapped__))
+    monkeypatch.setattr(holding, "_say_why_each", functools.cache(holding._say_why_each.__wrapped__))
 
 
 def test_one_op_holds_all_variables(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +451,7 @@ def test_what_is_held_within_fit_stays_as_it_was() -> None:
 
 
 def test_what_is_held_outlives_variables_and_the_order_in_which_arrays_are_dropped() -> None:
-    """Each array has one reference of its own: memory that somebody else is given meanwhile would show in the others."""
+    """Each array has a reference of its own: memory that was given to somebody else would show in the others."""
     variables = [variable(n, (1 << 16,)) for n in range(40)]
     expected = [v.numpy().tobytes() for v in variables]
     first, second = hold(variables), hold(variables)

@@ -1,0 +1,126 @@
+"""Models from anybody: what would run code is refused, by a checkpoint's architecture and by Keras' own files alike."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import small_models
+
+import hpcckpt as hc
+from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError
+from hpcckpt.keras import describe, load_model
+from hpcckpt.keras.architecture import NAME, build_architecture
+from hpcckpt.keras.safe_config import refuse_code
+
+DENSE = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 2}, "registered_name": None}
+
+
+def function(module: str, name: str) -> dict[str, Any]:
+    return {"module": module, "class_name": "function", "config": name, "registered_name": name}
+
+
+def layer(module: str | None, name: str, /, **config: Any) -> dict[str, Any]:
+    return {"module": module, "class_name": name, "config": config, "registered_name": None}
+
+
+HOSTILE = {
+    "a class of another module": layer("os", "system"),
+    "a class of Python's own": layer("builtins", "exec"),
+    "a module whose name begins alike": layer("keras_evil.layers", "Dense"),
+    "a function of Keras' own that writes files": layer("keras.utils", "get_file"),
+    "the same, as an activation": {**DENSE, "config": {"units": 2, "activation": function("keras.utils", "get_file")}},
+    "a function of Python's own": {**DENSE, "config": {"units": 2, "activation": function("builtins", "eval")}},
+    "a Lambda layer": layer("keras.layers", "Lambda", function=["4wAAA", None, None]),
+    "a Lambda layer, as Keras 2 has it": {"class_name": "Lambda", "config": {"function_type": "lambda"}},
+    "a lambda": {"class_name": "Dense", "config": {"activation": {"class_name": "__lambda__", "config": {}}}},
+    "a registered class": {"class_name": "Mine", "config": {}, "registered_name": "package>Mine"},
+    "a pickle": layer("keras.layers", "TorchModuleWrapper", module="gASV"),
+    "a program": layer("keras.layers", "TFSMLayer", filepath="/tmp/program"),
+    "an operation that writes files": layer("keras.layers", "TFOpLambda", function="io.write_file"),
+    "an operation that calls Python": layer("keras.layers", "TFOpLambda", function="py_function"),
+    "an operation of any class": layer("keras.layers", "ClassMethod", cls_symbol="data.Dataset"),
+    "a type that is imported": {"class_name": "__typespec__", "module": "os", "spec_name": "s", "config": []},
+    "no name": {"class_name": 3, "config": {}},
+    "a function without a name": {"class_name": "function", "module": "builtins", "config": {"class_name": "x"}},
+}
+
+
+def sequential_of(*layers: dict[str, Any]) -> dict[str, Any]:
+    return {"class_name": "Sequential", "config": {"name": "s", "layers": list(layers)}}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_architectures_that_bring_code_are_refused(what: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no code is run"):
+        build_architecture({"model": sequential_of(HOSTILE[what])})
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"model": {"w": np.ones(1)}}, objects={NAME: {"model": sequential_of(HOSTILE[what])}})
+    with pytest.raises(ConfigError, match="no code is run"):
+        load_model(tmp_path / "run")
+    with pytest.raises(ConfigError, match="no code is run"):
+        hc.export_checkpoint(tmp_path / "run", tmp_path / "m.h5")
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_keras_files_that_bring_code_are_refused_before_keras_sees_them(what: str, tmp_path: Path) -> None:
+    small_models.bare().save(tmp_path / "good.keras")
+    with zipfile.ZipFile(tmp_path / "good.keras") as good, zipfile.ZipFile(tmp_path / "m.keras", "w") as bad:
+        for name in good.namelist():
+            text = json.dumps(sequential_of(HOSTILE[what])) if name == "config.json" else good.read(name)
+            bad.writestr(name, text)
+    with pytest.raises(ConfigError, match="no code is run"):
+        hc.import_checkpoint(tmp_path / "m.keras", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_ordinary_models_bring_no_code() -> None:
+    layers = keras.layers
+    entry = keras.Input((5, 3))
+    x = layers.Bidirectional(layers.LSTM(4, kernel_regularizer=keras.regularizers.L2(0.1)))(entry)
+    x = layers.Dense(8, activation=keras.activations.gelu)(x) * 2.0 + 1.0
+    model = keras.Model(entry, layers.Dense(1)(layers.LayerNormalization()(x)))
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    model.compile(keras.optimizers.Adam(rate), keras.losses.sparse_categorical_crossentropy, metrics=["accuracy"])
+    for built in (model, small_models.sequential(), small_models.functional(), small_models.nested()):
+        refuse_code(describe(built)[NAME])
+        assert build_architecture(describe(built)[NAME]).count_params() == built.count_params()
+
+
+def test_what_the_program_registered_with_keras_is_its_own_code() -> None:
+    config = {"module": None, "class_name": "Known", "config": {}, "registered_name": "here>Known"}
+    with pytest.raises(ConfigError, match="Known"):
+        refuse_code(config)
+    keras.saving.register_keras_serializable("here", "Known")(type("Known", (keras.layers.Layer,), {}))
+    refuse_code(config)
+    refuse_code(function("my.losses", "mine"), {"mine": print})
+
+
+def test_weights_in_a_keras_file_do_not_reach_out(tmp_path: Path) -> None:
+    small_models.bare().save(tmp_path / "good.keras")
+    with zipfile.ZipFile(tmp_path / "good.keras") as good:
+        good.extract("model.weights.h5", tmp_path)
+        with h5py.File(tmp_path / "model.weights.h5", "a") as file:
+            file["more"] = h5py.ExternalLink("/etc/hostname", "/")
+        with zipfile.ZipFile(tmp_path / "m.keras", "w") as bad:
+            bad.writestr("config.json", good.read("config.json"))
+            bad.write(tmp_path / "model.weights.h5", "model.weights.h5")
+    with pytest.raises(ForeignFormatError, match="is a link, not data"):
+        hc.import_checkpoint(tmp_path / "m.keras", tmp_path / "back")
+    with pytest.raises(ForeignFormatError, match="is a link, not data"):
+        hc.import_checkpoint(tmp_path / "model.weights.h5", tmp_path / "back", model=small_models.bare())
+
+
+def test_a_checkpoint_of_tensorflows_that_claims_more_than_there_is(tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"w": np.ones((3, 5))})
+    hc.export_checkpoint(tmp_path / "run", tmp_path / "cp.ckpt")
+    (tmp_path / "cp.ckpt.data-00000-of-00001").write_bytes(b"short")
+    with pytest.raises(CorruptError, match="is said to have shape"):
+        hc.import_checkpoint(tmp_path / "cp.ckpt", tmp_path / "back")
