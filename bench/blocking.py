@@ -3,7 +3,8 @@
 In one process, in turns: a warm memcpy of the same bytes by one thread; holding the variables; holding them over the
 next three steps of a training; and a save into a directory, during which the training goes on.  A step is one
 tf.function that updates all variables.  What counts is *blocking + excess*: how long the call took, and by how much the
-three steps after it took longer than three others, for the copies that holding defers are made there.  See README.md.
+three steps after it took longer than three usual ones, for the copies that holding defers are made there.  What is
+usual is measured before and afterwards: a machine's memory is fast at one time and slow at another.  See README.md.
 """
 
 from __future__ import annotations
@@ -129,11 +130,12 @@ class Bench:
         return self._beside_training(lambda: self.ckpt.save(self.step, self.training.state), self.ckpt.wait)
 
     def _beside_training(self, begin: Callable[[], Any], end: Callable[[], Any]) -> Figures:
-        usual = statistics.median(self.training.steps())
+        before = self.training.steps()
         self.memory.forget()
         blocking = seconds(begin)
         steps = self.training.steps()
-        after = seconds(end)
+        after, extra_nbytes = seconds(end), self.memory.extra()
+        usual = statistics.median([*before, *self.training.steps()])
         excess = sum(steps) - N_STEPS * usual
         return {
             "blocking": blocking,
@@ -141,7 +143,7 @@ class Bench:
             "sum": blocking + excess,
             "step": usual,
             "after": after,
-            "extra_nbytes": self.memory.extra(),
+            "extra_nbytes": extra_nbytes,
         }
 
 

@@ -22,6 +22,7 @@ from hpcckpt.errors import BackendConflictError, ClosedError, CollectiveError, O
 from hpcckpt.holding import ArenaPool
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
+from hpcckpt.underway import Request, Underway
 
 __all__ = ["Checkpointer", "PendingSave", "Restored", "SavedStep"]
 
@@ -36,11 +37,11 @@ class PendingSave:
     ----------
     run : Run
         The run it belongs to.
-    underway : saving.Underway
+    underway : Underway
         The save.
     """
 
-    def __init__(self, run: Run, underway: saving.Underway) -> None:
+    def __init__(self, run: Run, underway: Underway) -> None:
         self._run = run
         self._underway = underway
 
@@ -245,7 +246,7 @@ class Checkpointer:
             The previous checkpoint is untouched and training may go on.
         """
         self._check_open()
-        request = saving.Request(int(step), metrics or {}, objects or {}, overwrite, level)
+        request = Request(int(step), metrics or {}, objects or {}, overwrite, level)
         return PendingSave(self._run, saving.save(self._run, state, request))
 
     def restore(self, state: Any, step: int | None = None, *, strict: bool = True) -> Restored:

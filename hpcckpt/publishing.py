@@ -12,6 +12,7 @@ import platform
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from hpcckpt import native, phases
 from hpcckpt._version import __version__
 from hpcckpt.collective import commit
-from hpcckpt.collective.planner import SavePlan
+from hpcckpt.collective.planner import SavePlan, full_plan
 from hpcckpt.config import Level
 from hpcckpt.discovery import inspect_step, step_numbers
 from hpcckpt.errors import (
@@ -37,7 +38,7 @@ from hpcckpt.errors import (
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
 from hpcckpt.mounts import counts_links
-from hpcckpt.plan import FileRecord, SaveJob, Ticket, WriteReport
+from hpcckpt.plan import Declaration, FileRecord, SaveJob, Ticket, WriteReport
 from hpcckpt.retention import apply_retention, sweep
 from hpcckpt.run import Run
 
@@ -150,6 +151,12 @@ def prepare(run: Run, design: Any, reusable: Path | None = None) -> Ticket:
     files = (run.directory / ticket.name).rglob("*") if reusable else ()
     run.staged[ticket.name] = sum(512 * file.lstat().st_blocks for file in files)
     return ticket
+
+
+def design(run: Run, declarations: Sequence[Declaration], gathered: Sequence[Sequence[Declaration]]) -> Any:
+    """Let the backend make of a plan what all ranks will have to know. Root only."""
+    designs = "designs" in run.backend.features
+    return run.backend.design(replace(full_plan(declarations, gathered), directory=run.directory)) if designs else None
 
 
 def sweep_all(run: Run) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+from hpcckpt.discovery import find_step
 from hpcckpt.errors import CodeError, StateMismatchError
-from hpcckpt.horovod.ranks import initialized
+from hpcckpt.horovod.ranks import communicator
 from hpcckpt.horovod.replicas import check_equal
 from hpcckpt.keras.optimizers import build, optimizer_leaves
 
 
 def load_model(
     path: str | os.PathLike[str],
-    step: int | None = None,
+    step: int | str | None = None,
     *,
     process_set: Any = None,
     loading: dict[str, Any] | None = None,
@@ -29,8 +31,8 @@ def load_model(
     ----------
     path : path_like
         A run directory, or the directory of a step.
-    step : int, optional
-        The step; by default the newest good one.
+    step : int or str, optional
+        The step: a number, ``"latest"`` (the default) or ``"best"``; the first rank finds it for all.
     process_set : hvd.ProcessSet, optional
         The ranks that train this model together; by default all of Horovod's.
     loading : mapping, optional
@@ -52,11 +54,21 @@ def load_model(
     """
     from hpcckpt.keras import load_model as load
 
-    initialized()
-    found = load(path, step, **(loading or {}))
-    wrap_optimizer(found, process_set=process_set, **wrapping)
-    check_equal({"model": found}, process_set=process_set)
+    ranks = communicator(process_set)
+    try:
+        where = ranks.on_root("load model: find step", lambda: _find(path, step))
+        found = ranks.agree("load model", lambda: load(where, **(loading or {})))
+        ranks.agree("load model: wrap", lambda: wrap_optimizer(found, process_set=process_set, **wrapping))
+        check_equal({"model": found}, comm=ranks)
+    finally:
+        ranks.free()
     return found
+
+
+def _find(path: str | os.PathLike[str], step: int | str | None) -> Path:
+    """Return the directory of a step; a file stays what it is, to be refused by who reads it."""
+    where = Path(os.path.realpath(path))  # ModelCheckpoint gives steps names by links
+    return where if where.is_file() else find_step(where, step).path
 
 
 def wrap_optimizer(model: Any, *, process_set: Any = None, **wrapping: Any) -> None:

@@ -2,8 +2,9 @@
 
 Importing this package loads TensorFlow only when a name is used.
 
-`Checkpoint` and `CheckpointManager` have the names and the behaviour of TensorFlow's own.  A `hpcckpt.Checkpointer` takes the same things
-as a state, or as a part of one: ``tf.train.Checkpoint``, ``tf.Module``, iterators of ``tf.data``, generators, tables.
+`Checkpoint` and `CheckpointManager` have the names and the behaviour of TensorFlow's own.  A `hpcckpt.Checkpointer`
+takes the same things as a state, or as a part of one: ``tf.train.Checkpoint``, ``tf.Module``, iterators of ``tf.data``,
+generators, tables.
 """
 
 from __future__ import annotations

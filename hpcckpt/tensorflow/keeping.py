@@ -6,7 +6,7 @@ What it must remember from run to run stands in each step, and steps that are ke
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from hpcckpt.discovery import pins, scan
 
 NOTE = "tensorflow.CheckpointManager"
 """Under which name a manager's note stands among the objects of a step."""
-_PRESERVED = "last_preserved_timestamp"
+_PRESERVED, _TIMES = "last_preserved_timestamp", "timestamps"
 _HOUR_S = 3600.0
 
 
@@ -27,17 +27,29 @@ class Found(NamedTuple):
     last_preserved: float
 
 
-def look(directory: Path, now: float) -> Found:
+def now() -> float:
+    """Return what the clock says, in seconds."""
+    return time.time()
+
+
+def look(directory: Path, when: float) -> Found:
     """Return what an earlier manager has left in a directory. Root only."""
-    kept, times, note = pins(directory), {}, None
+    kept, times = pins(directory), {}
+    last: float | None = None
     for info in scan(directory):
         if info.manifest is not None and info.is_restorable:
-            times[info.step] = min(datetime.fromisoformat(info.manifest.created).timestamp(), now)
-            note = info.manifest.objects.get("user", {}).get(NOTE, note)
-    remembered = note.get(_PRESERVED) if isinstance(note, Mapping) else None
+            note = info.manifest.objects.get("user", {}).get(NOTE)
+            note = note if isinstance(note, Mapping) else {}
+            created = datetime.fromisoformat(info.manifest.created).timestamp()
+            times[info.step] = min(_number(note.get(_TIMES, {}).get(str(info.step)), created), when)
+            last = _number(note.get(_PRESERVED), last)
     # a little back, so that what is saved at once counts as later
-    last = min(remembered, now) if isinstance(remembered, int | float) else min(times.values(), default=now) - 1.0
-    return Found({step: when for step, when in times.items() if step not in kept}, last)
+    oldest = min(times.values(), default=when) - 1.0
+    return Found({step: time_s for step, time_s in times.items() if step not in kept}, oldest if last is None else last)
+
+
+def _number(value: Any, default: Any) -> Any:
+    return value if isinstance(value, int | float) else default
 
 
 @dataclass(slots=True)
@@ -60,7 +72,6 @@ class Keeping:
     every_n_hours: float | None
     times: dict[int, float] = field(default_factory=dict)
     last_preserved: float = 0.0
-    clock: Callable[[], float] = time.time
 
     def going(self, step: int) -> list[int]:
         """Return the steps that go when this one is saved, the oldest first. Pure."""
@@ -79,12 +90,12 @@ class Keeping:
         return stay
 
     def took(self, step: int, when: float) -> None:
-        """Remember that a step was saved, and that others went for it. Independent."""
-        for gone in self.going(step):
-            del self.times[gone]
+        """Remember that a step was saved, and that others went for it: old ones, or newer ones aside. Independent."""
+        for gone in [*self.going(step), *(other for other in self.times if other > step)]:
+            self.times.pop(gone, None)
         self.times.pop(step, None)
         self.times[step] = when
 
-    def note(self) -> dict[str, Any]:
-        """Return what the next manager has to know. Independent."""
-        return {NOTE: {_PRESERVED: self.last_preserved}}
+    def note(self, step: int, when: float) -> dict[str, Any]:
+        """Return what the next manager has to know of a step. Independent."""
+        return {NOTE: {_PRESERVED: self.last_preserved, _TIMES: {str(step): when}}}

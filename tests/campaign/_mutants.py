@@ -16,7 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt import checkpointer, holding, layout, native, phases, publishing, retention, saving
+from hpcckpt import (
+    checkpointer,
+    errors,
+    holding,
+    layout,
+    native,
+    phases,
+    publishing,
+    retention,
+    saving,
+    settling,
+    writing,
+)
 from hpcckpt.backends import base
 from hpcckpt.collective import commit
 from hpcckpt.discovery import step_numbers
@@ -98,7 +110,7 @@ def _not_copied() -> None:
     def hold(tree: Any, items: Any, pool: Any, threads: int) -> Any:
         return dataclasses.replace(holding.live(tree, items), is_live=False)
 
-    saving.hold = hold
+    writing.hold = hold
 
 
 def _one_arena_for_all() -> None:
@@ -178,15 +190,15 @@ def _a_failure_is_dropped() -> None:
 
 def _each_rank_tells_its_own() -> None:
     """Ranks raise different errors."""
-    original = saving._settle
+    original = settling._settle
 
     def settle(run: Any, this: Any, outcome: Any) -> None:
         original(run, this, outcome)
         if this.answer is not None and this.answer.failures and run.comm.rank:
-            failures = {0: saving.Failure("storage", "something failed on another rank")}
+            failures = {0: errors.Failure("storage", "something failed on another rank")}
             this.answer = this.answer._replace(failures=failures)
 
-    saving._settle = settle
+    settling._settle = settle
 
 
 def _failed_steps_stay() -> None:

@@ -49,6 +49,8 @@ class Order:
         Whether a step is saved before the guard is asked about it, or behind.
     has_worker : bool
         Whether each rank has a forked worker.
+    n_steps : int
+        After how many steps the training is over; 0 never. (Keras only.)
     seed : int
         For everything random.
     watch : dict
@@ -69,6 +71,7 @@ class Order:
     stops_in_warm_up: bool = True
     saves_first: bool = True
     has_worker: bool = False
+    n_steps: int = 0
     seed: int = 0
     watch: Mapping[str, Any] = field(default_factory=dict)
 

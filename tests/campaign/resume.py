@@ -34,7 +34,7 @@ from mpi_launch import clean_environment, find_mpirun
 KINDS = ("keras", "horovod", "mpi4py", "torch")
 RANKS = {"keras": 1, "horovod": 2, "mpi4py": 2, "torch": 1}
 NEEDS = {"keras": "tensorflow", "horovod": "horovod", "mpi4py": "tensorflow", "torch": "torch"}
-RUN_TIMEOUT_S = 180.0
+RUN_TIMEOUT_S = 400.0
 
 
 class BrokenPromiseError(Exception):
@@ -252,6 +252,6 @@ CAMPAIGN = Campaign(
     200,
     run,
     prepare,
-    timeout_s=900.0,
+    timeout_s=1800.0,
     reason_to_skip=reason_to_skip,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,15 @@ from models import IS_KERAS_3, assert_equal, lenet5, small, values
 
 import hpcckpt.tmci as tmci
 from hpcckpt import Checkpointer, load
-from hpcckpt.errors import BackendNotFoundError, OptionError, StateError, StateMismatchError, StepNotFoundError
+from hpcckpt.errors import (
+    BackendError,
+    BackendNotFoundError,
+    OptionError,
+    StateError,
+    StateMismatchError,
+    StepNotFoundError,
+)
+from hpcckpt.native import tf_ops
 
 N_TENSORS = 26 if IS_KERAS_3 else 25
 WEIGHTS = [
@@ -173,6 +183,19 @@ def test_the_library_is_where_it_is_said_to_be(ops: Any) -> None:
     assert os.sep not in tmci.get_library()
 
 
+def test_ops_for_another_tensorflow_are_refused_in_plain_words(
+    ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = tf_ops.target()._replace(tensorflow="2.14.0").filename
+    shutil.copyfile(ops.path, tmp_path / forged)
+    monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path))
+    monkeypatch.setattr(tf_ops, "load_ops", tf_ops.load_ops.__wrapped__)  # as in a process that has not loaded any
+    text = f"built for TensorFlow 2.14.0, and {tf.__version__} is installed; run: python -m hpcckpt.native.build"
+    for call in (tmci.get_library, lambda: tmci.save_weights(small(), "null", "unopened")):
+        with pytest.raises(BackendError, match=re.escape(text)):
+            call()
+
+
 def test_importing_it_loads_no_tensorflow() -> None:
     program = "import sys, hpcckpt.tmci as tmci; tmci.plugins.load; sys.exit('tensorflow' in sys.modules)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -194,6 +217,19 @@ def test_a_backend_in_python_saves_a_checkpoint_like_any_other(tmp_path: Path) -
     with Checkpointer(tmp_path / "run") as ckpt:
         ckpt.restore({"model": other})
     assert_equal(values(other), expected)
+
+
+@pytest.mark.parametrize("backend", ["hdf5", "rankfile", "plugin:posix"])
+def test_any_backend_of_the_registry_is_reached_by_its_name(backend: str, tmp_path: Path) -> None:
+    if backend == "hdf5":
+        pytest.importorskip("h5py")
+    if backend == "plugin:posix" and "posix" not in tmci.plugins.available():
+        pytest.skip("the samples are not built")
+    model, config = trained(), {"path": str(tmp_path / "run")}
+    tmci.save_weights(model, backend, config)
+    fresh = small(seed=2)
+    tmci.load_weights(fresh, backend, config)
+    assert_equal(values(fresh), values(model))
 
 
 def test_with_a_backend_in_python_too_the_optimizer_can_be_left_out(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def train(model: torch.nn.Module, optimizer: Any, steps: int, scheduler: Any = N
             loss.backward()
             return loss
 
-        losses.append(float(optimizer.step(closure)))
+        losses.append(float(optimizer.step(closure).detach()))
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             scheduler.step(losses[-1])
         elif scheduler is not None:

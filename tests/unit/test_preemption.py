@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hpcckpt as hc
 from hpcckpt.errors import CorruptError, OptionError
 from hpcckpt.preemption import Halt, Preempted, parse_halt, read_halt, write_halt
 from hpcckpt.preemption.clock import duration_s, duration_text, moment_s, moment_text
@@ -348,6 +349,25 @@ if guard.should_stop(1):
     ended = run(tmp_path, script)
     assert ended.returncode == 75, ended.stderr
     assert ended.stderr == ""
+
+
+def test_signals_that_come_while_the_last_step_is_saved_change_nothing(tmp_path):
+    script = """
+from hpcckpt import phases
+guard = hc.preemption.watch(ckpt, verbose=0)
+send(signal.SIGTERM)
+assert guard.should_stop(1)
+seen = []
+phases.install_hook(lambda phase, rank: [seen.append(phase), send(signal.SIGTERM), send(signal.SIGUSR1)])
+try:
+    guard.save_and_exit(state)
+finally:
+    print(*sorted(set(seen)))
+"""
+    ended = run(tmp_path, script)
+    assert ended.returncode == 75, ended.stderr
+    assert {"2-write", "4-manifest", "5-published", "6-parent-synced"} <= set(ended.stdout.split())
+    assert set(hc.load(tmp_path / "run" / "step-0000000001")["w"].tolist()) == {1.0}
 
 
 def test_handlers_from_before_are_called_and_given_back(tmp_path):

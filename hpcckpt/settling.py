@@ -1,0 +1,136 @@
+"""How a save ends: root concludes from what all ranks report, and each rank settles what root answers.
+
+Root publishes the step, says what failed where, or, if the states have changed, has all ranks plan anew and write by
+the new plan.  The numbers are those of the commit protocol (:mod:`hpcckpt.collective.commit`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hpcckpt import phases, publishing
+from hpcckpt.collective.planner import alike, plan_for, tree_mismatch
+from hpcckpt.draining import Outcome
+from hpcckpt.errors import ShardingError, as_failure, collective_error
+from hpcckpt.holding import cut
+from hpcckpt.plan import Declaration
+from hpcckpt.publishing import Report
+from hpcckpt.run import Planned, Run, SavedStep
+from hpcckpt.underway import Answer, Proposal, Underway
+from hpcckpt.writing import write_part
+
+_log = logging.getLogger("hpcckpt")
+
+
+def ending(run: Run, this: Underway) -> tuple[Callable[[Sequence[Outcome]], Answer], Callable[[Outcome], None]]:
+    """Return what root does with all outcomes (3 to 6, 8), and what each rank does with root's (7). Independent."""
+    return lambda outcomes: _conclude(run, this, outcomes), lambda outcome: _settle(run, this, outcome)
+
+
+def _conclude(run: Run, this: Underway, outcomes: Sequence[Outcome]) -> Answer:
+    """Publish what all ranks wrote, or say what failed. Root only."""
+    phase, failures = "write", {rank: o.failure for rank, o in enumerate(outcomes) if o.failure is not None}
+    values = [outcome.value for outcome in outcomes]
+    is_new = any(isinstance(value, Proposal) for value in values)
+    if not failures:
+        try:
+            if is_new:
+                return _propose_to_all(run, this, _agreed(this.planned, values))
+            phase = "publish"
+            return _publish(run, this, values)
+        except Exception as error:  # noqa: BLE001 - every rank will hear of it
+            failures = {0: as_failure(error)}
+    publishing.abandon(run, this.staged)
+    # without a ticket the next save plans with all ranks
+    ticket = None if is_new else publishing.next_ticket(run, this.planned.design)
+    answer = Answer(None, phase, failures, ticket)
+    if run.is_in_background:
+        _log.error("hpcckpt: %s", collective_error(f"save step {this.request.step}: {phase}", failures))
+    return answer
+
+
+def _publish(run: Run, this: Underway, reports: Sequence[Report]) -> Answer:
+    plan = this.plan
+    assert this.content is not None
+    assert plan is not None
+    done = publishing.publish(run, this.staged, plan, this.content, reports, overwrite=this.request.overwrite)
+    seconds = time.monotonic() - this.began
+    saved = SavedStep(
+        step=this.request.step,
+        path=done.path,
+        nbytes=sum(report.written.shared_nbytes + report.written.own_nbytes for report in reports),
+        files=done.n_files,
+        seconds=seconds,
+        stall_seconds=this.stall_s if run.is_in_background else seconds,
+        kept=done.n_kept,
+        backend=run.backend.name,
+        warnings=done.warnings,
+        linked_nbytes=sum(report.written.linked_nbytes for report in reports),
+    )
+    return Answer(saved, ticket=publishing.next_ticket(run, this.planned.design))
+
+
+def _propose_to_all(run: Run, this: Underway, proposals: tuple[tuple[Declaration, ...], ...]) -> Answer:
+    """Design the new plan, and let the staging directory fit it. Root only."""
+    assert this.tree is not None
+    design = publishing.design(run, this.tree.declarations, proposals)
+    if design != this.staged.job.design:
+        run.backend.reuse(this.staged.path, run.comm.size, design)
+    return Answer(proposals=proposals, design=design)
+
+
+def _agreed(planned: Planned, values: Sequence[Report | Proposal]) -> tuple[tuple[Declaration, ...], ...]:
+    """Return what all ranks propose to plan with; raise unless they do. Root only."""
+    known = [*map(alike, planned.declarations), *(f"object {name}" for name in planned.objects)]
+    trees = [value.alike if isinstance(value, Proposal) else known for value in values]
+    if any(tree != trees[0] for tree in trees):
+        raise tree_mismatch(trees)
+    own = {rank: value.own for rank, value in enumerate(values) if isinstance(value, Proposal)}
+    if len(own) < len(values):  # the other ranks have written by the old plan, and let go of what they held
+        raise ShardingError(
+            f"rank {', '.join(map(str, own))} cut its shards anew and other ranks did not; "
+            "nothing was published: save again, and all ranks plan anew"
+        )
+    return tuple(own.values())
+
+
+def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
+    """Take in root's answer. Independent."""
+    answer = outcome.value if outcome.failure is None else Answer(None, "publish", {0: outcome.failure})
+    if answer.proposals:
+        _plan_anew(run, this, answer.proposals, answer.design)
+        return
+    phases.reached("7-outcome", run.comm.rank)
+    if answer.ticket is not None:
+        run.tickets[this.number + run.options.max_in_flight] = answer.ticket
+    if answer.saved is not None:
+        if not run.comm.is_root:  # root took it in when it published the step
+            run.lineage = run.lineage.after(this.staged.job)
+        run.unchanged.committed(this.payloads)
+    if this.held is not None and this.held.arena is not None:
+        run.arenas.give_back(this.held.arena)
+    this.held, this.tree, this.payloads = None, None, ()
+    this.answer = answer
+    if answer.saved is not None:
+        for hear in tuple(run.listeners):
+            hear(answer.saved)
+
+
+def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaration]], design: Any) -> None:
+    """Plan what all ranks proposed, and write it. Independent."""
+    tree, held = this.tree, this.held
+    assert tree is not None
+    assert held is not None
+
+    def write() -> Report:
+        this.plan = plan = plan_for(run.comm.rank, tree.declarations, proposals)
+        this.planned = Planned(tree.declarations, tuple(tree.objects), plan, design)
+        this.staged = replace(this.staged, job=replace(this.staged.job, design=design))
+        this.held = cut(held, plan.items)
+        return write_part(run, this, plan, None)()
+
+    this.matter = run.draining.start(2 * this.number + 1, this.matter.name, write, *ending(run, this))

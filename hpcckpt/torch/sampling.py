@@ -1,0 +1,113 @@
+"""Which rank trains on which samples, counted in samples, so that any number of ranks can go on within an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hpcckpt.collective.communicator import launched_rank, launched_size
+from hpcckpt.errors import OptionError
+
+
+class BatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Deals the samples of each epoch to the ranks in batches, shuffled by seed and epoch, from where it stands.
+
+    For ``DataLoader(data, batch_sampler=sampler)``, with any number of workers: what was trained on is what `advance`
+    was told, not what the workers have read ahead.
+
+    A step takes `batch_size` samples per rank from the epoch's order, rank after rank. A run on another number of
+    ranks begins with the very next sample: none is seen twice. What is left of an epoch and too little for a step is
+    dropped.
+
+    Parameters
+    ----------
+    n_samples : int
+        Samples in the data set.
+    batch_size : int
+        Samples per rank and step.
+    rank, size : int, optional
+        This rank and the number of ranks; by default what the launcher says.
+    seed : int
+        Of all epochs' orders.
+    shuffle : bool
+        Whether the order is a random one.
+
+    Raises
+    ------
+    OptionError
+        If there is not enough data for one step.
+
+    Examples
+    --------
+    >>> sampler = hc.torch.BatchSampler(len(data), 32)
+    >>> loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+    >>> hc.torch.restore(ckpt, model=model, optimizer=optimizer, data=sampler, must_exist=False)
+    >>> while sampler.epoch < epochs:
+    ...     for batch in loader:  # what is left of the epoch
+    ...         train(batch)
+    ...         sampler.advance()
+    """
+
+    def __init__(
+        self,
+        n_samples: int,
+        batch_size: int,
+        rank: int | None = None,
+        size: int | None = None,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        self._rank = launched_rank() or 0 if rank is None else rank
+        self._size = launched_size() or 1 if size is None else size
+        self.n_samples, self.batch_size, self._seed, self._shuffle = n_samples, batch_size, seed, shuffle
+        self.epoch = self.samples = 0
+        if n_samples < self._per_step:
+            raise OptionError(f"{n_samples} samples are not enough for one step of {self._per_step}")
+
+    @property
+    def _per_step(self) -> int:
+        return self.batch_size * self._size
+
+    @property
+    def step(self) -> int:
+        """Steps of this run's size that all epochs together have behind them."""
+        return self.epoch * (self.n_samples // self._per_step) + self.samples // self._per_step
+
+    def __len__(self) -> int:
+        """Steps that are left of the epoch."""
+        return (self.n_samples - self.samples) // self._per_step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield this rank's samples of each step that is left of the epoch."""
+        order = self._order()
+        for start in range(self.samples, self.n_samples - self._per_step + 1, self._per_step):
+            mine = start + self._rank * self.batch_size
+            yield order[mine : mine + self.batch_size]
+
+    def _order(self) -> list[int]:
+        if not self._shuffle:
+            return [*range(self.n_samples)]
+        generator = torch.Generator().manual_seed((self._seed << 20) + self.epoch)
+        order: list[int] = torch.randperm(self.n_samples, generator=generator).tolist()
+        return order
+
+    def advance(self, n_batches: int = 1) -> None:
+        """Count steps that were trained. Independent."""
+        self.samples += n_batches * self._per_step
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        if self.n_samples - self.samples < self._per_step:
+            self.epoch, self.samples = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position, the same on all ranks. Independent."""
+        return {"epoch": self.epoch, "samples": self.samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position, maybe one of another number of ranks. Independent."""
+        self.epoch, self.samples = int(state["epoch"]), int(state["samples"])
+        self._end_epoch()

@@ -1,0 +1,312 @@
+"""All that ``tf.train.Checkpoint`` can track comes back, into what exists and into what is created later."""
+
+from __future__ import annotations
+
+import gc
+import random
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hpcckpt as hc
+from hpcckpt.errors import StateError, StateMismatchError
+from hpcckpt.snapshot import flatten
+from hpcckpt.tensorflow.deferring import GRAPH_KEY
+
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool", "complex64", "string"]
+
+
+class Count(tf.train.experimental.PythonState):
+    """Python state, as programs write it."""
+
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+
+    def serialize(self) -> str:
+        return str(self.n)
+
+    def deserialize(self, string_value: Any) -> None:
+        self.n = int(string_value)
+
+
+def save_and_restore(run_dir: Any, saved: Any, blank: Any) -> Any:
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, saved).result()
+        restored = ckpt.restore(blank)
+    assert restored.warnings == ()
+    return hc.tensorflow.last_status(blank)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_variables_of_every_dtype_come_back(run_dir, dtype):
+    values = [["a", "b\0c"], ["", "d"]] if dtype == "string" else tf.cast(tf.constant([[0, 1], [2, 3]]), dtype)
+    saved = tf.train.Checkpoint(v=tf.Variable(tf.constant(values)), empty=tf.Variable(tf.zeros([0, 3], dtype)))
+    blank = tf.train.Checkpoint(v=tf.Variable(tf.zeros([2, 2], dtype)), empty=tf.Variable(tf.zeros([0, 3], dtype)))
+    save_and_restore(run_dir, saved, blank).assert_consumed()
+    assert blank.v.numpy().tolist() == saved.v.numpy().tolist()
+
+
+def everything(seed: int) -> tf.train.Checkpoint:
+    module = tf.Module()
+    module.w = tf.Variable(tf.fill([3, 2], float(seed)))
+    module.parts = [tf.Variable(seed), {"deep": tf.Variable([seed, seed])}]
+    module.again = module.w
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    table.insert(tf.constant([f"key {seed}", "both"]), tf.constant([seed, seed], tf.int64))
+    pipeline = tf.data.Dataset.range(100).shuffle(30, seed=5).batch(3)
+    return tf.train.Checkpoint(
+        module=module, table=table, it=iter(pipeline), rng=tf.random.Generator.from_seed(seed), count=Count(seed)
+    )
+
+
+def test_everything_that_can_be_tracked_comes_back(run_dir):
+    saved, blank = everything(7), everything(0)
+    next(saved.it), next(saved.it), saved.rng.normal([5])
+    save_and_restore(run_dir, saved, blank).assert_consumed()
+    assert blank.module.w.numpy().tolist() == [[7.0, 7.0]] * 3
+    assert (int(blank.module.parts[0]), blank.module.parts[1]["deep"].numpy().tolist()) == (7, [7, 7])
+    assert blank.table.lookup(tf.constant(["key 7", "both", "key 0"])).numpy().tolist() == [7, 7, -1]
+    assert next(blank.it).numpy().tolist() == next(saved.it).numpy().tolist()
+    assert blank.rng.normal([3]).numpy().tolist() == saved.rng.normal([3]).numpy().tolist()
+    assert blank.count.n == 7
+
+
+def test_names_are_those_that_tensorflow_gives(run_dir):
+    tree = flatten({"state": everything(1), "other": np.ones(1)})
+    assert [*tree.tensors] == [
+        "other",
+        "state/count/.py_state",
+        "state/count/.py_state/.own",
+        "state/it/.ITERATOR_STATE",
+        "state/module/parts/0",
+        "state/module/parts/1/deep",
+        "state/module/w",
+        "state/rng/_state_var",
+        "state/table/.table-keys",
+        "state/table/.table-values",
+    ]
+    assert [*tree.objects] == ["state/.graph"]
+
+
+def test_variables_are_held_and_restored_without_tensorflows_copies(run_dir, monkeypatch):
+    saved, blank = (tf.train.Checkpoint(v=tf.Variable(tf.fill([1000], x))) for x in (1.0, 0.0))
+    written: list[list[str]] = []
+    save_v2 = tf.raw_ops.SaveV2
+    monkeypatch.setattr(
+        tf.raw_ops, "SaveV2", lambda **how: written.append(how["tensor_names"]) or save_v2(**how), raising=False
+    )
+    leaf = flatten(saved).tensors["v"]
+    assert leaf.read().ctypes.data == leaf.read().ctypes.data
+    save_and_restore(run_dir, saved, blank).assert_consumed()
+    assert written == [[GRAPH_KEY]]
+    assert float(blank.v[999]) == 1.0
+
+
+# -- what does not exist yet ---------------------------------------------------------------------
+
+
+def test_variables_created_later_get_their_values(run_dir):
+    saved = tf.train.Checkpoint(a=tf.Variable(1.0), m=tf.Module())
+    saved.m.w = [tf.Variable([2.0, 3.0]), tf.Variable("text")]
+    blank = tf.train.Checkpoint(a=tf.Variable(0.0))
+    status = save_and_restore(run_dir, saved, blank)
+    with pytest.raises(AssertionError):
+        status.assert_consumed()
+    status.assert_existing_objects_matched()
+    blank.m = tf.Module()
+    blank.m.w = [tf.Variable([0.0, 0.0]), tf.Variable("")]
+    assert (blank.m.w[0].numpy().tolist(), blank.m.w[1].numpy()) == ([2.0, 3.0], b"text")
+    status.assert_consumed()
+
+
+def test_a_keras_model_that_is_not_built_and_its_optimizer_get_their_values_later(run_dir):
+    def training(seed: int) -> tf.train.Checkpoint:
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+        return tf.train.Checkpoint(model=model, optimizer=keras.optimizers.Adam(0.1))
+
+    def step(of: tf.train.Checkpoint) -> float:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(of.model(tf.ones([8, 3])) ** 2)
+        variables = of.model.trainable_variables
+        of.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return float(loss)
+
+    saved, blank = training(1), training(2)
+    step(saved), step(saved)
+    status = save_and_restore(run_dir, saved, blank)
+    assert [step(blank), step(blank)] == [step(saved), step(saved)]
+    status.assert_existing_objects_matched()
+
+
+def test_memory_that_nobody_waits_for_any_more_is_given_back(run_dir):
+    def in_memory() -> set[str]:
+        try:
+            return set(tf.io.gfile.glob("ram://hpcckpt-*/*"))
+        except tf.errors.OpError:
+            return set()
+
+    before = in_memory()
+    saved, blank = tf.train.Checkpoint(a=tf.Variable(1.0), s=tf.Variable("x")), tf.train.Checkpoint()
+    status = save_and_restore(run_dir, saved, blank)
+    own = in_memory() - before
+    assert own
+    blank.a, blank.s = tf.Variable(0.0), tf.Variable("")
+    status.assert_consumed()
+    del status, blank
+    gc.collect()
+    assert not own & in_memory()
+
+
+def test_slots_of_old_optimizers_come_back_now_and_later(run_dir):
+    optimizers = getattr(keras.optimizers, "legacy", None)
+    if not hasattr(optimizers, "SGD") or keras.__version__.startswith("3"):
+        pytest.skip("Keras 2.15 only")
+
+    def training(value: float) -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(v=tf.Variable(value), optimizer=optimizers.SGD(0.1, momentum=0.9))
+
+    def step(of: tf.train.Checkpoint) -> float:
+        of.optimizer.minimize(lambda: of.v**2, [of.v])
+        return float(of.v)
+
+    saved, later, now = training(3.0), training(1.0), training(1.0)
+    step(saved), step(now)
+    save_and_restore(run_dir, saved, later)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(now)
+    assert step(later) == step(now) == step(saved)
+
+
+# -- strictness, refusals ------------------------------------------------------------------------
+
+
+def test_what_the_checkpoint_lacks_is_named_and_nothing_changes(run_dir):
+    blank = tf.train.Checkpoint(a=tf.Variable(0.0), new=tf.Variable(5.0))
+    with pytest.raises(StateMismatchError, match="'new': is in the state but not in the checkpoint"):
+        save_and_restore(run_dir, tf.train.Checkpoint(a=tf.Variable(1.0)), blank)
+    assert float(blank.a) == 0.0
+
+
+def test_another_shape_is_named_and_nothing_changes(run_dir):
+    blank = tf.train.Checkpoint(a=tf.Variable(0.0), b=tf.Variable([0.0]))
+    with pytest.raises(StateMismatchError, match=r"'b': has shape \(2,\) in the checkpoint and \(1,\)"):
+        save_and_restore(run_dir, tf.train.Checkpoint(a=tf.Variable(1.0), b=tf.Variable([1.0, 2.0])), blank)
+    assert float(blank.a) == 0.0
+
+
+def test_variables_of_any_shape_take_that_of_the_checkpoint(run_dir):
+    saved, blank = (
+        tf.train.Checkpoint(v=tf.Variable(tf.zeros([n, 2]), shape=tf.TensorShape([None, 2]))) for n in (5, 1)
+    )
+    save_and_restore(run_dir, saved, blank)
+    assert blank.v.shape.as_list() == [None, 2]
+    assert blank.v.numpy().shape == (5, 2)
+
+
+def test_an_iterator_that_tensorflow_cannot_save_says_so():
+    dataset = tf.data.Dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec((), tf.int64))
+    with pytest.raises(StateError, match="cannot save"):
+        flatten(tf.train.Checkpoint(it=iter(dataset)))
+
+
+def test_within_a_tf_function_nothing_can_be_saved():
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+
+    @tf.function(autograph=False)
+    def train():
+        flatten(checkpoint)
+
+    with pytest.raises(StateError, match=r"outside of tf\.function"):
+        train()
+
+
+@pytest.mark.parametrize("graph", [3, [], [{"children": {"v": 7}}], [{"values": {"x": 1}}], [{"children": {"v": 1}}]])
+def test_a_graph_that_says_nonsense_does_no_harm(run_dir, damage, graph):
+    blank = tf.train.Checkpoint(v=tf.Variable(0.0))
+    with hc.Checkpointer(run_dir) as ckpt:
+        saved = ckpt.save(1, tf.train.Checkpoint(v=tf.Variable(1.0))).result()
+        damage.reseal(
+            saved.path / "manifest.json", lambda document: document["objects"]["state"].update({".graph": graph})
+        )
+        with pytest.raises(StateMismatchError):
+            ckpt.restore(blank)
+    assert float(blank.v) == 0.0
+
+
+# -- ranks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.counts(1, 2, 3)
+def test_positions_streams_and_python_state_are_each_ranks_own(ranks, run_dir):
+    def training(seed: int) -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(
+            it=iter(tf.data.Dataset.range(20)),
+            rng=tf.random.Generator.from_seed(seed),
+            count=Count(seed),
+            w=tf.Variable(1.0),
+        )
+
+    def body(comm):
+        saved, blank = training(comm.rank), training(50)
+        for _ in range(comm.rank + 1):
+            next(saved.it)
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, saved).result()
+            assert ckpt.restore(blank).warnings == ()
+        assert blank.rng.normal([2]).numpy().tolist() == saved.rng.normal([2]).numpy().tolist()
+        return int(next(blank.it)), blank.count.n
+
+    assert ranks(body) == [(rank + 1, rank) for rank in range(ranks.size)]
+
+
+def test_on_another_number_of_ranks_weights_come_back_and_the_rest_is_said(group, run_dir):
+    def save(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            state = tf.train.Checkpoint(
+                w=tf.Variable(3.0), it=iter(tf.data.Dataset.range(9)), count=Count(comm.rank + 4)
+            )
+            ckpt.save(1, state).result()
+
+    def restore(comm):
+        blank = tf.train.Checkpoint(w=tf.Variable(0.0), it=iter(tf.data.Dataset.range(9)), count=Count(0))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            restored = ckpt.restore(blank)
+        return float(blank.w), int(next(blank.it)), blank.count.n, len(restored.warnings)
+
+    group(2, save)
+    assert group(3, restore) == [(3.0, 0, 4, 1)] * 3
+
+
+def test_statistics_that_are_not_trained_may_differ_between_ranks(ranks, run_dir):
+    def body(comm):
+        state = tf.train.Checkpoint(w=tf.Variable(1.0), mean=tf.Variable(float(comm.rank), trainable=False))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, state).result()
+            ckpt.restore(state)
+        return float(state.mean)
+
+    assert ranks(body) == [0.0] * ranks.size
+
+
+def draw() -> tuple[float, ...]:
+    numpy = float(np.random.random_sample())  # noqa: NPY002 - what programs draw from
+    return random.random(), numpy, float(tf.random.uniform(()))
+
+
+def test_random_streams_come_back_and_other_ranks_get_others(run_dir):
+    tf.random.set_seed(3)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, tf.train.Checkpoint(rng=hc.tensorflow.random_streams())).result()
+        expected = [draw(), draw()]
+        ckpt.restore(tf.train.Checkpoint(rng=hc.tensorflow.random_streams()))
+        assert [draw(), draw()] == expected
+        others = []
+        for rank in (0, 1, 0):
+            ckpt.restore(tf.train.Checkpoint(rng=hc.tensorflow.random_streams(rank, size=2)))
+            others.append(draw())
+    assert len({expected[0], *others}) == 3
+    assert others[0] == others[2]
