@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def main() -> None:
     """Run."""
     args = parser(__doc__).parse_args()
     if not h5py.get_config().mpi:
-        raise SystemExit("h5py here was built without MPI: scripts/dev/setup.sh a builds one with it")
+        print("h5py here was built without MPI: nothing to compare with", file=sys.stderr)
+        return
     with scratch(args.directory) as place:
         bench = Bench(args, place)
         found = interleave(bench.variants(), bench.machine.copy_rate, repeat=args.repeat, drift=args.drift)

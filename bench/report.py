@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-ORDER = ("peers", "save", "restore", "incremental", "blocking", "stall", "planning", "scale", "syncs")
+ORDER = (
+    "peers",
+    "save",
+    "restore",
+    "incremental",
+    "hdf5",
+    "blocking",
+    "stall",
+    "overhead",
+    "planning",
+    "scale",
+    "syncs",
+)
 REFERENCE = "hpcckpt"
 
 

@@ -49,9 +49,11 @@ for place in memory disk; do
     measure a "$RANKS" "incremental-$place" incremental "${sizes[@]}" --directory "$directory"
     measure peers "$RANKS" "peers-$place" peers "${sizes[@]}" --directory "$directory"
 done
+measure a "$RANKS" hdf5-disk hdf5 "${sizes[@]}" --directory "$DISK"
 measure peers "$RANKS" peers-async-memory peers "${sizes[@]}" --asynchronous --directory "$MEMORY"
 measure a 1 blocking blocking "${sizes[@]}" --directory "$MEMORY"
 measure a 1 stall stall "${sizes[@]}" --directory "$DISK"
+measure a 1 overhead overhead --repeat "$REPEAT" --directory "$DISK"
 measure a 1 planning planning --directory "$DISK"
 measure a 1 scale scale --directory "$MEMORY" --plot "$OUT/scale.svg"
 measure peers 1 syncs syncs --directory "$DISK"

@@ -179,7 +179,7 @@ def report(asked: Any, found: Any, facts: dict[str, Any]) -> None:
             f"({ratio['least']:.2f} to {ratio['most']:.2f})"
         )
     table.notes.append(condition(found, facts))
-    publish(table, asked, {"benchmark": "stall", "figures": found.figures, **facts})
+    publish(table, asked, {"program": "stall", "figures": found.figures, **facts})
 
 
 if __name__ == "__main__":

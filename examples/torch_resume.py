@@ -59,7 +59,7 @@ def digest(model: nn.Module) -> str:
     return total.hexdigest()
 
 
-def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lambda step: None) -> None:
+def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lambda _: None) -> None:
     """Train, or go on with training."""
     args = arguments(argv)
     torch.set_num_threads(1)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lam
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=40, gamma=0.7)
     sampler = hc.torch.BatchSampler(len(data), args.batch_size, COMM.rank, COMM.size, seed=1)
-    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+    loader = sampler.loader(data)
     hc.torch.batch_norm(model, "per-rank")
     torch.manual_seed(100 + COMM.rank)  # from here on each rank draws for itself
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}

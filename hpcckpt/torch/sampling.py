@@ -11,11 +11,11 @@ from hpcckpt.collective.communicator import launched_rank, launched_size
 from hpcckpt.errors import OptionError
 
 
-class BatchSampler(torch.utils.data.Sampler[list[int]]):
+class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may be absent where types are checked
     """Deals the samples of each epoch to the ranks in batches, shuffled by seed and epoch, from where it stands.
 
-    For ``DataLoader(data, batch_sampler=sampler)``, with any number of workers: what was trained on is what `advance`
-    was told, not what the workers have read ahead.
+    `loader` makes a ``DataLoader`` of it, with any number of workers: what was trained on is what `advance` was told,
+    not what the workers have read ahead.
 
     A step takes `batch_size` samples per rank from the epoch's order, rank after rank. A run on another number of
     ranks begins with the very next sample: none is seen twice. What is left of an epoch and too little for a step is
@@ -42,7 +42,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     Examples
     --------
     >>> sampler = hc.torch.BatchSampler(len(data), 32)
-    >>> loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+    >>> loader = sampler.loader(data)
     >>> hc.torch.restore(ckpt, model=model, optimizer=optimizer, data=sampler, must_exist=False)
     >>> while sampler.epoch < epochs:
     ...     for batch in loader:  # what is left of the epoch
@@ -64,6 +64,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._size = launched_size() or 1 if size is None else size
         self.n_samples, self.batch_size, self._seed, self._shuffle = n_samples, batch_size, seed, shuffle
         self.epoch = self.samples = 0
+        self._seeds = torch.Generator()
         if n_samples < self._per_step:
             raise OptionError(f"{n_samples} samples are not enough for one step of {self._per_step}")
 
@@ -76,12 +77,31 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         """Steps of this run's size that all epochs together have behind them."""
         return self.epoch * (self.n_samples // self._per_step) + self.samples // self._per_step
 
+    def loader(self, data: Any, **options: Any) -> Any:
+        """Return a ``DataLoader`` that is in nobody's way when a training is resumed.
+
+        Else a loader draws from the program's own random stream whenever it is iterated over, and so once more in a
+        run that resumes within an epoch: dropout would not be the same.
+
+        Parameters
+        ----------
+        data : Dataset
+            The data set.
+        **options
+            More for the ``DataLoader``: ``num_workers``, ``collate_fn``, …
+        """
+        return torch.utils.data.DataLoader(data, batch_sampler=self, generator=self._seeds, **options)
+
     def __len__(self) -> int:
-        """Steps that are left of the epoch."""
+        """Return how many steps are left of the epoch."""
         return (self.n_samples - self.samples) // self._per_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield this rank's samples of each step that is left of the epoch."""
+        """Return this rank's samples of each step that is left of the epoch."""
+        self._seeds.manual_seed((self._seed << 20) + self.epoch)  # what the loader seeds its workers from
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
         order = self._order()
         for start in range(self.samples, self.n_samples - self._per_step + 1, self._per_step):
             mine = start + self._rank * self.batch_size

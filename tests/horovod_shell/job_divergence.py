@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from jobs import failure, tell, weights
 
-from hpcckpt.horovod import RestoreCallback, broadcast_state, check_equal
+from hpcckpt.horovod import RestoreCallback, broadcast_state, check_equal, load_model
 
 PLACE = Path(sys.argv[1])
 BEFORE, AFTER = 4, 4
@@ -83,6 +83,13 @@ def ours() -> dict[str, Any]:
     return told(model, first)
 
 
+def loaded() -> dict[str, Any]:
+    """Resume with a model that is made from the first half's last checkpoint, and nothing else."""
+    model, first = load_model(PLACE / "run", 4, compression=hvd.Compression.none), FirstStep()
+    wraps = type(model.optimizer).__module__
+    return {**told(train(model, 2, first, first=1), first), "wrapped by": wraps}
+
+
 def told(model: Any, first: FirstStep) -> dict[str, Any]:
     """Return what there is to tell of a run."""
     rate = round(float(model.optimizer.learning_rate), 6)
@@ -95,7 +102,7 @@ def main() -> None:
     hvd.init()
     train(model := saved(), 2, first=1)
     straight = {"weights": weights(model), "end": failure(lambda: check_equal({"model": model}))}
-    what = {"straight": straight, "theirs": theirs(), "ours": ours()}
+    what = {"straight": straight, "theirs": theirs(), "ours": ours(), "loaded": loaded()}
     model = fresh()
     broadcast_state({"model": model}, root_rank=1)
     what["broadcast"] = {"weights": weights(model), "rate": round(float(model.optimizer.learning_rate), 6)}

@@ -45,6 +45,12 @@ def test_ours_ends_on_all_ranks_as_the_straight_run_to_the_bit(told: Told) -> No
     assert each(told, "ours", "weights") == each(told, "straight", "weights")
 
 
+def test_a_model_that_is_loaded_trains_on_with_horovods_optimizer_and_all_of_its_state(told: Told) -> None:
+    assert each(told, "loaded", "wrapped by") == ["horovod._keras"] * 2
+    assert each(told, "loaded", "first_rate") == [0.01, 0.01]
+    assert each(told, "loaded", "weights") == each(told, "straight", "weights")
+
+
 def test_broadcast_state_takes_the_rank_that_it_is_told_to(told: Told) -> None:
     weights = each(told, "broadcast", "weights")
     assert weights[0] == weights[1]

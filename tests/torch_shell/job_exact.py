@@ -7,18 +7,20 @@ import signal
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "examples")]
-
-import torch_resume
-from mpi4py import MPI
-
 KILL_AT = int(sys.argv[1])
 
 
-def on_step(step: int) -> None:
-    """Kill the last rank."""
-    if step == KILL_AT and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+def main() -> None:
+    """Run the example."""
+    sys.path[:0] = [str(Path(__file__).parents[2] / "examples")]
+    import torch_resume
+
+    def on_step(step: int) -> None:
+        if step == KILL_AT and torch_resume.COMM.rank == torch_resume.COMM.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch_resume.main(sys.argv[2:], on_step)
 
 
-torch_resume.main(sys.argv[2:], on_step)
+if __name__ == "__main__":
+    main()

@@ -164,7 +164,7 @@ def test_per_rank_entries_that_are_not_one_for_each_rank_are_refused(case):
 
 def test_per_rank_entries_of_different_shapes_are_read_by_rank():
     spec = TensorSpec("x", "int16", (1,), "per-rank")
-    entries = [of_rank(0), dataclasses.replace(of_rank(1), offset=2)]
+    entries = [of_rank(0), of_rank(1)._replace(offset=2)]
     found = reader(spec, entries, np.array([7, 8, 9], np.int16).tobytes())
     assert [found.load_rank("x", rank).tolist() for rank in (0, 1)] == [[7], [8, 9]]
 

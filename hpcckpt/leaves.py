@@ -1,0 +1,166 @@
+"""Leaves of a state: one tensor or one small object, with the way to read it, and to put a restored value back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from hpcckpt.errors import StateError
+from hpcckpt.plan import Declaration
+from hpcckpt.tensors import TensorSpec
+
+Array = npt.NDArray[Any]
+
+
+def _no_target() -> None:
+    return None
+
+
+Holder = Callable[[Sequence[Any]], list[Array]]
+"""Given the sources of several leaves, returns their values as C-contiguous, little-endian arrays that later updates
+of the program leave as they are; each keeps alive what it needs."""
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a state has many leaves, and freezing trebles what making one costs
+class TensorLeaf:
+    """One tensor of the state.
+
+    Attributes
+    ----------
+    declaration : Declaration
+        Name, dtype, global shape, kind, and this rank's extent.
+    read : callable
+        Returns the values as a NumPy array of the extent's shape; without a copy where that is possible.
+    assign : callable
+        Puts restored values, an array of the extent's shape, into the state.
+    target : callable
+        Returns memory to restore into directly (a writable, C-contiguous array that nobody shares), or ``None``.
+    source : object
+        What `holder` holds.
+    holder : callable, optional
+        Holds the values of many leaves at once, without a copy where that is possible; a leaf without one is copied.
+    """
+
+    declaration: Declaration
+    read: Callable[[], Array]
+    assign: Callable[[Array], None]
+    target: Callable[[], Array | None] = field(default=_no_target)
+    source: Any = None
+    holder: Holder | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ObjectLeaf:
+    """One small JSON value of the state, the same on all ranks, and where it stands: ``container[key]``."""
+
+    name: str
+    value: Any
+    container: Any
+    key: Any
+
+    def read(self) -> Any:
+        """Return the value."""
+        return self.value
+
+    def assign(self, new: Any) -> None:
+        """Replace it in its container."""
+        put(self.container, self.key, new)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """Something to do once after all leaves of a restore are assigned (``load_state_dict``)."""
+
+    run: Callable[[], None]
+
+
+class Fitted(NamedTuple):
+    """An open part of a state as a checkpoint has it.
+
+    Attributes
+    ----------
+    leaves : sequence of TensorLeaf or ObjectLeaf
+        New ones, in place of those with their names.
+    dropped : collection of str
+        Names of leaves that the checkpoint has not.
+    finish : Finish or None
+        What is to be done with the values.
+    unasked : collection of str
+        Names in the checkpoint that are nobody's business.
+    """
+
+    leaves: Sequence[TensorLeaf | ObjectLeaf] = ()
+    dropped: Collection[str] = ()
+    finish: Finish | None = None
+    unasked: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Open:
+    """A part of the state that a restore gives the shape that the checkpoint has: what grows only with use.
+
+    Attributes
+    ----------
+    fit : callable
+        Given the tensors and the JSON values of a checkpoint by name, says what becomes of the part's leaves.
+    """
+
+    fit: Callable[[Mapping[str, TensorSpec], Mapping[str, Any]], Fitted]
+
+
+Leaf = TensorLeaf | ObjectLeaf | Finish | Open
+Assign = Callable[[Any], None]
+
+
+def put(container: Any, key: Any, new: Any) -> None:
+    """Let ``container[key]`` be a new value, if it can. Independent."""
+    if not isinstance(container, list | MutableMapping):
+        raise StateError("a bare value cannot be restored in place: put it into a dict, or use a NumPy array")
+    container[key] = new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateTree:
+    """The leaves of a state, sorted by name."""
+
+    tensors: Mapping[str, TensorLeaf]
+    objects: Mapping[str, ObjectLeaf]
+    finishes: tuple[Finish | Open, ...] = ()
+    unasked: frozenset[str] = frozenset()
+
+    def fitted(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
+        """Return the tree with its open parts as a checkpoint has them. Independent."""
+        leaves: dict[str, TensorLeaf | ObjectLeaf] = {**self.tensors, **self.objects}
+        finishes: list[Finish | Open] = []
+        unasked: set[str] = set()
+        for part in self.finishes:
+            if isinstance(part, Finish):
+                finishes.append(part)
+                continue
+            fitted = part.fit(specs, objects)
+            for name in fitted.dropped:
+                leaves.pop(name, None)
+            leaves |= {leaf_name(leaf): leaf for leaf in fitted.leaves}
+            finishes += [fitted.finish] if fitted.finish else []
+            unasked.update(fitted.unasked)
+        tensors = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], TensorLeaf)}
+        values = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], ObjectLeaf)}
+        return StateTree(tensors, values, tuple(finishes), frozenset(unasked))
+
+    @property
+    def declarations(self) -> tuple[Declaration, ...]:
+        """What this rank declares, in the order of the names."""
+        return tuple(leaf.declaration for leaf in self.tensors.values())
+
+
+def leaf_name(leaf: TensorLeaf | ObjectLeaf) -> str:
+    """Return the name of a leaf."""
+    return leaf.declaration.spec.name if isinstance(leaf, TensorLeaf) else leaf.name
+
+
+def join(name: str, part: str) -> str:
+    """Join two parts of a tensor name with '/'."""
+    return f"{name}/{part}" if name else part
