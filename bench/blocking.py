@@ -1,10 +1,11 @@
-"""What a save of TensorFlow variables costs the training: ``python bench/blocking.py --repeat 11``.
+"""What a save costs the training, above all of TensorFlow variables: ``python bench/blocking.py --repeat 11``.
 
 In one process, in turns: a warm memcpy of the same bytes by one thread; holding the variables; holding them over the
 next three steps of a training; and a save into a directory, during which the training goes on.  A step is one
 tf.function that updates all variables.  What counts is *blocking + excess*: how long the call took, and by how much the
 three steps after it took longer than three usual ones, for the copies that holding defers are made there.  What is
-usual is measured before and afterwards: a machine's memory is fast at one time and slow at another.  See README.md.
+usual is measured before and afterwards: a machine's memory is fast at one time and slow at another.  Beside it, how
+long a save of NumPy arrays of the same sizes blocks, which have to be copied.  See README.md.
 """
 
 from __future__ import annotations
@@ -99,7 +100,12 @@ class Bench:
     def __init__(self, args: argparse.Namespace, place: Path) -> None:
         self.machine, self.memory = Machine(), Memory()
         self.training = Training(args.tensors, args.mib << 20)
-        self.ckpt = hc.Checkpointer(place, max_to_keep=1, check_replicas=0, threads=args.threads)
+        self.ckpt, self.ckpt_of_arrays = (
+            hc.Checkpointer(place / kind, max_to_keep=1, check_replicas=0, threads=args.threads)
+            for kind in ("variables", "arrays")
+        )
+        each = self.training.nbytes // args.tensors // 4
+        self.arrays = {name: np.full(each, 1.0, np.float32) for name in self.training.state}
         self.step = 0
         self._from, self._to = (np.full(self.training.nbytes, n, np.uint8) for n in (1, 2))
 
@@ -128,6 +134,18 @@ class Bench:
         """Save in the background."""
         self.step += 1
         return self._beside_training(lambda: self.ckpt.save(self.step, self.training.state), self.ckpt.wait)
+
+    def save_arrays(self) -> Figures:
+        """Save NumPy arrays in the background."""
+        self.step += 1
+        blocking = seconds(lambda: self.ckpt_of_arrays.save(self.step, self.arrays))
+        self.ckpt_of_arrays.wait()
+        return {"blocking": blocking}
+
+    def close(self) -> None:
+        """End."""
+        self.ckpt.close()
+        self.ckpt_of_arrays.close()
 
     def _beside_training(self, begin: Callable[[], Any], end: Callable[[], Any]) -> Figures:
         before = self.training.steps()
@@ -189,13 +207,14 @@ def main() -> None:
             "hold": bench.hold,
             "hold, 3 steps": bench.hold_over_steps,
             "save": bench.save,
+            "save, NumPy": bench.save_arrays,
         }
         if args.warm:
             warm(bench.training.variables)
         first = bench.first()
         found = interleave(names, bench.machine.copy_rate, repeat=args.repeat, drift=args.drift)
         aliased = copied(bench.training.variables, hold(bench.training.variables)).count(False)
-        bench.ckpt.close()
+        bench.close()
     facts = {
         **machine_facts(args.directory),
         "tensorflow": tf.__version__,

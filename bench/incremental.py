@@ -17,10 +17,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 from _calibrate import Machine
-from _common import WORLD, make_state, parser, scratch, settle, timed, warm_memory
+from _common import WORLD, make_state, parser, settle, timed, warm_memory
 from _ours import Ours
-from _report import Table, condition, figure, machine_facts, place_of, publish
-from _rounds import Figures, Rounds, interleave, spread
+from _program import measure
+from _report import Table, condition, figure, place_of
+from _rounds import Figures, Rounds, spread
 
 FULL, INCREMENTAL = "full", "incremental, 90 % frozen"
 ONE_IN = 10
@@ -57,6 +58,11 @@ class Bench:
         saved = ours.saved
         return {"save": seconds, "nbytes": float(saved.nbytes - saved.linked_nbytes)}
 
+    def close(self) -> None:
+        """End. Collective."""
+        self.full.close()
+        self.incremental.close()
+
 
 def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
     """Lay the figures out."""
@@ -73,17 +79,4 @@ def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
     return table
 
 
-def main() -> None:
-    """Run."""
-    args = parser(__doc__).parse_args()
-    with scratch(args.directory) as place:
-        bench = Bench(args, place)
-        found = interleave(bench.variants(), bench.machine.copy_rate, repeat=args.repeat, drift=args.drift)
-        bench.full.close()
-        bench.incremental.close()
-    if WORLD.rank == 0:
-        facts = {"ranks": WORLD.size, "nbytes": bench.nbytes, **machine_facts(args.directory)}
-        publish(tabulate(found, bench, facts), args, {"program": "incremental", "facts": facts, **vars(found)})
-
-
-main()
+measure("incremental", parser(__doc__).parse_args(), Bench, tabulate)

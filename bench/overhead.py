@@ -2,8 +2,9 @@
 
 Two trainings with Keras and Adam: LeNet5 (examples/lenet5.py), and a model of so many million parameters.  Stretches of
 the same number of batches take turns, in an order of chance: one with a save at its beginning, which goes on in the
-background while the batches do, and one without.  What the first takes longer is what a save costs; the clock runs
-until the save is durable.  Meanwhile the planner of `hpcckpt.interval` watches these saves and steps, as a guard does.
+background while the batches do, and one without.  What the first takes longer is what a save costs, by the clock,
+which runs until the save is durable, and in time of the processor, which a busy machine disturbs less.  Meanwhile the
+planner of `hpcckpt.interval` watches these saves and steps, as a guard does.
 
 Then its interval is put to the proof: stretches of that length, in batches, with one save each and without.  The mean
 time between failures is chosen so short for that (``--proof``) that a stretch takes seconds, not minutes: the shorter
@@ -17,9 +18,11 @@ from __future__ import annotations
 import gc
 import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ from hpcckpt.preemption.clock import duration_s
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+
+_CLOCKS = ("run", "processor")
 
 # -- the trainings -----------------------------------------------------------------------------------
 
@@ -111,7 +116,6 @@ class Stretches:
     def __init__(self, training: Training, ckpt: hc.Checkpointer, mtbf_s: float) -> None:
         self.training, self.ckpt = training, ckpt
         self.planner = IntervalPlanner(mtbf_s, min_interval_s=0.0)
-        self.step_s = 0.0
         self.lasts_s: list[float] = []
         ckpt.on_saved(self._saved)
 
@@ -139,9 +143,9 @@ class Stretches:
         """Compile, recycle files; return how many batches last longer than two saves."""
         for _ in range(3):
             self.run(3, saves=True)
-        self.step_s = self.run(10, saves=False)["run"] / 10
-        self.run(max(5, round(2 * self.lasts_s[-1] / self.step_s)), saves=True)
-        return max(5, math.ceil(3 * self.lasts_s[-1] / self.step_s))
+        step_s = self.run(10, saves=False)["run"] / 10
+        self.run(max(5, round(2 * self.lasts_s[-1] / step_s)), saves=True)
+        return max(5, math.ceil(3 * self.lasts_s[-1] / step_s))
 
     def compare(self, n_steps: int, machine: Machine, asked: Any, repeat: int) -> Rounds:
         """Measure stretches of so many batches with and without a save, taking turns."""
@@ -152,43 +156,74 @@ class Stretches:
         return interleave(variants, machine.copy_rate, repeat=repeat, drift=asked.drift)
 
 
-def measure(training: Training, name: str, place: Path, asked: Any) -> tuple[list[list[str]], dict[str, Any], Rounds]:
-    """Measure one training; return rows, figures, and the rounds."""
-    machine, proof_s = Machine(), duration_s(asked.proof)
-    with hc.Checkpointer(place / name, max_to_keep=1, threads=asked.threads) as ckpt:
-        stretches = Stretches(training, ckpt, proof_s)
+@dataclass
+class Found:
+    """What was found out about one training.
+
+    Attributes
+    ----------
+    n_short, n_long : int
+        Batches of a stretch that shows what a save costs, and of one at the automatic interval.
+    """
+
+    stretches: Stretches
+    short: Rounds
+    n_short: int
+    long: Rounds | None = None
+    n_long: int = 0
+
+    def costs(self, what: str) -> list[float]:
+        """Return what a save cost in each round."""
+        pairs = zip(self.short.figures["with"], self.short.figures["without"], strict=True)
+        return [a[what] - b[what] for a, b in pairs if a and b]
+
+    def batch(self, what: str) -> float:
+        """Return what a batch takes."""
+        return statistics.median(self.short.of("without", what)) / self.n_short
+
+
+def measure(training: Training, place: Path, asked: Any) -> Found:
+    """Measure one training."""
+    machine, is_proved = Machine(), asked.proof != "none"
+    with hc.Checkpointer(place, max_to_keep=1, threads=asked.threads) as ckpt:
+        stretches = Stretches(training, ckpt, duration_s(asked.proof if is_proved else asked.mtbf))
         n_short = stretches.warm_up()
-        short = stretches.compare(n_short, machine, asked, asked.repeat)
-        planner = stretches.planner
-        usual = IntervalPlanner(duration_s(asked.mtbf))
-        usual.observe_save(planner.cost_s or 0.0, max(stretches.lasts_s))
-        n_long = math.ceil(planner.period_s / stretches.step_s)
-        long = stretches.compare(n_long, machine, asked, max(3, asked.repeat // 2))
-    costs = [
-        a["run"] - b["run"] for a, b in zip(short.figures["with"], short.figures["without"], strict=True) if a and b
-    ]
-    cost, by_round = spread(costs), spread([100 * (ratio - 1) for ratio in long.ratios("with", "without", "run")])
-    by_processor = spread([100 * (ratio - 1) for ratio in long.ratios("with", "without", "processor")])
-    base = spread(long.of("without", "run"))
+        found = Found(stretches, stretches.compare(n_short, machine, asked, asked.repeat), n_short)
+        if is_proved:
+            found.n_long = math.ceil(stretches.planner.period_s / found.batch("run"))
+            found.long = stretches.compare(found.n_long, machine, asked, max(3, asked.repeat // 2))
+    return found
+
+
+def tabulate(name: str, found: Found, nbytes: int, asked: Any) -> list[list[str]]:
+    """Return rows of the table."""
+    planner, lasts_s = found.stretches.planner, found.stretches.lasts_s
+    usual = IntervalPlanner(duration_s(asked.mtbf))
+    usual.observe_save(planner.cost_s or 0.0, max(lasts_s))
+    n_usual = usual.period_s / found.batch("run")
+    by_clock, by_processor = (
+        100 * statistics.median(found.costs(what)) / (n_usual * found.batch(what)) for what in ("run", "processor")
+    )
     rows = [
-        ["state, a batch", f"{training.nbytes / 2**20:.0f} MiB, {1000 * stretches.step_s:.0f} ms"],
-        ["a save lasts", f"{np.median(stretches.lasts_s):.2f} s"],
-        ["a save costs, measured", _spread(cost, "s") + f" (every {n_short} batches)"],
-        ["a save costs, says the planner", f"{planner.cost_s or 0:.3f} s"],
-        [
-            f"interval at mtbf {asked.mtbf}",
-            f"{usual.period_s:.0f} s = every {usual.period_s / stretches.step_s:.0f} batches",
-        ],
-        ["  overhead there, from the cost", f"{100 * (cost['median'] if cost else 0) / usual.period_s:.2f} %"],
-        [f"interval at mtbf {asked.proof}", f"{planner.period_s:.1f} s = every {n_long} batches"],
-        ["  overhead there, measured", _spread(by_round, "%")],
-        ["  in time of the processor", _spread(by_processor, "%")],
+        ["state, a batch", f"{nbytes / 2**20:.0f} MiB, {1000 * found.batch('run'):.0f} ms"],
+        ["a save lasts", f"{statistics.median(lasts_s):.2f} s"],
+        ["a save costs", f"{_spread(found.costs('run'), 's')}; the planner says {planner.cost_s or 0:.3f} s"],
+        ["  of the processor", _spread(found.costs("processor"), "s")],
+        [f"interval at mtbf {asked.mtbf}", f"{usual.period_s:.0f} s = every {n_usual:.0f} batches"],
+        ["  overhead: these costs there", f"{by_clock:.2f} %; of the processor {by_processor:.2f} %"],
     ]
-    facts = {"short": short.figures, "long": long.figures, "n_short": n_short, "n_long": n_long, "base": base}
-    return [[f"{name}: {row[0]}", row[1]] for row in rows], facts, long
+    if found.long is not None:
+        ratios = {what: [100 * (r - 1) for r in found.long.ratios("with", "without", what)] for what in _CLOCKS}
+        rows += [
+            [f"interval at mtbf {asked.proof}", f"{planner.period_s:.1f} s; measured: every {found.n_long} batches"],
+            ["  overhead", _spread(ratios["run"], "%")],
+            ["  of the processor", _spread(ratios["processor"], "%")],
+        ]
+    return [[f"{name}: {row[0]}", row[1]] for row in rows]
 
 
-def _spread(value: dict[str, float] | None, unit: str) -> str:
+def _spread(values: list[float], unit: str) -> str:
+    value = spread(values)
     if value is None:
         return "no steady round"
     return f"{value['median']:.2f} {unit} ({value['least']:.2f} to {value['most']:.2f})"
@@ -200,7 +235,7 @@ def main() -> None:
     options.add_argument("--millions", type=float, default=100, help="parameters of the large model")
     options.add_argument("--batch", type=int, default=64, help="rows of a batch")
     options.add_argument("--mtbf", default="24h", help="mean time between failures that jobs count with")
-    options.add_argument("--proof", default="10m", help="the one that the interval is put to the proof with")
+    options.add_argument("--proof", default="10m", help="the one that it is put to the proof with, or none")
     options.add_argument("--only", choices=["lenet5", "large"], help="one of them")
     asked = options.parse_args()
     facts = machine_facts(asked.directory)
@@ -209,10 +244,11 @@ def main() -> None:
     with scratch(asked.directory) as place:
         for name in [asked.only] if asked.only else ["lenet5", "large"]:
             training = lenet5(asked.batch) if name == "lenet5" else dense(asked.millions, asked.batch)
-            rows, figures[name], rounds = measure(training, name, place, asked)
-            table.rows += rows
-            table.notes.append(f"{name}: {condition(rounds, facts)}")
-            del training
+            found = measure(training, place / name, asked)
+            table.rows += tabulate(name, found, training.nbytes, asked)
+            table.notes.append(f"{name}: {condition(found.long or found.short, facts)}")
+            figures[name] = {"short": found.short.figures, "long": found.long.figures if found.long else None}
+            del training, found
     publish(table, asked, {"program": "overhead", "figures": figures, "facts": facts})
 
 

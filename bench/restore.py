@@ -16,10 +16,11 @@ from unittest import mock
 
 import numpy as np
 from _calibrate import Machine
-from _common import WORLD, make_state, own_part, parser, scratch, settle, timed, warm_memory
+from _common import WORLD, make_state, own_part, parser, settle, timed, warm_memory
 from _ours import Ours
-from _report import Table, condition, figure, machine_facts, place_of, publish
-from _rounds import Figures, Rounds, interleave, spread
+from _program import measure
+from _report import Table, condition, figure, place_of
+from _rounds import Figures, Rounds, spread
 
 from hpcckpt import native
 from hpcckpt.collective.communicator import usable_cores
@@ -91,6 +92,10 @@ class Bench:
         for piece in self.part:
             native.crc32c_blocks(piece, threads=self.threads)
 
+    def close(self) -> None:
+        """End. Collective."""
+        self.ours.close()
+
 
 def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
     """Lay the figures out."""
@@ -115,16 +120,4 @@ def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
     return table
 
 
-def main() -> None:
-    """Run."""
-    args = parser(__doc__).parse_args()
-    with scratch(args.directory) as place:
-        bench = Bench(args, place)
-        found = interleave(bench.variants(), bench.machine.copy_rate, repeat=args.repeat, drift=args.drift)
-        bench.ours.close()
-    if WORLD.rank == 0:
-        facts = {"ranks": WORLD.size, "nbytes": bench.nbytes, **machine_facts(args.directory)}
-        publish(tabulate(found, bench, facts), args, {"program": "restore", "facts": facts, **vars(found)})
-
-
-main()
+measure("restore", parser(__doc__).parse_args(), Bench, tabulate)

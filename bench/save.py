@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from _calibrate import Machine
-from _common import WORLD, make_state, own_part, parser, scratch, settle, timed, warm_memory
+from _common import WORLD, make_state, own_part, parser, settle, timed, warm_memory
 from _ours import Ours
-from _report import Table, condition, figure, machine_facts, place_of, publish
-from _rounds import Figures, Rounds, interleave, spread
+from _program import measure
+from _report import Table, condition, figure, place_of
+from _rounds import Figures, Rounds, spread
 
 from hpcckpt import phases
 
@@ -77,6 +78,11 @@ class Bench:
         settle(lambda: None)
         return found
 
+    def close(self) -> None:
+        """End. Collective."""
+        self.recycled.close()
+        self.new.close()
+
 
 def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
     """Lay the figures out."""
@@ -96,17 +102,4 @@ def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
     return table
 
 
-def main() -> None:
-    """Run."""
-    args = parser(__doc__).parse_args()
-    with scratch(args.directory) as place:
-        bench = Bench(args, place)
-        found = interleave(bench.variants(), bench.machine.copy_rate, repeat=args.repeat, drift=args.drift)
-        bench.recycled.close()
-        bench.new.close()
-    if WORLD.rank == 0:
-        facts = {"ranks": WORLD.size, "nbytes": bench.nbytes, **machine_facts(args.directory)}
-        publish(tabulate(found, bench, facts), args, {"program": "save", "facts": facts, **vars(found)})
-
-
-main()
+measure("save", parser(__doc__).parse_args(), Bench, tabulate)

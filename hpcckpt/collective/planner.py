@@ -205,7 +205,12 @@ def _sharded_items(gathered: Sequence[Sequence[Declaration]], loads: dict[int, i
     for holders, boxes in sorted(groups.items(), key=lambda group: (len(group[0]), group[0])):
         for rank, more in split_over(holders, boxes, loads).items():
             items[rank] += more
+    items[0] += [WriteItem(d.spec, d.extent, 0, 0) for d in gathered[0] if _is_empty(d.spec)]  # so that files know them
     return items
+
+
+def _is_empty(spec: TensorSpec) -> bool:
+    return spec.kind == "sharded" and 0 in spec.shape
 
 
 def _check_coverage(gathered: Sequence[Sequence[Declaration]], owners: dict[Declaration, list[int]]) -> None:

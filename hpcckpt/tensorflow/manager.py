@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.config import Best, OnNewer
 from hpcckpt.discovery import step_numbers
-from hpcckpt.errors import OptionError, StateError
+from hpcckpt.errors import ClosedError, OptionError, StateError
 from hpcckpt.run import Restored, SavedStep
 from hpcckpt.tensorflow import keeping as clock
 from hpcckpt.tensorflow.checkpoint import is_step, restore_from
@@ -140,7 +141,8 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """The checkpoints that the manager may delete, the oldest first; not those that it keeps for good."""
-        self._checkpointer.poll()
+        with contextlib.suppress(ClosedError):  # what is known is known
+            self._checkpointer.poll()
         return [self._path(step) for step in self._keeping.times]
 
     def save(

@@ -68,12 +68,14 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
         self._comm: Communicator | None = None
         self._epoch = self._batch = self._step = 0
         self._saved_at = 0.0
+        self._op: Any = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Begin to count. Collective if ranks must agree on the time."""
         del logs
         self._epoch = self._batch = self._step = 0
         self._saved_at = time.monotonic()
+        self._op = None
         if self.frequency.minutes is not None and find_plugin(self.backend) is None:
             self._comm = as_communicator(None)
 
@@ -117,4 +119,15 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
-        save_weights(self.model, self.backend, self.config, self.include_optimizer, everything=self.everything)
+        if self._op is None:
+            self._op = save_weights(
+                self.model, self.backend, self.config, self.include_optimizer, everything=self.everything
+            )
+        if self._op is not None:  # only where Keras runs its model in a Session; made once, or the graph would grow
+            _run(self._op)
+
+
+def _run(op: Any) -> None:
+    import tensorflow as tf
+
+    tf.compat.v1.keras.backend.get_session().run(op)

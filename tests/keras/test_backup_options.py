@@ -108,14 +108,16 @@ def python_rows() -> Any:
 def test_where_exact_is_impossible_the_reason_is_given_and_what_to_do(run_dir: Path) -> None:
     callback = backup(run_dir, iterator="exact")
     with pytest.raises(OptionError, match=r"iterator='exact' is not possible with this data: .*use iterator='auto'"):
-        small().fit(python_rows(), epochs=1, verbose=0, callbacks=[callback])
+        small().fit(python_rows(), epochs=1, verbose=0, shuffle=False, callbacks=[callback])
     callback.close()
 
 
 def test_what_is_skipped_is_told_of_and_why(run_dir: Path, monkeypatch: Any, capfd: Any) -> None:
     monkeypatch.setattr(progress, "PATIENCE_S", -1.0)
     for epochs in (1, 2):
-        small().fit(python_rows(), epochs=epochs, verbose=0, callbacks=[backup(run_dir, save_freq=4, verbose=1)])
+        small().fit(
+            python_rows(), epochs=epochs, verbose=0, shuffle=False, callbacks=[backup(run_dir, save_freq=4, verbose=1)]
+        )
     said = capfd.readouterr().err
     assert "hpcckpt: skipped batches=8" in said
     assert "epoch=0 batch=8" in said

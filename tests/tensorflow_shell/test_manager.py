@@ -248,7 +248,8 @@ def test_a_model_itself_can_be_managed_and_variables_may_come_later(run_dir):
     module = tf.Module()
     module.w = tf.Variable([1.0, 2.0])
     with CheckpointManager(module, run_dir, 1) as manager:
-        manager.save()
+        path = manager.save()
+    assert manager.latest_checkpoint == path
     blank = tf.Module()
     with CheckpointManager(blank, run_dir, 1) as manager:
         assert number(manager.restore_or_initialize()) == 1

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from models import layers
+import tensorflow as tf
+from models import IS_KERAS_3, layers
 
 import hpcckpt.tmci as tmci
 from hpcckpt.errors import OptionError
@@ -103,6 +104,19 @@ def test_with_a_backend_in_python_each_save_is_a_step(tmp_path: Any) -> None:
     linear().fit(x, x, batch_size=2, epochs=3, callbacks=[callback], verbose=0)
     with Checkpointer(tmp_path / "run") as ckpt:
         assert ckpt.all_steps() == [0, 1, 2]
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 3 has no Sessions")
+def test_a_model_that_runs_in_a_session_is_saved_by_one_op(spy: Any) -> None:
+    callback = tmci.CheckpointCallback("spy")
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
+        callback.set_model(keras.Sequential([layers.Input((1,)), layers.Dense(1)]))
+        session.run(tf.compat.v1.global_variables_initializer())
+        callback.on_train_begin()
+        for epoch in range(3):
+            callback.on_epoch_end(epoch)
+        assert [what for what, _ in spy.calls] == ["save"] * 3
+        assert [op.type for op in graph.get_operations()].count("HpcckptPluginSave") == 1
 
 
 @pytest.mark.parametrize(

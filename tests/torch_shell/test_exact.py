@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mpi_launch import find_mpirun, mpirun, run_python
+from mpi_launch import find_mpirun, mpirun
 
 import hpcckpt as hc
 from hpcckpt.errors import OptionError
@@ -29,26 +29,21 @@ def small_mnist(tmp_path: Path) -> Path:
     return tmp_path / "mnist.npz"
 
 
-@pytest.mark.parametrize(("n_ranks", "kill_at"), [(1, 17), (2, 13)])
-def test_killed_and_resumed_the_weights_are_those_of_a_run_that_never_was(tmp_path, small_mnist, n_ranks, kill_at):
-    if n_ranks > 1 and find_mpirun() is None:
-        pytest.skip("no mpirun")
-    batch_size = str(20 // n_ranks)
-    common = ["--data", str(small_mnist), "--epochs", "2", "--batch-size", batch_size, "--every", "5"]
+@pytest.mark.skipif(find_mpirun() is None, reason="no mpirun")
+def test_killed_and_resumed_the_weights_are_those_of_a_run_that_never_was(tmp_path, small_mnist):
+    """SIGKILL to one of two ranks, within an epoch; dropout, BatchNorm, shuffling, a schedule and Adam."""
+    common = ["--data", str(small_mnist), "--epochs", "2", "--batch-size", "10", "--every", "5"]
 
-    def run(directory: str, at: int) -> Any:
-        arguments = [JOB, str(at), "--run", str(tmp_path / directory), *common]
-        start = run_python if n_ranks == 1 else lambda *args, **how: mpirun(n_ranks, *args, **how)
-        return start(*arguments, timeout_s=120, OMP_NUM_THREADS="1")
+    def run(directory: str, kill_at: int) -> Any:
+        arguments = [JOB, str(kill_at), "--run", str(tmp_path / directory), *common]
+        return mpirun(2, *arguments, timeout_s=130, OMP_NUM_THREADS="1")
 
     straight = run("straight", 0)
     assert straight.code == 0, straight.err
-    assert run("killed", kill_at).code != 0
+    assert run("killed", 13).code != 0
     resumed = run("killed", 0)
     assert resumed.code == 0, resumed.err
-    begun = int(re.search(r"begin: step=(\d+)", resumed.out)[1])
-    assert 0 < begun <= kill_at
-    assert begun % 5 == 0
+    assert int(re.search(r"begin: step=(\d+)", resumed.out)[1]) in (5, 10)
     assert end_of(resumed.out) == end_of(straight.out)
 
 

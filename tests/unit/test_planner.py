@@ -130,6 +130,13 @@ def test_replicated_bytes_go_where_shards_leave_room(n_ranks, shards, dense):
         assert max(ends[r] for r in fed) - min(ends) <= 2 * 64 + 4
 
 
+def test_an_empty_sharded_tensor_has_an_entry_in_one_file():
+    spec = TensorSpec("t", "float32", (0, 4), "sharded")
+    own = [[Declaration(spec, Extent((0, 2 * rank), (0, 2)))] for rank in range(2)]
+    items = [plan_for(rank, own[rank], own).items for rank in range(2)]
+    assert [[(item.spec, item.nbytes) for item in mine] for mine in items] == [[(spec, 0)], []]
+
+
 def test_the_message_does_not_grow_with_the_number_of_replicated_tensors():
     """However many tensors there are, ranks exchange a digest."""
     sizes = []

@@ -1,0 +1,37 @@
+"""The example's loop, interrupted and resumed, ends with the weights of one that never was."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import tf_custom_loop
+
+
+class Killed(Exception):  # noqa: N818 - it is no error
+    """Stands for SIGKILL."""
+
+
+def kill_at(step: int) -> Any:
+    def on_step(now: int) -> None:
+        if now == step:
+            raise Killed
+
+    return on_step
+
+
+def test_interrupted_and_resumed_the_weights_are_those_of_a_run_that_never_was(tmp_path, capsys):
+    common = ["--steps", "60", "--per-call", "5", "--every", "10"]
+    tf_custom_loop.main(["--run", str(tmp_path / "straight"), *common])
+    for step in (25, 45):
+        with pytest.raises(Killed):
+            tf_custom_loop.main(["--run", str(tmp_path / "killed"), *common], kill_at(step))
+    tf_custom_loop.main(["--run", str(tmp_path / "killed"), *common])
+    out = capsys.readouterr().out
+    begun = [int(step) for step in re.findall(r"begin: step=(\d+)", out)]
+    straight, resumed = re.findall(r"done: step=60 loss=\S+ sha256=([0-9a-f]{64})", out)
+    assert begun[:2] == [0, 0]
+    assert begun[2] in (15, 25)
+    assert begun[3] in (35, 45)
+    assert resumed == straight
