@@ -28,7 +28,8 @@ from hpcckpt.loading import open_step
 from hpcckpt.testing.ranks import run_ranks
 
 SITUATIONS = ("warm-up", "step", "validation", "drain", "any time")
-RESERVE_S = 60.0
+RESERVE_S = 600.0
+"""So long that a job is not over before it has begun, on a machine that has much else to do."""
 PATIENCE_S = 3.0
 """More than by default: what is counted must not depend on what else the machine has to do."""
 

@@ -29,6 +29,7 @@ def main() -> None:
     rng = np.random.default_rng(1)
     state = {"model": {"w": np.zeros(5)}}
     losses: dict[int, float] = {}
+    is_to_be_killed = "waits" in WORDS and RUN.name != "straight" and not list(RUN.glob("step-*"))
     with hc.Checkpointer(RUN, max_to_keep=None, on_newer="aside") as ckpt:
         first = 0
         if ckpt.latest_step() is not None and "anew" not in WORDS:
@@ -40,11 +41,12 @@ def main() -> None:
         for step in range(first + 1, LAST + 1):
             state["model"]["w"] = state["model"]["w"] * 0.9 + rng.normal(size=5)
             losses[step] = float(np.square(state["model"]["w"]).mean())
-            if step == LAST and first == 0 and RUN.name != "straight" and "waits" in WORDS:
+            if step == LAST and is_to_be_killed:
                 time.sleep(300)
             if step % 2 == 0:
                 about = {"rng": rng.bit_generator.state, "losses": {str(at): loss for at, loss in losses.items()}}
-                ckpt.save(step, state, metrics={"loss": losses[step]}, objects=about).result()
+                told = {"metrics": {"loss": losses[step]}, "objects": about, "overwrite": "anew" in WORDS}
+                ckpt.save(step, state, **told).result()
             if step == 10 and first == 0 and "requeue" in WORDS:
                 ckpt.close()
                 sys.exit(75)

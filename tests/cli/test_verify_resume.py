@@ -63,9 +63,10 @@ def test_a_training_that_forgets_its_random_numbers_is_found_out(rehearse: Any) 
 
 
 def test_a_training_that_begins_anew_is_told_of(rehearse: Any) -> None:
-    options = ("--kill-after", "8")
-    code, found = rehearse("anew", options=options)
-    assert code == 1 or "begun anew" in found["notes"][0]
+    code, found = rehearse("anew", options=("--kill-after", "8"))
+    assert code == 0  # what it computes is the same, only later
+    (note,) = found["notes"]
+    assert note.startswith("the resumed run saved step 2 first, though step")
 
 
 def test_a_training_that_wants_to_be_requeued_is_started_again(rehearse: Any) -> None:
@@ -190,6 +191,7 @@ model.fit(x, x.sum(axis=1), 8, 4, verbose=0, callbacks=[log, Wait(), backup])
 
 @pytest.mark.tf
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_training_of_keras_resumes_to_the_bit(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     program = tmp_path / "train.py"

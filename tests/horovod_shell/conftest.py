@@ -31,5 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.tf)
             item.add_marker(pytest.mark.horovod)
+            item.add_marker(pytest.mark.timeout(900))  # jobs have time-outs of their own
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))

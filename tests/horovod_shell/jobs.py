@@ -14,13 +14,14 @@ import numpy as np
 from mpi_launch import mpirun
 
 HERE = Path(__file__).parent
+TIMEOUT_S = 280
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
 ENV |= {"PYTHONPATH": f"{HERE}:{HERE.parent / 'mpi'}"}
 
 
 def run_job(name: str, n_ranks: int, place: Path, *args: str, code: int = 0, **env: str) -> list[dict[str, Any]]:
     """Run a program of this directory; return what its ranks told."""
-    ended = mpirun(n_ranks, str(HERE / f"{name}.py"), str(place), *args, timeout_s=150, **{**ENV, **env})
+    ended = mpirun(n_ranks, str(HERE / f"{name}.py"), str(place), *args, timeout_s=TIMEOUT_S, **{**ENV, **env})
     assert ended.code == code, f"{ended.code}\n{ended.out}\n{ended.err}"
     told = [place / f"rank-{rank}.json" for rank in range(n_ranks)]
     return [json.loads(path.read_text()) for path in told if path.exists()]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import ENV, HERE, mpirun, run_job
+from jobs import ENV, HERE, TIMEOUT_S, mpirun, run_job
 
 Told = list[dict[str, Any]]
 STEPS = [f"step-{number:010}" for number in (3, 6, 9, 12)]
@@ -20,7 +20,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Told:
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Told:
     place = tmp_path_factory.mktemp("resumed")
-    killed = mpirun(2, str(HERE / "job_elastic.py"), str(place), "kill", "8", timeout_s=150, **ENV)
+    killed = mpirun(2, str(HERE / "job_elastic.py"), str(place), "kill", "8", timeout_s=TIMEOUT_S, **ENV)
     assert killed.code != 0
     assert not list(place.glob("rank-*.json"))
     return run_job("job_elastic", 2, place, "loud")

@@ -38,10 +38,11 @@ def manifest_of(directory: Path, step: int) -> Any:
 # -- to the bit ------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(900)
 def test_killed_by_sigkill_amid_an_epoch_the_weights_end_with_the_same_sha_256(tmp_path: Path) -> None:
     def job(*args: Any) -> tuple[int, str]:
         command = [sys.executable, "-W", "ignore", str(HERE / "job_exact.py"), *map(str, args)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
         return ended.returncode, ended.stdout
 
     straight = job(tmp_path / "straight")
