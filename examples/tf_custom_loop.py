@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -69,7 +70,7 @@ class Training(tf.Module):
         return hashlib.sha256(b"".join(np.asarray(v).tobytes() for v in self.model.trainable_variables)).hexdigest()
 
 
-def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lambda _: None) -> None:
+def main(argv: Sequence[str] | None = None, on_step: Callable[[Any], None] = lambda _: None) -> None:
     """Train, or go on with training."""
     args = arguments(argv)
     keras.utils.set_random_seed(1)
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lam
         while training.step < args.steps:
             loss = training.train(tf.constant(args.per_call))
             manager.save(metrics={"loss": float(loss)})  # every so many steps; writes in the background
-            on_step(int(training.step))
+            on_step(manager)
         manager.save(check_interval=False)
     print(f"done: step={int(training.step)} loss={float(loss):.4f} sha256={training.digest()}", flush=True)
 

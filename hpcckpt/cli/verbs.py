@@ -41,7 +41,7 @@ VERBS = (
     Verb("info", "hpcckpt.cli.info:command", LOOK, "Show what one checkpoint is and where it comes from."),
     Verb("tensors", "hpcckpt.cli.tensors:command", LOOK, "List the tensors of a checkpoint."),
     Verb("verify", "hpcckpt.cli.verify:command", LOOK, "Check every byte of a checkpoint against its checksums."),
-    Verb("verify-resume", "hpcckpt.cli.verify_resume:command", LOOK, "Check that a killed and resumed training ends alike."),
+    Verb("verify-resume", "hpcckpt.cli.verify_resume:command", LOOK, "Check that a killed training ends alike."),
     Verb("diff", "hpcckpt.cli.diff:command", LOOK, "Compare two checkpoints, tensor by tensor."),
     Verb("restore", "hpcckpt.cli.restore:command", TAKE, "Write a checkpoint as one file for other programs."),
     Verb("convert", "hpcckpt.cli.convert:command", TAKE, "Convert a checkpoint to another format, or from one."),

@@ -6,11 +6,13 @@ moment, so that whoever sends the signal can choose; and it writes down how it e
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import mmap
 import multiprocessing
 import os
 import random
+import signal
 import struct
 import sys
 import time
@@ -216,4 +218,5 @@ class _Job:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGQUIT)
     _Job(Order(**json.loads(sys.argv[1]))).run()

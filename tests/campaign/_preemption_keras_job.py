@@ -6,9 +6,11 @@ Started on ranks of MPI as ``_preemption_keras_job.py '{"directory": …}'``; wh
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
+import signal
 import sys
 import time
 from typing import Any
@@ -119,4 +121,5 @@ def _showing(order: Order, board: Board, backup: Any, w: Any) -> Any:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGQUIT)
     main(Order(**json.loads(sys.argv[1])))

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent / "mpi"))
 
 from mpi_launch import clean_environment, find_mpirun
 
-JOB_TIMEOUT_S = 240.0
+JOB_TIMEOUT_S = 480.0
 SCRIPT = HERE.parents[1] / "examples" / "requeue.sh"
 
 
@@ -134,6 +134,9 @@ class Running:
         try:
             return self.process.wait(max(0.1, JOB_TIMEOUT_S - (time.monotonic() - self.began)))
         except subprocess.TimeoutExpired:
+            for shown in self.shown():
+                _send(shown.pid, signal.SIGQUIT)  # they say where they are
+            time.sleep(1.0)
             raise BrokenPromiseError("hung", f"the job did not end: {self.shown()}\n{self.tail()}") from None
 
     def end(self) -> None:

@@ -20,7 +20,7 @@ from hpcckpt.discovery import scan
 from hpcckpt.errors import OptionError, StepNotFoundError
 from hpcckpt.keras import BackupAndRestore, levels, progress, rng, statistics
 from hpcckpt.loading import open_step
-from hpcckpt.preemption import Preempted
+from hpcckpt.preemption import Halt, Preempted, write_halt
 
 HERE = Path(__file__).parent
 STEPS = 10
@@ -243,16 +243,16 @@ class Halts(keras.callbacks.Callback):
 
     def __init__(self, directory: Path, batch: int = -1, *, in_validation: bool = False) -> None:
         super().__init__()
-        self.place, self.batch, self.in_validation = directory / "HALT", batch, in_validation
+        self.directory, self.batch, self.in_validation = directory, batch, in_validation
         directory.mkdir()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == self.batch:
-            self.place.touch()
+            write_halt(self.directory, Halt(after_step=1))
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self.in_validation:
-            self.place.touch()
+            write_halt(self.directory, Halt(after_step=1))
 
 
 WATCHED = {"signals": (), "halt_every_s": 1e-9}

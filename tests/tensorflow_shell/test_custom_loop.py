@@ -14,8 +14,9 @@ class Killed(Exception):  # noqa: N818 - it is no error
 
 
 def kill_at(step: int) -> Any:
-    def on_step(now: int) -> None:
-        if now == step:
+    def on_step(manager: Any) -> None:
+        if int(manager.checkpoint.training.step) == step:
+            manager.sync()  # else what was under way would end beside the next run, for this process lives on
             raise Killed
 
     return on_step
@@ -31,7 +32,5 @@ def test_interrupted_and_resumed_the_weights_are_those_of_a_run_that_never_was(t
     out = capsys.readouterr().out
     begun = [int(step) for step in re.findall(r"begin: step=(\d+)", out)]
     straight, resumed = re.findall(r"done: step=60 loss=\S+ sha256=([0-9a-f]{64})", out)
-    assert begun[:2] == [0, 0]
-    assert begun[2] in (15, 25)
-    assert begun[3] in (35, 45)
+    assert begun == [0, 0, 25, 45]
     assert resumed == straight

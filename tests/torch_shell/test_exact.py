@@ -29,6 +29,7 @@ def small_mnist(tmp_path: Path) -> Path:
     return tmp_path / "mnist.npz"
 
 
+@pytest.mark.timeout(600)  # three jobs that each import PyTorch twice
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun")
 def test_killed_and_resumed_the_weights_are_those_of_a_run_that_never_was(tmp_path, small_mnist):
     """SIGKILL to one of two ranks, within an epoch; dropout, BatchNorm, shuffling, a schedule and Adam."""
@@ -36,7 +37,7 @@ def test_killed_and_resumed_the_weights_are_those_of_a_run_that_never_was(tmp_pa
 
     def run(directory: str, kill_at: int) -> Any:
         arguments = [JOB, str(kill_at), "--run", str(tmp_path / directory), *common]
-        return mpirun(2, *arguments, timeout_s=130, OMP_NUM_THREADS="1")
+        return mpirun(2, *arguments, timeout_s=180, OMP_NUM_THREADS="1")
 
     straight = run("straight", 0)
     assert straight.code == 0, straight.err
