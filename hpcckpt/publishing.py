@@ -333,7 +333,7 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
 
 def next_ticket(run: Run, design: Any) -> Ticket | None:
     """Prepare the staging directory of a save to come; ``None`` if that fails: then that save tries. Root only."""
-    with contextlib.suppress(HpcckptError, OSError):
+    with contextlib.suppress(Exception):  # the step before is committed, whatever this is: the next save plans anew
         open_for_writing(run)
         reusable, run.reusable = run.reusable, None
         return prepare(run, design, reusable)

@@ -51,9 +51,11 @@ def save(run: Run, state: Any, request: Request) -> Underway:
     is_live = this.held is not None and this.held.is_live
     this.stall_s = time.monotonic() - began
     go = threading.Event()
-    this.matter = run.draining.start(2 * this.number, f"save step {request.step}", part, *ending(run, this), go)
-    run.underway.append(this)
-    go.set()  # last, for from now on the part wants the GIL too
+    try:
+        this.matter = run.draining.start(2 * this.number, f"save step {request.step}", part, *ending(run, this), go)
+        run.underway.append(this)
+    finally:
+        go.set()  # last, for from now on the part wants the GIL too
     if this.interrupt is not None:
         raise this.interrupt  # now that the others will hear of it
     if is_live:

@@ -73,6 +73,7 @@ def part_of(run: Run, this: Underway, state: Any, tree: StateTree | None) -> Cal
         this.held = _hold(run, tree, this.plan.items)
         return write_part(run, this, this.plan, _replicas(run, this, tree))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting for this one
+        this.plan = None  # or `together` takes this rank for one that is ready
         return _raising(this, error)
 
 

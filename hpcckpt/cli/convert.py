@@ -175,7 +175,6 @@ def _both(
     kind = source_format or told(source)
     check_free(target, is_overwriting=wanted["overwrite"], is_for_directory=to.name == "saved-model")
     to_read = model if kind in READ_WITH_MODEL else None
-    to_write = str(source) if model is None and source.name.endswith(".keras") else model
     with tempfile.TemporaryDirectory(prefix=".tmp-convert-", dir=target.parent) as room:
         first = _import(source, Path(room), kind, step, to_read, wanted, is_quiet=is_quiet)
         needs_model = to.is_model or to.name == "tf"
@@ -183,7 +182,7 @@ def _both(
             first.path,
             target,
             to.name,
-            model=to_write if needs_model else None,
+            model=model if needs_model else None,
             overwrite=wanted["overwrite"],
             threads=threads,
         )

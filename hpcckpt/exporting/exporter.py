@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcckpt.discovery import PathLike
-from hpcckpt.errors import ConfigError
+from hpcckpt.errors import ConfigError, OptionError
 from hpcckpt.exporting import npz, safetensors
 from hpcckpt.exporting.atomic import atomic_directory, atomic_path, check_free
 from hpcckpt.exporting.formats import OWN, Format, target_format
@@ -135,6 +135,7 @@ def export_checkpoint(
         patterns = [only] if isinstance(only, str) else only
         names, left_out = choose(reader.specs, patterns, with_optimizer=optimizer)
         check_free(path, is_overwriting=overwrite, is_for_directory=file_format.name == "saved-model")
+        _refuse_other_directory(path)
         used = _model_for(file_format, model, reader)
         job = Job(reader, names, path, file_format, used, optimizer, overwrite, progress)
         done = _WRITERS[file_format.name](job)
@@ -246,6 +247,12 @@ def _unused(job: Job, used: Sequence[str]) -> list[LeftOut]:
         (shared, f"of ranks 1 to {n_ranks - 1}: the file is of one process"),
     ]
     return [LeftOut(names, reason) for names, reason in found if names]
+
+
+def _refuse_other_directory(path: Path) -> None:
+    """Raise if a directory is in the way that is no SavedModel: replacing it would remove all that is in it."""
+    if path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").is_file():
+        raise OptionError(f"{path} is a directory with other things in it, and is left alone; choose another name")
 
 
 def _write_tf(job: Job) -> Outcome:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hpcckpt.dtypes import numpy_dtype
-from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError
+from hpcckpt.errors import CorruptError, ForeignFormatError, HpcckptError
 from hpcckpt.exporting.keras_note import import_h5py
 from hpcckpt.exporting.note import KEY, decode
 from hpcckpt.importing.contents import Contents, refuse_claim, with_note
@@ -127,7 +127,12 @@ def read_hdf5(path: Path, progress: Progress | None = None) -> Contents:
         note = file.attrs.get(KEY)
         found = _numbered(file) if layout == "vars" else _named(file, layout)
         tensors: dict[str, Array] = {}
+        claimed, stored = 0, path.stat().st_size
         for name, dataset in found:
+            if name in tensors:
+                raise ForeignFormatError(f"{path}: two weights would be called {name}; give the model (--model)")
+            claimed += dataset.nbytes
+            refuse_claim(f"{path}: {name}", claimed, stored)  # one dataset may stand there under many names
             tensors[name] = dataset if isinstance(dataset, np.ndarray) else _array(dataset)
             if progress:
                 progress(tensors[name].nbytes)
@@ -150,7 +155,8 @@ class _open:  # noqa: N801 - reads as the function that it is used as
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._file.close()
-        if isinstance(error, KeyError | OSError | RuntimeError) and not isinstance(error, ConfigError | CorruptError):
+        kinds = KeyError | OSError | RuntimeError | ValueError | TypeError | AttributeError
+        if isinstance(error, kinds) and not isinstance(error, HpcckptError):
             raise CorruptError(f"{self._path} is damaged: {error}") from error
 
 

@@ -61,8 +61,11 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
         data = bytearray(file.read())  # to the end, where zip compares its checksum
     if nbytes > len(data):
         raise CorruptError(f"{where} is cut short")
-    found: Array = np.frombuffer(data, np.uint8, nbytes).view(dtype) if nbytes else np.empty(0, dtype)
-    return found.reshape(shape, order="F" if is_fortran else "C")
+    try:
+        found: Array = np.frombuffer(data, np.uint8, nbytes).view(dtype) if nbytes else np.empty(0, dtype)
+        return found.reshape(shape, order="F" if is_fortran else "C")
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{where} is damaged: {error}") from error
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -40,6 +40,7 @@ def read_torch(path: Path, progress: Progress | None = None) -> Contents:
         If it is damaged.
     """
     torch = import_torch()
+    _refuse_old(torch)
     found = _load(torch, path)
     note = from_json(found.pop(KEY)) if isinstance(found, dict) and KEY in found else None
     named = _renamed(torch, found, is_ours=note is not None)
@@ -70,6 +71,12 @@ def _contents(torch: Any, named: Mapping[Any, Any], path: Path, progress: Progre
                 progress(array.nbytes)
     left_out = (LeftOut(tuple(left), "neither plain tensors nor JSON values"),) if left else ()
     return Contents(tensors, state_objects=objects, left_out=left_out)
+
+
+def _refuse_old(torch: Any) -> None:
+    """Raise where ``weights_only`` does not hold what it promises: CVE-2025-32434."""
+    if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < (2, 6):
+        raise ConfigError("PyTorch before 2.6 may run code that is in a file: pip install -U torch")
 
 
 def _load(torch: Any, path: Path) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from hpcckpt.config import Level
+from hpcckpt.errors import CollectiveError
 from hpcckpt.keras import levels, metrics, statistics
 from hpcckpt.keras.describing import describe
 from hpcckpt.keras.feeds import Mode, Plan
@@ -19,7 +21,7 @@ from hpcckpt.keras.progress import Skipping
 from hpcckpt.keras.resuming import Beginning, beginning, restore
 from hpcckpt.keras.saves import Saves
 from hpcckpt.keras.statistics import Policy
-from hpcckpt.keras.training import Training
+from hpcckpt.keras.training import Broken, Training
 from hpcckpt.preemption import Advice, Guard, watch
 
 
@@ -118,7 +120,12 @@ class Backup:
         ckpt = self.saves.begin()
         statistics.choose(self.model, self.what.statistics)
         restored, is_forked = restore(ckpt, self._training, self.what.fork_from)
-        begins = beginning(restored, self._training, ckpt.comm, self._steps, self.params.get("epochs"))
+        epochs = (
+            None if is_forked else self.params.get("epochs")
+        )  # that the other run was stopped does not end this one
+        begins = ckpt.comm.agree(
+            "fit: give back", lambda: beginning(restored, self._training, ckpt.comm, self._steps, epochs)
+        )
         self.begins, self.at = replace(begins, is_forked=is_forked), begins.position
         if restored is not None:
             self._saved_step = None if is_forked else restored.step
@@ -159,7 +166,8 @@ class Backup:
         if feed is not None:
             comm.agree("fit: look at the data", feed.confirm)
         n_ranks = comm.size
-        self.reasons = levels.reasons_against_exact(self.model, feed, self.what.statistics, n_ranks)
+        own = levels.reasons_against_exact(self.model, feed, self.what.statistics, n_ranks)
+        self.reasons = list(dict.fromkeys(chain.from_iterable(comm.allgather(own))))
         self.level = levels.level_of(self.reasons)
         self._say(level_line(self.level, self.reasons, feed.method if feed is not None else "none"))
         self._say(*_warnings(feed.warnings if feed is not None else ()))
@@ -216,7 +224,7 @@ class Backup:
         self._is_due = False
         statistics.average(self.model, self.saves.checkpointer.comm)
         is_between_epochs = self.at.batch == 0
-        state = self._training.state(is_between_epochs=is_between_epochs)
+        state = self._state(is_between_epochs=is_between_epochs)
         self.epochs[self.at.step] = self.at.epoch
         self.saves.save(
             self.at.step,
@@ -226,7 +234,15 @@ class Backup:
             level=self.level,
             overwrite=self.at.step == self._saved_step,
         )
+        statistics.forget_means(self.model)
         self._saved_step = self.at.step
+
+    def _state(self, *, is_between_epochs: bool) -> dict[str, Any]:
+        """Return the state; where it cannot be taken, one whose save fails, so that it does on all ranks. Independent."""
+        try:
+            return self._training.state(is_between_epochs=is_between_epochs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are on their way to the save
+            return {"training": Broken(error)}
 
     def _objects(self, *, is_between_epochs: bool) -> dict[str, Any]:
         feed = self.fit.feed
@@ -246,10 +262,19 @@ class Backup:
     def _stop(self, logs: Mapping[str, float] | None = None) -> None:
         """Save, and end the program. Collective."""
         assert self._guard is not None
-        if self._saved_step != self.at.step:
+        if not self._is_saved():
             self.save(logs)
         self.saves.finish()
         self._guard.exit()
+
+    def _is_saved(self) -> bool:
+        """Say whether this step is durable; a save that failed before is only told of. Collective."""
+        try:
+            self.saves.finish()
+        except CollectiveError as error:
+            self._say(*_warnings([f"{error}; step {self.at.step} is saved all the same"]))
+            return False
+        return self._saved_step == self.at.step
 
     def end(self) -> None:
         """Finish what is under way, and let go of everything. Collective."""
@@ -279,7 +304,7 @@ class Backup:
             return None
         options: dict[str, Any] = {"every_n_minutes": self.when.minutes, "verbose": int(self.is_talking)}
         if not wanted:
-            options |= {"signals": (), "halt_every_s": 0.0, "verbose": 0}
+            options |= {"signals": (), "walltime": False, "halt_every_s": 0.0, "verbose": 0}
         elif isinstance(wanted, Mapping):
             options |= wanted
         return watch(self.saves.checkpointer, **options)

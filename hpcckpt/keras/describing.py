@@ -36,11 +36,20 @@ def _built(model: Any) -> dict[str, Any]:
 
 def _compiled(model: Any) -> dict[str, Any]:
     try:
-        found = model.get_compile_config()
+        found = _with_optimizer(model.get_compile_config(), getattr(model, "optimizer", None))
         config = _unwrapped(json.loads(json.dumps(found))) if found else None
     except Exception:  # noqa: BLE001 - a loss or metric of the user's own: the model can be built, and is compiled by hand
         return {}
     return {"compile": config} if config and is_json(config) else {}
+
+
+def _with_optimizer(config: Any, optimizer: Any) -> Any:
+    """Return what a model was compiled with; Keras 3 takes the optimizer out of it when it writes an ``.h5``."""
+    if not config or optimizer is None or config.get("optimizer"):
+        return config
+    from keras import saving
+
+    return {**config, "optimizer": saving.serialize_keras_object(optimizer)}
 
 
 def _unwrapped(config: Any) -> Any:

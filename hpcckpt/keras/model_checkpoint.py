@@ -6,13 +6,13 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from keras.callbacks import Callback
 
 from hpcckpt.config import Best
-from hpcckpt.discovery import newest_restorable, scan
+from hpcckpt.discovery import StepInfo, newest_restorable, scan
 from hpcckpt.keras.callbacks import plain_metrics
 from hpcckpt.keras.checkpoint_options import check_frequency, check_options, checked_mode, complain, warn_of_old
 from hpcckpt.keras.describing import describe
@@ -20,8 +20,10 @@ from hpcckpt.keras.lines import saved_line
 from hpcckpt.keras.links import is_file_name, link, run_directory, sweep
 from hpcckpt.keras.monitoring import IS_KERAS_3, averaged, direction, first_best, is_better
 from hpcckpt.keras.saves import Saves
+from hpcckpt.keras.statistics import average, forget_means
 from hpcckpt.preemption import Guard, watch
 from hpcckpt.run import SavedStep
+from hpcckpt.tensors import name_problem
 
 __all__ = ["ModelCheckpoint"]
 
@@ -162,7 +164,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         if self.load_weights_on_restart and checkpointer.latest_step() is not None:
             checkpointer.restore({"model": self.model}, strict=False)
         if self._every_n_minutes is not None:
-            options: dict[str, Any] = {"signals": (), "halt_every_s": 0.0, "verbose": 0}
+            options: dict[str, Any] = {"signals": (), "walltime": False, "halt_every_s": 0.0, "verbose": 0}
             self._guard = watch(checkpointer, every_n_minutes=self._every_n_minutes, **options)
         if self.verbose and is_file_name(self.filepath):
             self._saves.say(f"hpcckpt: note: {self.filepath} is a directory of checkpoints, not a file of Keras'")
@@ -210,6 +212,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
             "epochs_since_last_save": self.epochs_since_last_save,
             "batches_seen": self._batches_seen_since_last_saving,
             "last_batch": self._last_batch_seen,
+            "n_steps": self._n_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -218,6 +221,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         self.epochs_since_last_save = state["epochs_since_last_save"]
         self._batches_seen_since_last_saving = state["batches_seen"]
         self._last_batch_seen = state["last_batch"]
+        self._n_steps = state.get("n_steps", self._n_steps)  # backups of before do not have it
         self._is_restored = True
 
     # -- when ------------------------------------------------------------------------------------
@@ -271,10 +275,12 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
             return
         step = self._iterations() or self._n_steps
         name = os.path.relpath(path, self._saves.directory)
+        self._saves.finish()  # it may be of the same step, and has to get its own name
         self._names[step] = (epoch, name)
         best = self.best if self.best is not None and math.isfinite(self.best) else None
         about = {"name": name, "monitor": self.monitor, "best": best, "weights_only": self.save_weights_only}
         done = {"epoch": epoch + 1 if batch is None else epoch, "batch": 0 if batch is None else batch + 1}
+        average(self.model, checkpointer.comm)
         self._saves.save(
             step,
             {"model": self.model},
@@ -283,6 +289,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
             level="weights",
             overwrite=True,
         )
+        forget_means(self.model)
 
     def _path(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> str:
         values = dict(logs) if batch is None or "batch" in logs else {"batch": batch + 1, **logs}
@@ -303,7 +310,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         """Give a step that is committed its name, and tell of it. Independent."""
         epoch, name = self._names.pop(saved.step, (0, "."))
         warnings = list(saved.warnings)
-        if self._has_names and self._saves.checkpointer.comm.is_root:
+        if self._has_names and self._saves.is_root:
             warnings += filter(None, [link(saved.path.parent, name, saved.step)])
             sweep(saved.path.parent, name)
         if self.verbose > 1:
@@ -319,11 +326,11 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         def find() -> float | None:
             directory = self._saves.checkpointer.directory
             for info in scan(directory) if self._has_names and directory.is_dir() else ():
-                about = info.manifest.objects.get("user", {}).get(_CHECKPOINT, {}) if info.manifest else {}
-                if about and not os.path.lexists(directory / about["name"]):  # killed before it got its name
-                    link(directory, about["name"], info.step)
+                name = _about(info).get("name")
+                if _is_name(name) and not os.path.lexists(directory / name):  # killed before it got its name
+                    link(directory, name, info.step)
             newest = newest_restorable(directory) if directory.is_dir() else None
-            about = newest.manifest.objects.get("user", {}).get(_CHECKPOINT, {}) if newest and newest.manifest else {}
+            about = _about(newest)
             return about.get("best") if about.get("monitor") == self.monitor else None
 
         best = self._saves.checkpointer.comm.on_root("look for the best so far", find)
@@ -344,16 +351,28 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
 
     def _say(self, message: str) -> None:
         """Say what Keras says, where Keras would, once over all ranks. Independent."""
-        if self.verbose > 0 and self._saves.checkpointer.comm.is_root:
+        if self.verbose > 0 and self._saves.is_root:
             from keras.src.utils import io_utils
 
             io_utils.print_msg(message)
 
     def _complain(self, text: str) -> None:
         """Warn of what Keras warns of, once over all ranks. Independent."""
-        if self._saves.checkpointer.comm.is_root:
+        if self._saves.is_root:
             complain(text)
 
     def _warn(self, text: str) -> None:
-        if self._saves.checkpointer.comm.is_root:
+        if self._saves.is_root:
             _log.warning("%s", text)
+
+
+def _about(info: StepInfo | None) -> Mapping[str, Any]:
+    """Return what a step says about itself; empty if it is not one of ours. Independent."""
+    user = info.manifest.objects.get("user") if info is not None and info.manifest is not None else None
+    about = user.get(_CHECKPOINT) if isinstance(user, Mapping) else None
+    return about if isinstance(about, Mapping) else {}
+
+
+def _is_name(name: object) -> TypeGuard[str]:
+    """Say whether a name that a manifest gives stays within the run directory. Pure."""
+    return isinstance(name, str) and name_problem(name) is None

@@ -149,7 +149,12 @@ def _write_keras(model: Any, path: str) -> None:
 def _write_h5(model: Any, path: str) -> None:
     has_optimizer = getattr(model, "optimizer", None) is not None
     if not _is_keras_2(model):
-        model.save(path, include_optimizer=has_optimizer)
+        config = getattr(getattr(model, "_compile_config", None), "config", {})
+        compiled = dict(config)
+        try:
+            model.save(path, include_optimizer=has_optimizer)
+        finally:
+            config.update(compiled)  # Keras 3's writer takes the optimizer out of the model's own
     elif model._is_graph_network or type(model).__name__ == "Sequential":
         model.save(path, include_optimizer=has_optimizer, save_format="h5")
     else:

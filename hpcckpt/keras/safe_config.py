@@ -15,7 +15,8 @@ from typing import Any
 from hpcckpt.errors import ConfigError
 
 _CARRIERS = {
-    "Lambda", "__lambda__", "TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer", "ClassMethod", "InstanceMethod",
+    "Lambda", "__lambda__", "TensorFlowOpLayer", "TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer",
+    "ClassMethod", "InstanceMethod",
 }  # fmt: skip
 _FUNCTIONS = ("activations", "losses", "metrics", "initializers", "regularizers", "constraints")
 _OPERATIONS = {"__operators__", "bitwise", "image", "linalg", "math", "nn", "signal", "strings"}
@@ -72,12 +73,16 @@ def _code_in(value: Mapping[str, Any], custom: Mapping[str, Any]) -> str:
     function = value.get("config") if name == "function" else None
     if not isinstance(name, str) or not isinstance(module, str | None):
         return repr(name)[:100]
-    key = function if name == "function" else value.get("registered_name") or name
+    registered = value.get("registered_name") if "module" in value else None  # else Keras 2 goes by the class alone
+    key = function if name == "function" else registered or name
     if not isinstance(key, str):
         return f"a function called {key!r}"[:100]
     shown = f"{module}.{function or name}" if module else key
     if name.endswith("OpLambda"):
         return _operation_in(value)
+    vocabulary = _file_in(value)
+    if vocabulary:
+        return f"{shown}, which reads {vocabulary!r}"[:100]
     if _is_known(key, custom):
         return ""
     if name in _CARRIERS:
@@ -90,6 +95,13 @@ def _code_in(value: Mapping[str, Any], custom: Mapping[str, Any]) -> str:
 
 _FIRST = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_")
 """Keras' classes begin so; its functions, some of which read and write files, do not."""
+
+
+def _file_in(value: Mapping[str, Any]) -> str | None:
+    """Return the file that a layer would read its words from while it is built."""
+    config = value.get("config")
+    vocabulary = config.get("vocabulary") if isinstance(config, Mapping) else None
+    return vocabulary if isinstance(vocabulary, str) else None
 
 
 def _is_known(name: str, custom: Mapping[str, Any]) -> bool:

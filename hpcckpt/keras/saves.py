@@ -31,6 +31,11 @@ class Saves:
         For `Checkpointer`.
     hear : bound method
         Told of each step that is committed; held weakly.
+
+    Attributes
+    ----------
+    is_root : bool
+        Whether this rank speaks for all; known once the run directory is open, and still when it is given back.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Saves:
         self._checkpointer: Checkpointer | None = None
         self._pending: PendingSave | None = None
         self._is_ousted = False
+        self.is_root = False
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -62,6 +68,7 @@ class Saves:
         if self._checkpointer is None:
             self._oust_others()
             self._checkpointer = Checkpointer(self.directory, self._comm, **self._options)
+            self.is_root = self._checkpointer.comm.is_root
             self._checkpointer.on_saved(self._told)
         return self._checkpointer
 
@@ -127,6 +134,6 @@ class Saves:
 
     def say(self, *lines: str) -> None:
         """Write lines, once over all ranks. Independent."""
-        if self.checkpointer.comm.is_root:
+        if self.is_root:  # not asked of `checkpointer`, which would open it again while it closes
             for line in lines:
                 write_line(line)

@@ -66,6 +66,12 @@ def average(model: Any, comm: Communicator) -> None:
         statistics.means[path] = mean.astype(array.dtype)
 
 
+def forget_means(model: Any) -> None:
+    """Forget the means once they are saved: what is saved next has others. Independent."""
+    if model in _OF_MODEL:
+        _OF_MODEL[model].means = {}
+
+
 def statistics_in(model: Any) -> list[str]:
     """Return the paths of a model's statistics."""
     return [weight.path for weight in named_weights(model) if weight.kind == "root"]

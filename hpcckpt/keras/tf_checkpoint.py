@@ -235,9 +235,10 @@ def _refuse_claims(reader: Any, dtypes: Mapping[str, Any], prefix: Path) -> None
     """Raise if tensors are larger than the files that they lie in: memory would be taken before that is noticed."""
     files = prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")
     stored = sum(path.stat().st_size for path in files)
+    claimed = 0
     for key, shape in reader.get_variable_to_shape_map().items():
-        each = 1 if dtypes[key].as_numpy_dtype is object else dtypes[key].size
-        if math.prod(shape) * each > stored:
+        claimed += math.prod(shape) * (1 if dtypes[key].as_numpy_dtype is object else dtypes[key].size)
+        if claimed > stored:
             raise CorruptError(f"{prefix} is damaged: {key} is said to have shape {shape}, which is more than there is")
 
 

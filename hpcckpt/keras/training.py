@@ -146,6 +146,26 @@ class Training:
         return metrics.give_back(self.model, packed) if packed.size else []
 
 
+class Broken:
+    """Stands for a state that could not be taken, and says so when it is saved.
+
+    Parameters
+    ----------
+    error : Exception
+        Why it could not.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def state_dict(self) -> dict[str, Any]:
+        """Raise what went wrong. Independent."""
+        raise self._error
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: nothing is restored into it. Independent."""
+
+
 def check_more(more: Mapping[str, Any]) -> None:
     """Raise if names of a user's state are taken.
 

@@ -87,7 +87,7 @@ def watch(
     ckpt: Checkpointer,
     *,
     signals: Iterable[str | int] = DEFAULT,
-    walltime: float | str | timedelta | None = None,
+    walltime: float | str | timedelta | Literal[False] | None = None,
     job_end: float | str | datetime | None = None,
     reserve: float | str | timedelta | None = None,
     halt_every_s: float = 10.0,
@@ -106,7 +106,7 @@ def watch(
     signals : iterable of str or int
         Signals that ask the job to stop; ``()`` for none.
     walltime : optional
-        How long the job may take, from its start: ``"1:30:00"``, ``"90m"``, seconds.
+        How long the job may take, from its start: ``"1:30:00"``, ``"90m"``, seconds; ``False`` not to stop for its end.
     job_end : optional
         When it ends: seconds since 1970, or ISO 8601. Without either, what the environment says.
     reserve : optional
@@ -133,7 +133,7 @@ def watch(
     """
 
     def read() -> _Options:
-        found = find_job_end(walltime, job_end) if ckpt.comm.is_root else None
+        found = find_job_end(walltime, job_end) if ckpt.comm.is_root and walltime is not False else None
         options = _Options(
             signals=signal_numbers(signals),
             job_end=found.end if found else None,

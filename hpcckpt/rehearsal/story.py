@@ -88,7 +88,8 @@ def _interrupted(settings: Settings, directory: Path, kills: Sequence[Kill], say
         run = _one(settings, directory, "killed", kill)
         runs.append(run)
         if run.code >= 0:
-            _check(run, directory)
+            if run.code != REQUEUE:  # it wants to be run again, and was to be killed then
+                _check(run, directory)
             return runs
         say(f"killed: {kill.later_s:g} s behind step {kill.after}, after {run.seconds:.1f} s")
     run = _finished(settings, directory, "resumed")

@@ -455,13 +455,14 @@ class BackendSuite:
 
         assert suite_ranks(body) == [1] * suite_ranks.size
 
+    @pytest.mark.timeout(600)
     def test_a_job_killed_at_any_phase_leaves_whole_steps_only(
         self, request: pytest.FixtureRequest, tmp_path: Path
     ) -> None:
         if is_with_mpi(request.config):
             pytest.skip("runs a job of its own")
         command = [sys.executable, "-c", _KILLED_JOB, str(tmp_path), self.backend, repr(dict(self.backend_options))]
-        done = subprocess.run([*command, *KILL_PHASES], check=False, capture_output=True, text=True, timeout=240)
+        done = subprocess.run([*command, *KILL_PHASES], check=False, capture_output=True, text=True, timeout=540)
         assert done.returncode == 0, done.stderr
         for phase in KILL_PHASES:
             run = tmp_path / phase

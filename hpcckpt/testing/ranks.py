@@ -126,7 +126,7 @@ class ThreadCommunicator(Communicator):
         self._group.abort()
 
 
-def run_ranks(n_ranks: int, body: Callable[[Communicator], T], timeout_s: float = 60.0) -> list[T]:
+def run_ranks(n_ranks: int, body: Callable[[Communicator], T], timeout_s: float = 180.0) -> list[T]:
     """Run `body` on `n_ranks` ranks, one thread each, and return their results in rank order.
 
     Raises

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -98,7 +100,11 @@ def test_what_the_program_registered_with_keras_is_its_own_code() -> None:
     with pytest.raises(ConfigError, match="Known"):
         refuse_code(config)
     keras.saving.register_keras_serializable("here", "Known")(type("Known", (keras.layers.Layer,), {}))
-    refuse_code(config)
+    try:
+        refuse_code(config)
+    finally:
+        if hasattr(keras.saving, "get_custom_objects"):
+            keras.saving.get_custom_objects().pop("here>Known", None)
     refuse_code(function("my.losses", "mine"), {"mine": print})
 
 
@@ -124,3 +130,41 @@ def test_a_checkpoint_of_tensorflows_that_claims_more_than_there_is(tmp_path: Pa
     (tmp_path / "cp.ckpt.data-00000-of-00001").write_bytes(b"short")
     with pytest.raises(CorruptError, match="is said to have shape"):
         hc.import_checkpoint(tmp_path / "cp.ckpt", tmp_path / "back")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_only_seems_to_be_a_keras_file_is_not_built_from(tmp_path: Path) -> None:
+    """Keras 2 reads what is called ``.keras`` and is HDF5 without its safe mode."""
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)])
+    model.save(tmp_path / "plain.h5")
+    (tmp_path / "plain.h5").rename(tmp_path / "evil.keras")
+    code = "import sys; from hpcckpt.cli import main; sys.exit(main(sys.argv[1:]))"
+    there = [str(tmp_path / "evil.keras"), str(tmp_path / "out.h5")]
+    command = [sys.executable, "-W", "ignore", "-c", code, "convert", *there]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode not in {0, 70}, done.stderr
+    assert not (tmp_path / "out.h5").exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_layer_that_reads_a_file_while_it_is_built_is_refused() -> None:
+    config = {"class_name": "StringLookup", "config": {"name": "words", "vocabulary": "/etc/passwd"}}
+    with pytest.raises(ConfigError, match="/etc/passwd"):
+        refuse_code(config)
+
+
+def test_an_operation_of_tensorflow_as_a_layer_is_refused() -> None:
+    config = {"class_name": "TensorFlowOpLayer", "config": {"node_def": "{}", "constants": {}}}
+    with pytest.raises(ConfigError, match="TensorFlowOpLayer"):
+        refuse_code(config)
+
+
+def test_a_directory_with_other_things_is_not_replaced_by_a_saved_model(tmp_path: Path) -> None:
+    (tmp_path / "exports").mkdir()
+    (tmp_path / "exports" / "thesis.txt").write_text("years of work")
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"model": model}).result()
+    with pytest.raises(hc.errors.OptionError, match="other things"):
+        hc.export_checkpoint(tmp_path / "run", tmp_path / "exports", "saved-model", model=model, overwrite=True)
+    assert (tmp_path / "exports" / "thesis.txt").read_text() == "years of work"

@@ -311,8 +311,8 @@ def test_whatever_bytes_change_the_error_is_one_of_ours(suffix: str, saved: Path
     sound, dice = path.read_bytes(), random.Random(5)
     for number in range(60):
         damaged = bytearray(sound[: dice.randrange(len(sound))] if number % 4 == 0 else sound)
-        for _ in range(dice.randrange(1, 4)):
-            damaged[dice.randrange(len(damaged))] = dice.randrange(256) if damaged else 0
+        for _ in range(dice.randrange(1, 4) if damaged else 0):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
         path.write_bytes(damaged)
         try:
             hc.import_checkpoint(path, tmp_path / "back", number, fmt=suffix)

@@ -46,7 +46,10 @@ def write(kind: str, model: Any, room: Path) -> Path:
     if kind == "weights.h5":
         model.save_weights(path)
     else:
+        config = getattr(getattr(model, "_compile_config", None), "config", {})
+        compiled = dict(config)
         model.save(path)
+        config.update(compiled)  # writing an h5, Keras 3 takes the optimizer out of it
     return path
 
 

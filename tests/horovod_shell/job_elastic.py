@@ -45,8 +45,10 @@ def train(state: Any) -> None:
     """Train batch by batch, each committed; a rank of the first job is killed, or an allreduce fails once."""
     state.began.append(state.batch)
     while state.batch < BATCHES:
-        if state.batch == KILLED and not state.was_ill and WHAT == "kill" and hvd.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if state.batch == KILLED and not state.was_ill and WHAT == "kill":
+            state.wait()  # which step is durable is not to depend on the machine
+            if hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
         if state.batch == 5 and WHAT == "ill" and not state.was_ill:
             state.was_ill = True
             state.model.optimizer.learning_rate.assign(7.0)  # neither this nor the next was committed

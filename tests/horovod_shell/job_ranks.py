@@ -33,10 +33,13 @@ def twice(directory: Path, process_set: Any) -> dict[str, Any]:
     """Train two epochs straight; then one, and the other after a restart."""
     straight = train(2, process_set, RestoreCallback(directory / "a", "epoch", process_set=process_set, verbose=0))
     train(1, process_set, RestoreCallback(directory / "b", "epoch", process_set=process_set, verbose=0))
-    resumed = train(2, process_set, RestoreCallback(directory / "b", process_set=process_set, verbose=0))
+    callback = RestoreCallback(directory / "b", process_set=process_set, verbose=0)
+    resumed = train(2, process_set, callback)
+    restored = None if callback.restored is None else callback.restored.step
     saved_on = hc.latest_checkpoint(directory / "b")
     assert saved_on is not None
-    return {"straight": weights(straight), "resumed": weights(resumed), "step": saved_on.name}
+    found = {"straight": weights(straight), "resumed": weights(resumed), "step": saved_on.name}
+    return {**found, "restored": restored}
 
 
 def with_process_sets() -> dict[str, Any]:

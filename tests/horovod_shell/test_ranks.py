@@ -21,6 +21,7 @@ def in_comm(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def test_each_process_set_resumes_its_own_model_to_the_bit(in_sets: Told) -> None:
+    assert [told["restored"] for told in in_sets] == [4, 4, 4]
     assert [told["resumed"] for told in in_sets] == [told["straight"] for told in in_sets]
     assert in_sets[1]["resumed"] == in_sets[2]["resumed"] != in_sets[0]["resumed"]
 
@@ -41,6 +42,7 @@ def test_in_a_communicator_that_the_program_gave_to_horovod_ranks_are_horovods(i
 
 
 def test_a_communicator_resumes_its_own_model_to_the_bit_beside_messages_of_mpi4py(in_comm: Told) -> None:
+    assert [told["restored"] for told in in_comm] == [4, 4, 4]
     assert [told["resumed"] for told in in_comm] == [told["straight"] for told in in_comm]
     assert in_comm[1]["resumed"] == in_comm[2]["resumed"] != in_comm[0]["resumed"]
     assert [told["total"] for told in in_comm] == [3, 3, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -371,3 +372,16 @@ def test_keras_names_come_first_and_in_its_order() -> None:
     kerases = list(inspect.signature(keras.callbacks.BackupAndRestore).parameters)
     assert [name for name in kerases if name in ours] == ours
     assert IS_KERAS_3 or kerases[:3] == ours
+
+
+def test_what_it_says_at_the_end_does_not_open_the_run_directory_again(run_dir: Path, fit: Any, capfd: Any) -> None:
+    callback = backup(run_dir, verbose=1)
+    fit(small(), rows(), 2, callback)
+    assert f"saved step={2 * STEPS}" in capfd.readouterr().err
+    assert callback._saves._checkpointer is None
+
+
+def test_every_n_minutes_alone_does_not_stop_for_the_end_of_the_job(run_dir: Path, fit: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HPCCKPT_JOB_END", str(time.time() + 2))
+    fit(small(), rows(), 2, backup(run_dir, every_n_minutes=1000))
+    assert saved_steps(run_dir) == [STEPS, 2 * STEPS]

@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import re
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -393,3 +394,16 @@ def test_a_name_that_a_killed_run_could_not_give_is_given_by_the_next(tmp_path: 
     model.optimizer.iterations.assign(5)
     play(ModelCheckpoint(tmp_path / "{epoch:02d}-{val_loss:.2f}", save_best_only=True), model, [{"val_loss": 0.9}])
     assert (tmp_path / "01-0.50").resolve() == (tmp_path / "step-0000000005").resolve()
+
+
+def test_what_it_says_at_the_end_does_not_open_the_run_directory_again(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path / NAME, verbose=2)
+    play(callback, model_of(), FALLING)
+    assert names_in(tmp_path)
+    assert callback._saves._checkpointer is None
+
+
+def test_every_n_minutes_does_not_stop_for_the_end_of_the_job(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HPCCKPT_JOB_END", str(time.time() + 2))
+    play(ModelCheckpoint(tmp_path / NAME, every_n_minutes=1000), model_of(), FALLING)
+    assert steps_in(tmp_path) == [5, 10, 15]

@@ -76,7 +76,9 @@ def _command(n_ranks: int, args: Sequence[str]) -> list[str]:
 def mpirun(n_ranks: int, *args: str, timeout_s: float = 60.0, **env: str) -> Finished:
     """Run Python on `n_ranks` ranks; a job that hangs is ended and fails the test."""
     environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)), **env)
-    return _run(_command(n_ranks, args), environment, timeout_s + 10)
+    ended = _run(_command(n_ranks, args), environment, timeout_s + 10)
+    assert "time limit for job execution" not in ended.err + ended.out, f"hung for {timeout_s} s\n{ended.err}"
+    return ended
 
 
 def run_program(n_ranks: int, name: str, arguments: Any, timeout_s: float = 60.0, **env: str) -> Finished:

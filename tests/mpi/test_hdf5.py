@@ -23,7 +23,7 @@ from hpcckpt.loading import open_step
 h5py = pytest.importorskip("h5py")
 HAS_MPI = bool(h5py.get_config().mpi)
 needs_parallel_hdf5 = pytest.mark.skipif(not HAS_MPI, reason="h5py was built without MPI")
-pytestmark = needs_parallel_hdf5
+pytestmark = [needs_parallel_hdf5, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -222,35 +222,54 @@ def test_one_thread_at_a_time_is_in_an_instance(library: Path, backends: dict[st
     assert most_inside(library, backends["slow"].create()) == 1
 
 
-def test_several_are_in_one_that_says_that_it_can(library: Path, backends: dict[str, LoadedBackend]) -> None:
+@pytest.fixture
+def lib(library: Path) -> Iterator[ctypes.CDLL]:
+    lib = ctypes.CDLL(str(library))
+    yield lib
+    lib.want(1)
+
+
+def begin_to_save(lib: ctypes.CDLL, instance: plugins.Instance, *then: Callable[[], None]) -> threading.Thread:
+    """Have a thread save that stays in the plugin until fewer threads are wanted there."""
+    lib.want(99)
+    worker = threading.Thread(target=lambda: [instance.save(HERE, []), *(do() for do in then)])
+    worker.start()
+    while not lib.inside():
+        assert worker.is_alive(), "Python stood still while the plugin worked"
+        time.sleep(0.001)
+    return worker
+
+
+def test_several_are_in_one_that_says_that_it_can(
+    library: Path, lib: ctypes.CDLL, backends: dict[str, LoadedBackend]
+) -> None:
+    lib.want(2)
     assert most_inside(library, backends["slow_together"].create()) > 1
 
 
-def test_python_goes_on_while_a_plugin_works(backends: dict[str, LoadedBackend]) -> None:
-    instance = backends["slow"].create()
-    worker = threading.Thread(target=instance.save, args=(HERE, []))
-    worker.start()
-    n_rounds = 0
-    while worker.is_alive():
-        n_rounds += 1
-        time.sleep(0.0005)
-    assert n_rounds > 5
+def test_python_goes_on_while_a_plugin_works(lib: ctypes.CDLL, backends: dict[str, LoadedBackend]) -> None:
+    worker = begin_to_save(lib, backends["slow"].create())
+    lib.want(1)
+    worker.join(60)
+    assert not worker.is_alive()
 
 
 @pytest.mark.parametrize("name", ["slow", "slow_together"])
-def test_closing_waits_for_the_call_that_is_under_way(backends: dict[str, LoadedBackend], name: str) -> None:
+def test_closing_waits_for_the_call_that_is_under_way(
+    lib: ctypes.CDLL, backends: dict[str, LoadedBackend], name: str
+) -> None:
     instance = backends[name].create()
     ended: list[str] = []
-    worker = threading.Thread(target=lambda: (instance.save(HERE, []), ended.append("saved")))
-    worker.start()
-    time.sleep(0.01)
+    worker = begin_to_save(lib, instance, lambda: ended.append("saved"))
+    threading.Timer(0.1, lib.want, [1]).start()
     instance.close()
-    worker.join()
+    assert lib.inside() == 0
+    worker.join(60)
     assert ended == ["saved"]
 
 
-def test_instances_are_independent_of_each_other(library: Path, backends: dict[str, LoadedBackend]) -> None:
-    lib = ctypes.CDLL(str(library))
+def test_instances_are_independent_of_each_other(lib: ctypes.CDLL, backends: dict[str, LoadedBackend]) -> None:
+    lib.want(2)
     lib.most_inside_at_a_time()
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: backends["slow"].create().save(HERE, []), range(3)))

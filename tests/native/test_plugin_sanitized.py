@@ -12,7 +12,7 @@ import pytest
 
 from hpcckpt import native
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SAMPLES = Path(native.__file__).parent / "samples"
 SOURCES = {
     "null": (str(SAMPLES / "null/null.c"),),

@@ -39,6 +39,7 @@ pytestmark = [
 
 class TestPosix(BackendSuite):
     backend = "plugin:posix"
+    counts = (1, 3)
 
     def damage(self, step: Path, name: str) -> None:
         """Change a byte in the middle of rank 0's file, where the large tensor is."""
@@ -280,6 +281,19 @@ def test_a_config_may_be_a_mapping_or_stand_in_the_environment(
     ]
 
 
+def test_steps_that_share_a_directory_leave_each_other_alone(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    options = {"config": f"directory={elsewhere}"}
+    with hc.Checkpointer(tmp_path / "run", backend="plugin:posix", backend_options=options) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {"x": np.full(10, step)}).result()
+        for step in (1, 2):
+            state = {"x": np.zeros(10, int)}
+            ckpt.restore(state, step)
+            assert state["x"].tolist() == [step] * 10
+
+
 def test_a_step_can_be_looked_at_without_its_plugin_and_nothing_of_its_config_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +304,7 @@ def test_a_step_can_be_looked_at_without_its_plugin_and_nothing_of_its_config_is
     ) as ckpt:
         ckpt.save(1, {"x": np.arange(10)}).result()
     step = tmp_path / "run" / "step-0000000001"
-    assert os.listdir(elsewhere) == ["rank-00000.posix"]
+    assert [name.partition("-")[2] for name in os.listdir(elsewhere)] == ["rank-00000.posix"]
     assert str(elsewhere) not in (step / "manifest.json").read_text()
     with pytest.raises(errors.CorruptError, match="is missing"):
         hc.load(step)

@@ -17,6 +17,8 @@ from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 
 pytestmark = pytest.mark.stack_b
 N_STEPS = 60
+MANY_STEPS = 20_000
+"""More than ranks make that go on while another one's thread waits for a core."""
 LONG_S = 20.0
 """A patience that no busy machine wears out, where nobody has to be let go."""
 
@@ -70,7 +72,8 @@ def test_all_ranks_stop_at_one_step_soon_after_one_was_asked(ranks, run_dir, see
         first = min(step for _, step in asked)
         patience_s = LONG_S if is_synchronous else 0.1
         training = Training(comm, run_dir, random.Random(f"{seed}/{comm.rank}"), patience_s=patience_s)
-        for step in range(1, N_STEPS + 1):
+        n_steps = N_STEPS if is_synchronous else MANY_STEPS
+        for step in range(1, n_steps + 1):
             training.batch(step, is_synchronous=is_synchronous)
             if (comm.rank, step) in asked:
                 training.guard.ask_to_stop("asked")
@@ -109,7 +112,7 @@ def test_a_stop_comes_within_a_validation(ranks, run_dir, seed):
 
     stopped = ranks(body)
     assert len(set(stopped)) == 1
-    assert 10 <= stopped[0] <= 14, "at once, or a few batches later on a machine that is busy"
+    assert 10 <= stopped[0] < N_STEPS, "at once, or some batches later on a machine that is busy"
     check_saved(run_dir, stopped[0])
 
 
@@ -168,7 +171,7 @@ def test_the_last_save_is_made_though_the_one_before_failed(ranks, run_dir, faul
         stopped = ranks(body)
     assert len(set(stopped)) == 1
     steps = ranks.sub(1, lambda comm: step_numbers(run_dir))
-    assert steps in ([[stopped[0]]], [[]])
+    assert steps == [[stopped[0]]]
 
 
 @pytest.mark.counts(2)
@@ -256,7 +259,7 @@ def test_a_rank_that_has_left_ends_the_wish_to_stop_and_nobody_hangs(ranks, run_
 def test_ranks_without_a_common_boundary_stop_all_the_same(ranks):
     def body(comm):
         agreement = Agreement(comm.duplicate(), 0.05)
-        for step in range(comm.rank % 2, 400, 2):
+        for step in range(comm.rank % 2, MANY_STEPS, 2):
             agreed = agreement.boundary(step, Wish("stop", "asked") if step > 10 else None, lambda: None)
             if agreed is not None:
                 agreement.release()
@@ -288,7 +291,7 @@ def test_late_messages_cost_time_and_nothing_else(slow, n_looks):
         if comm.rank == slow:
             own.__class__, own.n_looks = SlowMail, n_looks
         agreement = Agreement(own, 0.05)
-        for step in range(1, 200):
+        for step in range(1, MANY_STEPS):
             batches.barrier()
             wish = Wish("stop", "asked") if comm.rank == 1 and step >= 5 else None
             agreed = agreement.boundary(step, wish, lambda: None)
@@ -343,7 +346,7 @@ def steps_until_stop(training, n_steps=2000, pause_s=0.005):
 @pytest.mark.counts(1, 3)
 def test_the_job_stops_before_its_walltime_is_over(ranks, run_dir):
     def body(comm):
-        end = time.time() + 60.0
+        end = comm.bcast(time.time() + 60.0)
         training = Training(comm, run_dir, random.Random(0), job_end=end, reserve=59.7)
         assert 0 < training.guard.time_left() <= 60.0
         stopped = steps_until_stop(training)
@@ -389,12 +392,14 @@ def test_saves_are_advised_so_often_alike_on_all_ranks(ranks, run_dir):
     def body(comm):
         training = Training(comm, run_dir, random.Random(comm.rank), every_n_minutes=0.05 / 60)
         saved = []
-        for step in range(1, 101):
+        for step in range(1, 5001):
             time.sleep(0.002)
             training.batch(step, is_synchronous=False)
             if training.guard.should_save(step):
                 training.ckpt.save(step, {"w": training.w})
                 saved.append(step)
+            if len(saved) == 3:
+                break
         while not (advice := training.guard.finished()).is_end:
             training.ckpt.save(advice.step, {"w": training.w})
             saved.append(advice.step)

@@ -271,17 +271,23 @@ def test_threads_enter_a_plugin_one_by_one_unless_it_allows_more(
     spy = make_spy(features=features)
     inside: list[int] = []
     n_inside = 0
+    is_begun = False
+    together = threading.Barrier(most_inside, timeout=60)
 
     def count() -> None:
         nonlocal n_inside
         n_inside += 1
-        time.sleep(0.05)
+        if is_begun and most_inside > 1:
+            together.wait()
+        else:
+            time.sleep(0.05)
         inside.append(n_inside)
         n_inside -= 1
 
     spy.during = count
     v = variable()
     save_variables({"v": v}, "spy")
+    is_begun = True
     threads = [threading.Thread(target=lambda: save_variables({"v": v}, "spy")) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -109,8 +109,12 @@ class MpioDriver(Driver):
         where = str(path / MASTER)
         items = [payload.item for payload in payloads]
         crcs = [tuple(native.crc32c_blocks(p.data, job.block_bytes, self.threads)) for p in payloads]
-        with self._created(where, job) as structure:
-            failure = self._fill(structure, where, job, rank, payloads)
+        failure: Exception | None = None
+        try:
+            with self._created(where, job) as structure:
+                failure = self._fill(structure, where, job, rank, payloads)
+        except Exception as error:  # noqa: BLE001 - closing may fail on this rank alone; the others wait below
+            failure = failure or error
         phases.reached("2-written", rank)
         failure = failure or _failure(lambda: _sync(where))  # step e
         if self._all_well(failure) and self.options.check:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from hpcckpt import native
 from hpcckpt.backends.entries import decode_crcs, decode_item, encode_entry, entry_problem, overlap_problems
-from hpcckpt.errors import CorruptError, FormatVersionError, Problem, list_problems
+from hpcckpt.errors import CorruptError, FormatVersionError, Problem, StateError, list_problems
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, block_count
 from hpcckpt.tensors import TensorSpec, itemsize
@@ -129,7 +129,15 @@ def _encode_chunks(chunks: Chunks) -> dict[str, Any]:
 
 
 def seal(text: bytes, at: int) -> Sealed:
-    """Return a document with the line that says where it is."""
+    """Return a document with the line that says where it is.
+
+    Raises
+    ------
+    StateError
+        If readers would refuse a document of this size.
+    """
+    if len(text) > MAX_TABLE_BYTES:
+        raise StateError(f"the table would have {len(text)} bytes, more than readers take: use larger chunks")
     crc = native.crc32c(text)
     return Sealed(text + b"\nhpcckpt-table-1 %016x %016x %08x\n" % (at, len(text), crc), crc)
 

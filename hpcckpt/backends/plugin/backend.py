@@ -19,6 +19,7 @@ Reading, in any process:
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -282,7 +283,13 @@ def _tensor(item: WriteItem, data: Bytes, first_element: int) -> plugins.PluginT
 
 def _fingerprint(backend: plugins.LoadedBackend) -> tuple[str, int]:
     """Return what tells one build of a plugin from another."""
-    return backend.name, zlib.crc32(Path(backend.origin).read_bytes())
+    return backend.name, _crc_of(backend.origin)
+
+
+@functools.lru_cache(maxsize=64)
+def _crc_of(origin: str) -> int:
+    """Return the checksum of a library as it was when it was first used, which is what is loaded."""
+    return zlib.crc32(Path(origin).read_bytes())
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@
 
 namespace {
 
-std::atomic<int> n_alive{0}, n_inside{0}, most_inside{0};
+std::atomic<int> n_alive{0}, n_inside{0}, most_inside{0}, wanted{1};
 std::mutex guard;
 std::map<std::string, std::string> stored;
 
@@ -22,13 +22,15 @@ std::string Place(const hpcckpt::Context& context, const std::string& key) {
     return std::string(context.save_id()) + "/" + std::to_string(context.rank()) + "/" + key;
 }
 
-// Counts how many threads are in Save at a time.
+// Counts how many threads are in Save at a time, and stays until so many have been as are wanted, at most some 10 s.
 struct Visit {
     Visit() {
         const int now = ++n_inside;
         for (int most = most_inside; now > most && !most_inside.compare_exchange_weak(most, now);) {
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        for (int i = 0; i < 10000 && (i < 30 || most_inside < wanted); ++i) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
     }
     ~Visit() { --n_inside; }
 };
@@ -150,6 +152,8 @@ HPCCKPT_REGISTER_BACKEND(echo, Echo)
 extern "C" {
 HPCCKPT_EXPORT int instances_alive() { return n_alive; }
 HPCCKPT_EXPORT int most_inside_at_a_time() { return most_inside.exchange(0); }
+HPCCKPT_EXPORT int inside() { return n_inside; }
+HPCCKPT_EXPORT void want(int n_threads) { wanted = n_threads; }
 }
 
 // As in another namespace of a large program, with a semicolon.

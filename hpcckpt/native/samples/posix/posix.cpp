@@ -231,8 +231,11 @@ class PosixBackend : public hpcckpt::Backend {
 
     std::string PathOf(const hpcckpt::Context& context) const {
         char name[32];
-        std::snprintf(name, sizeof(name), "/rank-%05u.posix", context.rank());
-        return DirectoryOf(context) + name;
+        std::snprintf(name, sizeof(name), "rank-%05u.posix", context.rank());
+        // The directory of a save is its own; one that the config names is shared by all.
+        const bool is_shared = !directory_.empty() && !std::string(context.save_id()).empty();
+        const std::string prefix = is_shared ? std::string(context.save_id()) + "-" : "";
+        return DirectoryOf(context) + "/" + prefix + name;
     }
 
     std::string directory_;
