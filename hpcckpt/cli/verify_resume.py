@@ -50,7 +50,7 @@ def command(
     is_json: bool,
     is_quiet: bool,
 ) -> int:
-    """Check that a training, killed and resumed, ends the same.
+    """Check that a killed training ends alike.
 
     It is run straight through, and again, killed and resumed; then both are compared.
 

@@ -8,6 +8,8 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 SERIAL_TESTS=(tests)
+# One rank under MPI is much like one without: there the promises about ranks and files will do.
+ONE_RANK_TESTS=(tests/promises/test_{backends,elastic,hdf5_mpio,preemption,round_trip}.py tests/mpi)
 MPI_TESTS=(tests/promises tests/mpi)
 # Of the promises, stack B runs those in which NumPy 2, another h5py or another interpreter could tell.
 B_TESTS=(tests/unit tests/promises/test_{round_trip,elastic,reading,mismatch,backends,backend_suite,hdf5_suite,hdf5_files,recycling}.py tests/format tests/native tests/keras tests/tmci tests/tensorflow_shell tests/exporting tests/fuzz tests/campaign/test_{framework,corruption,clean,fuzz}.py)
@@ -59,11 +61,12 @@ total() {
 existing() { local path; for path in "$@"; do if [ -e "$path" ]; then echo "$path"; fi; done; }
 
 pytest_under_mpi() { # ranks
-    local logs=$RESULTS/ranks-$1 rc=0
+    local logs=$RESULTS/ranks-$1 rc=0 tests=("${MPI_TESTS[@]}")
+    [ "$1" != 1 ] || tests=("${ONE_RANK_TESTS[@]}")
     mkdir -p "$logs"
     # shellcheck disable=SC2046 # paths without blanks
     timeout --kill-after=20 "$MPI_S" "$HPCCKPT_MPIRUN" -n "$1" scripts/dev/rank.sh "$logs" \
-        python -m pytest --with-mpi -p no:cacheprovider $(existing "${MPI_TESTS[@]}") || rc=$?
+        python -m pytest --with-mpi -p no:cacheprovider $(existing "${tests[@]}") || rc=$?
     if [ "$rc" != 0 ]; then tail -n 40 "$logs"/rank-*.log 2>/dev/null || true; fi
     return "$rc"
 }

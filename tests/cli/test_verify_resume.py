@@ -163,6 +163,9 @@ def test_all_that_a_program_has_started_is_killed_with_it(tmp_path: Path) -> Non
     leader = program._process.pid
     assert len(_session(leader)) == 3
     assert program.kill() == -signal.SIGKILL
+    ends = time.monotonic() + 60
+    while _session(leader) and time.monotonic() < ends:  # until init has taken what was killed
+        time.sleep(0.05)
     assert _session(leader) == []
 
 
