@@ -47,7 +47,7 @@ class DurableState:
         What numbers the steps: an attribute of the state, such as ``"batch"`` if it grows all the time, or a function
         of the state. By default commits are counted, over restarts too.
     process_set : hvd.ProcessSet, optional
-        By default all of Horovod's ranks.
+        All of Horovod's ranks; no other, for its elastic states broadcast over all of them.
     verbose : int
         0 is silent; 1 writes a line on root for each durable commit and restore.
     **options
@@ -78,7 +78,9 @@ class DurableState:
         if every_n_commits < 1:
             raise OptionError(f"every_n_commits: {every_n_commits} – a positive number of commits")
         if "comm" in options:
-            raise OptionError("comm: Horovod's ranks are taken; choose some of them with process_set")
+            raise OptionError("comm: Horovod's ranks are taken; leave it out")
+        if process_set is not None and process_set.process_set_id != 0:
+            raise OptionError("process_set: Horovod's elastic states broadcast over all ranks; leave it out")
         self._state, self._every, self._verbose = state, every_n_commits, verbose
         self._number = _numbering(step)
         self.commits = 0
@@ -122,6 +124,7 @@ class DurableState:
         if not any(self._ranks.allgather(self._is_current)):
             self._restore_newest()
         self._state.sync()
+        self.commits = self._ranks.bcast(self.commits)
         shared = {leaf.declaration.spec.name: leaf.source for leaf in self._own}
         if shared:
             broadcast_state(shared, comm=self._ranks)
@@ -139,8 +142,7 @@ class DurableState:
         CollectiveError
             If the save before could not be committed; alike on all ranks.
         """
-        if self._pending is not None:
-            self._pending.result()
+        self.wait()
         contents, attributes = self._contents()
         objects = {_COMMITS: self.commits, _ATTRIBUTES: sorted(attributes)}
         number = self._number(self)

@@ -120,9 +120,7 @@ class Backup:
         ckpt = self.saves.begin()
         statistics.choose(self.model, self.what.statistics)
         restored, is_forked = restore(ckpt, self._training, self.what.fork_from)
-        epochs = (
-            None if is_forked else self.params.get("epochs")
-        )  # that the other run was stopped does not end this one
+        epochs = None if is_forked else self.params.get("epochs")  # that the other was stopped does not end this
         begins = ckpt.comm.agree(
             "fit: give back", lambda: beginning(restored, self._training, ckpt.comm, self._steps, epochs)
         )
@@ -238,7 +236,7 @@ class Backup:
         self._saved_step = self.at.step
 
     def _state(self, *, is_between_epochs: bool) -> dict[str, Any]:
-        """Return the state; where it cannot be taken, one whose save fails, so that it does on all ranks. Independent."""
+        """Return the state, or one whose save fails, on all ranks alike, where it cannot be taken. Independent."""
         try:
             return self._training.state(is_between_epochs=is_between_epochs)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are on their way to the save

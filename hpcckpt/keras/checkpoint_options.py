@@ -6,6 +6,7 @@ import logging
 import warnings
 from typing import Any
 
+from hpcckpt.collective.communicator import launched_rank
 from hpcckpt.keras.monitoring import IS_KERAS_3
 
 _log = logging.getLogger("hpcckpt")
@@ -19,12 +20,18 @@ def complain(text: str) -> None:
         _log.warning("%s", text)
 
 
+def _speaks() -> bool:
+    """Say whether this process warns for all that were launched together. Independent."""
+    return launched_rank() in {None, 0}
+
+
 def checked_mode(mode: str) -> str:
     """Return the mode; ``auto`` with a warning if there is none of this name."""
     if mode in {"auto", "min", "max"}:
         return mode
     quoted = f"'{mode}'" if IS_KERAS_3 else mode
-    complain(f"ModelCheckpoint mode {quoted} is unknown, fallback to auto mode.")
+    if _speaks():
+        complain(f"ModelCheckpoint mode {quoted} is unknown, fallback to auto mode.")
     return "auto"
 
 
@@ -55,12 +62,12 @@ def check_options(options: Any, *, is_weights_only: bool) -> None:
 
 def warn_of_old(period: int | None, *, is_loading: bool | None) -> None:
     """Warn of options that Keras 2.15 still takes, and calls deprecated."""
-    if is_loading is not None:
+    if is_loading is not None and _speaks():
         complain(
             "`load_weights_on_restart` argument is deprecated. "
             "Please use `model.load_weights()` for loading weights before the start of `model.fit()`."
         )
-    if period is not None:
+    if period is not None and _speaks():
         complain(
             "`period` argument is deprecated. Please use `save_freq` "
             "to specify the frequency in number of batches seen."

@@ -191,6 +191,10 @@ class Agreement:
         finally:
             self._left_at = time.monotonic()
 
+    def go_back(self) -> None:
+        """Take calls for steps that were passed before: the ranks have gone back to an older one. Independent."""
+        self._last = Position(-1)
+
     def finished(self, meanwhile: Callable[[], None], *, is_ready: bool = True) -> Agreed:
         """Wait until the others agree on something, or have no further batches either. Collective.
 

@@ -255,6 +255,7 @@ class Guard:
     def go_back(self, step: int) -> None:
         """Say that the program has gone back to an older step, as all ranks do. Independent."""
         self._step = step
+        self._agreement.go_back()
 
     def finished(self) -> Advice:
         """Wait, on a rank without further batches, for what the others agree on. Collective.
@@ -328,7 +329,7 @@ class Guard:
         stop = self._agreed_stop()
         self._ckpt.close()
         if self._halt is not None and self._agreement.comm.is_root:
-            self._take_halt_away(self._halt)
+            self._take_halt_away(self._halt, stop.step)
         self._forget_saves()
         self._is_open = False
         self._agreement.release()
@@ -423,9 +424,9 @@ class Guard:
         self._forget_saves()
         self._flag.release(self)
 
-    def _take_halt_away(self, halt: HaltWatch) -> None:
+    def _take_halt_away(self, halt: HaltWatch, step: int) -> None:
         try:
-            halt.take_away()
+            halt.take_away(step)
         except OSError as error:
             self._say(f"hpcckpt: warning: {halt.path} could not be removed ({error}): the next job will stop at once")
 

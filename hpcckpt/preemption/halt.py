@@ -6,6 +6,7 @@ it now and then, and takes it away when the job has stopped, so that the next jo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from hpcckpt import layout
 from hpcckpt.discovery import read_bounded
-from hpcckpt.errors import HpcckptError, OptionError, from_os_error
+from hpcckpt.errors import CorruptError, HpcckptError, OptionError, from_os_error
 from hpcckpt.preemption.clock import moment_s, moment_text
 
 MAX_NBYTES = 4096
@@ -115,12 +116,7 @@ class HaltWatch:
         if now >= self._next:
             self._next = now + self._every_s
             self._look(now)
-        found = self._found
-        if found is None or (found.after_step is not None and step < found.after_step):
-            return ""
-        if found.at is not None and time.time() < found.at:
-            return ""
-        return f"{layout.HALT} {found}".strip()
+        return f"{layout.HALT} {self._found}".strip() if _is_due(self._found, step) else ""
 
     def _look(self, now: float) -> None:
         try:
@@ -134,6 +130,15 @@ class HaltWatch:
             return
         self._is_young, self._found = False, found
 
-    def take_away(self) -> None:
-        """Remove the file, for the job has stopped as it asks. Root only."""
-        self.path.unlink(missing_ok=True)
+    def take_away(self, step: int) -> None:
+        """Remove the file, if the job that stops behind `step` has done what it asks. Root only."""
+        with contextlib.suppress(OptionError, CorruptError):  # what is not understood asks for nothing
+            if _is_due(read_halt(self.path.parent), step):
+                self.path.unlink(missing_ok=True)
+
+
+def _is_due(halt: Halt | None, step: int) -> bool:
+    """Say whether a job is to stop behind a step now. Independent."""
+    if halt is None or (halt.after_step is not None and step < halt.after_step):
+        return False
+    return halt.at is None or time.time() >= halt.at

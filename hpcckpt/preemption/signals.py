@@ -94,6 +94,9 @@ class SignalFlag:
         CodeError
             Outside of the main thread, where Python installs no handlers.
         """
+        numbers = tuple(numbers)
+        if not numbers:  # who wants none does not take them over from the program
+            return
         new = [number for number in numbers if number not in self._before]
         if new and threading.current_thread() is not threading.main_thread():
             raise CodeError("signals can be caught in the main thread only; there, or with signals=()")
