@@ -121,7 +121,7 @@ def test_posix_keeps_a_file_for_each_rank(posix: plugins.Instance, tmp_path: Pat
 def test_a_second_save_replaces_the_first_whole(posix: plugins.Instance, tmp_path: Path) -> None:
     for seed in (1, 2):
         posix.save(PluginContext(str(tmp_path)), [tensor_of(some(seed), "x")])
-    assert os.listdir(tmp_path) == ["id-rank-00000.posix"]
+    assert os.listdir(tmp_path) == ["rank-00000.posix"]
     assert np.array_equal(load(posix, tmp_path, "x", np.zeros_like(some(2))), some(2))
 
 
@@ -138,7 +138,7 @@ def test_posix_stores_where_its_config_says(tmp_path: Path) -> None:
     with plugins.find("posix").create(f"directory={tmp_path}") as instance:
         instance.save(PluginContext("", "id"), [tensor_of(some(1), "x")])
         assert np.array_equal(load(instance, Path(), "x", np.zeros_like(some(1))), some(1))
-    assert os.listdir(tmp_path) == ["rank-00000.posix"]
+    assert os.listdir(tmp_path) == ["id-rank-00000.posix"]
 
 
 @pytest.mark.parametrize(
