@@ -138,8 +138,9 @@ def _held_by_nobody() -> None:
     """TensorFlow's buffers are looked at, and not held: the next update changes them in place."""
     from hpcckpt.keras import holding as tensorflow
 
-    original = tensorflow._view
-    tensorflow._view = lambda tensor: _unowned(original(tensor))
+    each, at_once = tensorflow._view, tensorflow._hold_at_once
+    tensorflow._view = lambda tensor: _unowned(each(tensor))
+    tensorflow._hold_at_once = lambda ops, variables: [_unowned(array) for array in at_once(ops, variables)]
 
 
 def _a_pointer_is_enough() -> None:
