@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from powerloss.disk import WHOLE, Content, Disk, Part, whole
 from powerloss.losses import Model, states
 from powerloss.mutants import mutate, roles

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import quietly
 
 HERE = Path(__file__).parent
 TF_TESTS = {"test_round_trips", "test_models", "test_load_model", "test_stock_files", "test_code"}
-HAS_KERAS = find_spec("tensorflow") is not None and find_spec("keras") is not None
-sys.path.insert(0, str(HERE))
 
-if HAS_KERAS:
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with warnings.catch_warnings():  # TensorFlow's own, at import; what we do must not warn
-        warnings.simplefilter("ignore")
-        import keras  # noqa: F401 - so that the warnings are over
-        import tensorflow as tf
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    tf.get_logger().setLevel("ERROR")
-else:
+if not quietly.import_tensorflow():
     collect_ignore = [f"{name}.py" for name in TF_TESTS]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is here: runs on both stacks."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.stack_b)
-            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))
-            if item.path.stem in TF_TESTS:
-                item.add_marker(pytest.mark.tf)
+    quietly.mark(items, HERE, "stack_b")
+    quietly.mark([item for item in items if item.path.stem in TF_TESTS], HERE, "tf")
+
+
+@pytest.fixture(autouse=True)
+def frameworks_do_not_chatter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras and TensorFlow log what they think of old formats; here that is what is tested."""
+    for name in ("absl", "tensorflow"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
 
 
 @pytest.fixture

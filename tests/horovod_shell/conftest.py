@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from mpi_launch import find_mpirun
+
+from hpcckpt.collective.communicator import launched_size
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "mpi")]
-
-from mpi_launch import find_mpirun  # noqa: E402
-
-from hpcckpt.collective.communicator import launched_size  # noqa: E402
 
 
 def _reason_to_skip() -> str:

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
-from jobs import failure, tell, weights
+from horovod_jobs import failure, tell, weights
 from mpi4py import MPI  # starts MPI; if Horovod does, its shutdown within hvd.elastic.run ends MPI for good
 
 from hpcckpt.horovod import DurableState, check_equal

@@ -9,7 +9,7 @@ from typing import Any
 import horovod.tensorflow.keras as hvd
 import keras
 import numpy as np
-from jobs import failure, tell, weights
+from horovod_jobs import failure, tell, weights
 from mpi4py import MPI
 
 import hpcckpt as hc

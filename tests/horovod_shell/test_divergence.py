@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from jobs import run_job
+from horovod_jobs import run_job
 
 Told = list[dict[str, Any]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import ENV, HERE, TIMEOUT_S, mpirun, run_job
+from horovod_jobs import ENV, HERE, TIMEOUT_S, mpirun, run_job
 
 Told = list[dict[str, Any]]
 STEPS = [f"step-{number:010}" for number in (3, 6, 9, 12)]

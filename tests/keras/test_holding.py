@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import IS_KERAS_3, rows, small
+from mpi_launch import find_mpirun, mpirun
 
 from hpcckpt.errors import HostMemoryError, StateError
 from hpcckpt.keras import holding
@@ -31,10 +32,6 @@ from hpcckpt.native import tf_ops
 from hpcckpt.snapshot import flatten
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "mpi"))
-
-from mpi_launch import find_mpirun, mpirun  # noqa: E402
-
 SHAPE = (64, 3)
 OPS = tf.raw_ops
 ONES = np.ones(SHAPE, np.float32)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from mpi_launch import find_mpirun
+
+from hpcckpt.collective.communicator import launched_size
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # the helpers here are also imported by the programs that run under mpirun
-
-from mpi_launch import find_mpirun  # noqa: E402
-
-from hpcckpt.collective.communicator import launched_size  # noqa: E402
 
 
 def _reason_to_skip() -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import jobs
 import numpy as np
 import pytest
 from mpi_launch import mpirun
+
+import hpcckpt as hc
 
 pytestmark = [
     pytest.mark.tf,
@@ -20,11 +22,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
-
-import jobs  # noqa: E402 - an example, found by the path above
-
-import hpcckpt as hc  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from _cases import seal_manifest
+from _readers import bounded
 
 import hpcckpt as hc
 from hpcckpt import discovery, errors, layout, native
@@ -19,11 +20,6 @@ from hpcckpt.backends.hdf5.table import TRAILER_BYTES, read_trailer, seal
 from hpcckpt.loading import open_step
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "format"), str(ROOT / "fuzz")]
-
-from _cases import seal_manifest  # noqa: E402
-from _readers import bounded  # noqa: E402
-
 GOLDEN = ROOT / "format" / "hdf5-golden-1"
 CASES = ("direct", "per-rank", "mpio", "mpio-gzip")
 STEP = layout.step_dirname(42)

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import quietly
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "keras"), str(HERE.parent / "mpi"), str(HERE.parents[1] / "examples")]
-
-if find_spec("tensorflow") is None or find_spec("keras") is None:
+if not quietly.import_tensorflow():
     collect_ignore_glob = ["test_*.py"]
-else:
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with warnings.catch_warnings():  # TensorFlow's own, at import; what we do must not warn
-        warnings.simplefilter("ignore")
-        import keras  # noqa: F401 - so that the warnings are over
-        import tensorflow as tf  # noqa: F401
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is here: needs TensorFlow, runs on both stacks."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.tf)
-            item.add_marker(pytest.mark.stack_b)
-            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))
+    quietly.mark(items, Path(__file__).parent, "tf", "stack_b")
 
 
 @pytest.fixture

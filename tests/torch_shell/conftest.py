@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples"), str(HERE.parent / "mpi")]
 
 if find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -14,7 +14,7 @@ from mpi_launch import find_mpirun, mpirun
 import hpcckpt as hc
 from hpcckpt.errors import OptionError
 
-JOB = str(Path(__file__).with_name("job_exact.py"))
+JOB = str(Path(__file__).with_name("job_torch_exact.py"))
 
 
 @pytest.fixture

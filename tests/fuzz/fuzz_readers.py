@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of the readers, with atheris; started by ``scripts/dev/fuzz.sh``.
 
-    fuzz.py manifest|step CORPUS [options of libFuzzer]
+    fuzz_readers.py manifest|step CORPUS [options of libFuzzer]
 
 The bytes that the fuzzer makes up are not a checkpoint but the choices of our own mutator, which changes a checkpoint's
 description as a tree; every checksum is made to fit, so that what lies behind the checksums is reached.  A description

@@ -1,4 +1,4 @@
-"""The example, killed by SIGKILL after some step on one rank: ``job_exact.py KILL_AT ARGUMENTS...``; 0 never."""
+"""The example, killed by SIGKILL after some step on one rank: ``job_torch_exact.py KILL_AT ARGUMENTS...``; 0 never."""
 
 from __future__ import annotations
 
