@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from _peers import Wait
 from mpi4py import MPI
 
 import hpcckpt as hc
+from hpcckpt import native
 
 DURABLE = "files, directories, commit"
 
@@ -33,6 +35,16 @@ class Ours:
     def restore(self) -> None:
         """Restore the newest step, verified. Collective."""
         self.ckpt.restore(self.state)
+
+    def restore_unverified(self) -> None:
+        """Restore, the checksums left out of what the native part is asked to do. Collective."""
+        read = native.read_blocks
+
+        def unverified(fd: int, pieces: Iterable[Any], **options: Any) -> Any:
+            return read(fd, [(data, offset, None) for data, offset, _ in pieces], **options)
+
+        with mock.patch.object(native, "read_blocks", unverified):
+            self.restore()
 
     def close(self) -> None:
         """End. Collective."""
