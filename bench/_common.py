@@ -18,6 +18,8 @@ from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
 NAP_S = 0.0002
+REST_S, REST_LOOKS, REST_AT_MOST_S = 0.1, 5, 20.0
+"""For so long a disk must have been idle before anything is measured, in so many looks; when to go on anyhow."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _place = Path()
 """The directory that is written to; `scratch` says."""
@@ -90,6 +92,7 @@ def settle(fn: Callable[[], Any]) -> None:
     if WORLD.rank == 0:
         fn()
         _sync_file_system(_place)
+        _wait_for_device(_place)
     meet()
 
 
@@ -101,6 +104,19 @@ def _sync_file_system(path: Path) -> None:
             raise OSError(ctypes.get_errno(), "syncfs", os.fspath(path))
     finally:
         os.close(fd)
+
+
+def _wait_for_device(path: Path) -> None:
+    """Wait until the disk has had nothing to do for a moment: what was removed is discarded behind a sync's back."""
+    status = os.stat(path).st_dev
+    counters = Path(f"/sys/dev/block/{os.major(status)}:{os.minor(status)}/stat")
+    if not counters.exists():  # memory, a network
+        return
+    quiet, before, patience = 0, "", time.monotonic() + REST_AT_MOST_S
+    while quiet < REST_LOOKS and time.monotonic() < patience:
+        time.sleep(REST_S / REST_LOOKS)
+        now = counters.read_text(encoding="ascii")
+        quiet, before = (quiet + 1 if now == before else 0), now
 
 
 def warm_memory(nbytes: int) -> None:

@@ -102,7 +102,7 @@ class RetiredError(RetryError):
 
 
 class HostMemoryError(RetryError, MemoryError):
-    """Values on an accelerator do not fit into the host's free memory."""
+    """Values do not fit into the host's free memory."""
 
     kind = "host-memory"
 
@@ -156,6 +156,29 @@ class OptionError(ConfigError, ValueError):
     """An option has a value that is not accepted."""
 
     kind = "option"
+
+
+class MemoryBudgetError(OptionError):
+    """No plan keeps a training step within this memory.
+
+    Attributes
+    ----------
+    nearest : int
+        The least budget that can be met, in bytes.
+    """
+
+    kind = "memory-budget"
+    nearest: int = 0
+
+    @classmethod
+    def of(cls, budget: int, nearest: int) -> MemoryBudgetError:
+        """Make the error that names the nearest budget."""
+        error = cls(
+            f"memory_budget: {budget} bytes cannot be met by this graph, whatever is swapped; the nearest budget that can "
+            f"be is {nearest} bytes ({nearest / 2**20:.1f} MiB): give that, or a smaller batch"
+        )
+        error.nearest = nearest
+        return error
 
 
 class StepExistsError(ConfigError, FileExistsError):
@@ -251,6 +274,12 @@ class ReplicaMismatchError(CodeError, ValueError):
 
     kind = "replica-mismatch"
     exit_code = 5
+
+
+class PlanMismatchError(CodeError, ValueError):
+    """Ranks would change the graphs of their training steps in different ways."""
+
+    kind = "plan-mismatch"
 
 
 class ShardingError(CodeError, ValueError):

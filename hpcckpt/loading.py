@@ -19,6 +19,7 @@ from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import (
     ConfigError,
     CorruptError,
+    HostMemoryError,
     HpcckptError,
     ManifestError,
     OptionError,
@@ -175,9 +176,13 @@ class StepReader:
 
 
 def _empty(shape: tuple[int, ...], dtype: str) -> Array:
-    """Return an array to read into; its size is bounded by that of the files."""
+    """Return an array to read into; its size is bounded by that of the files, unless a plugin stores elsewhere."""
     try:
         return np.empty(shape, numpy_dtype(dtype))
+    except MemoryError as error:
+        raise HostMemoryError(
+            f"a tensor of shape {shape} and dtype {dtype} does not fit into memory: {error}"
+        ) from None
     except ValueError as error:  # NumPy 1 has at most 32 axes
         raise ConfigError(f"NumPy on this machine has no arrays of shape {shape} and dtype {dtype}: {error}") from None
 

@@ -282,8 +282,10 @@ class RunLock:
                 raise
             return self._create()
         finally:
-            with contextlib.suppress(OSError):  # it is swept later
+            try:
                 draft.unlink(missing_ok=True)
+            except OSError:
+                _own_debris.add(draft)
         return True
 
     def _create(self) -> bool:
@@ -329,9 +331,16 @@ class RunLock:
                 os.utime(self.path)
 
 
+_own_debris: set[Path] = set()
+"""Drafts of this process that a disk would neither take nor give up: nothing in them says whose they are."""
+
+
 def _sweep_leftovers(directory: Path) -> None:
     """Remove what jobs left that were killed while they took the lock; others may be of a job that lives."""
     with contextlib.suppress(OSError):  # debris is no reason to fail
+        for path in [path for path in _own_debris if path.parent == directory]:
+            path.unlink(missing_ok=True)
+            _own_debris.discard(path)
         for entry in os.scandir(directory):
             if entry.name.startswith(f"{layout.LOCK}."):
                 found = entry.stat(follow_symlinks=False)

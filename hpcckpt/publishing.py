@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcckpt import native, phases
+from hpcckpt import layout, native, phases
 from hpcckpt._version import __version__
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import SavePlan, full_plan
@@ -39,7 +39,7 @@ from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
 from hpcckpt.mounts import counts_links
 from hpcckpt.plan import Declaration, FileRecord, SaveJob, Ticket, WriteReport
-from hpcckpt.retention import apply_retention, sweep
+from hpcckpt.retention import Retained, apply_retention, sweep
 from hpcckpt.run import Run
 
 
@@ -116,7 +116,11 @@ _writing: weakref.WeakSet[Run] = weakref.WeakSet()
 def _prepared(directory: Path) -> set[str]:
     """Return what checkpointers of this process, which share the lock, keep in a run directory. Root only."""
     real = os.path.realpath(directory)
-    return {name for run in list(_writing) if os.path.realpath(run.directory) == real for name in list(run.staged)}
+    found: set[str] = set()
+    for run in list(_writing):
+        if os.path.realpath(run.directory) == real:
+            found.update(list(run.staged), [run.reusable.name] if run.reusable is not None else [])
+    return found
 
 
 def regain(run: Run) -> None:
@@ -146,10 +150,19 @@ def make_directory(path: Path) -> None:
 
 
 def prepare(run: Run, design: Any, reusable: Path | None = None) -> Ticket:
-    """Make a staging directory for a save to come, of a retired one if there is one. Root only."""
-    ticket = commit.prepare(run.backend, run.directory, run.comm.size, design, reusable)
-    files = (run.directory / ticket.name).rglob("*") if reusable else ()
-    run.staged[ticket.name] = sum(512 * file.lstat().st_blocks for file in files)
+    """Make a staging directory for a save to come, of a retired one if there is one. Root only.
+
+    It is ours before it is there: another checkpointer of this process may sweep at any moment.
+    """
+    ticket = commit.new_ticket()
+    path = run.directory / ticket.name
+    run.staged[ticket.name] = 0
+    try:
+        commit.prepare(run.backend, path, run.comm.size, design, reusable)
+        run.staged[ticket.name] = sum(512 * f.lstat().st_blocks for f in path.rglob("*")) if reusable else 0
+    except BaseException:
+        run.staged.pop(ticket.name, None)
+        raise
     return ticket
 
 
@@ -321,22 +334,35 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
     try:
         phases.reached("8-retention", 0)
         open_for_writing(run)  # the lock may have been lost since step 4: then what stands here is not ours
-        kept = apply_retention(run.directory, run.options, run.marked, recycle=run.recycles, manifests=run.manifests)
-        n_kept = kept.n_steps
-        run.reusable = kept.reusable
-        spared = {*_prepared(run.directory), *([kept.reusable.name] if kept.reusable else [])}
-        sweep(run.directory, spared)  # the step that was replaced, if any
+        n_kept = _keep_some(run)
+        sweep(run.directory, _prepared(run.directory))  # the step that was replaced, if any
     except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
         return n_kept, (f"retention after step {staged.job.step} failed: {as_failure(error).text}",)
     return n_kept, ()
+
+
+def _keep_some(run: Run) -> int:
+    """Retire what need not stay; return how many steps are left. Root only.
+
+    What the next save may write over is ours before it is out of sight: another checkpointer of this process may sweep.
+    """
+    kept = Retained(0)
+    run.reusable = run.directory / layout.retired_dirname(layout.new_nonce()) if run.recycles else None
+    try:
+        kept = apply_retention(run.directory, run.options, run.marked, reusable=run.reusable, manifests=run.manifests)
+    finally:
+        run.reusable = kept.reusable
+    return kept.n_steps
 
 
 def next_ticket(run: Run, design: Any) -> Ticket | None:
     """Prepare the staging directory of a save to come; ``None`` if that fails: then that save tries. Root only."""
     with contextlib.suppress(Exception):  # the step before is committed, whatever this is: the next save plans anew
         open_for_writing(run)
-        reusable, run.reusable = run.reusable, None
-        return prepare(run, design, reusable)
+        try:
+            return prepare(run, design, run.reusable)
+        finally:
+            run.reusable = None
     return None
 
 

@@ -199,9 +199,10 @@ def _reshard(
     way = _look_ahead(reader, directory, is_replacing=is_replacing)
     commit.check_space(directory, SavePlan((), plan.tensors, plan.nbytes, ()), plan.n_ranks)
     backend = RankfileBackend(reader.backend.threads)
-    ticket = commit.prepare(backend, directory, plan.n_ranks)
+    ticket = commit.new_ticket()
     staged = commit.Staged(SaveJob(ticket.save_id, reader.manifest.step, plan.n_ranks), directory, ticket.name)
     try:
+        commit.prepare(backend, staged.path, plan.n_ranks)
         files = tuple(_write_rank(reader, staged, plan, rank, progress) for rank in range(plan.n_ranks))  # step 2
         native.fsync_dir(str(staged.path / layout.DATA))
         path = commit.publish(staged, _manifest(reader.manifest, staged.job, plan, files), lock, way)  # step 3

@@ -49,7 +49,7 @@ def apply_retention(
     options: Options,
     mark: Callable[[StepInfo], StepInfo] = _unmarked,
     *,
-    recycle: bool = False,
+    reusable: Path | None = None,
     manifests: Manifests | None = None,
 ) -> Retained:
     """Retire what need not stay. Root only, under the lock.
@@ -62,8 +62,8 @@ def apply_retention(
         What is to be kept.
     mark : callable
         Adds to what is on storage what this job knows of a step.
-    recycle : bool
-        Keep the files of one retired step for the next save.
+    reusable : pathlib.Path, optional
+        Where the files of one retired step are kept for the next save: a name that no sweep takes away.
     manifests : Manifests, optional
         Those that were read before: after many saves that keep all of many steps, most of them.
     """
@@ -72,20 +72,18 @@ def apply_retention(
     steps = tuple(map(mark, scan(directory, manifests)))
     kept = steps_to_keep(steps, options, pins(directory))
     going = [info for info in steps if info.step not in kept]
-    reusable = None
     for info in going:
-        retired = take_out_of_sight(directory, info.path.name)
-        if info is going[-1] and recycle:
-            reusable = retired
+        if info is going[-1] and reusable is not None:
+            take_out_of_sight(directory, info.path.name, reusable)
         else:
-            shutil.rmtree(retired)
+            retire(directory, info.path.name)
     n_steps = sum(info.is_restorable and info.step in kept for info in steps)
-    return Retained(n_steps, reusable)
+    return Retained(n_steps, reusable if going else None)
 
 
-def take_out_of_sight(directory: Path, name: str) -> Path:
+def take_out_of_sight(directory: Path, name: str, retired: Path | None = None) -> Path:
     """Make of a step a directory that is no checkpoint any more, and return its path. Root only, under the lock."""
-    retired = directory / layout.retired_dirname(layout.new_nonce())
+    retired = retired or directory / layout.retired_dirname(layout.new_nonce())
     os.rename(directory / name, retired)  # step a
     native.fsync_dir(str(directory))
     phases.reached("8-retired", 0)

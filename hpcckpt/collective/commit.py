@@ -103,12 +103,13 @@ def check_space(directory: Path, plan: SavePlan, n_ranks: int, staged_bytes: int
         )
 
 
-def prepare(
-    backend: Backend, directory: Path, n_ranks: int, design: Any = None, reusable: Path | None = None
-) -> Ticket:
+def new_ticket() -> Ticket:
+    """Return the name of a staging directory that is not made yet, and a new identity. Pure, but for the nonces."""
+    return Ticket(layout.staging_dirname(layout.new_nonce()), secrets.token_hex(16))
+
+
+def prepare(backend: Backend, path: Path, n_ranks: int, design: Any = None, reusable: Path | None = None) -> None:
     """Make the staging directory of a save to come, of a retired one if there is one. Root only."""
-    ticket = Ticket(layout.staging_dirname(layout.new_nonce()), secrets.token_hex(16))
-    path = directory / ticket.name
     if reusable is None:
         path.mkdir()  # step 1
         backend.prepare(path, design)
@@ -116,7 +117,6 @@ def prepare(
         _remove_all_but_data(reusable)
         backend.reuse(reusable, n_ranks, design)
         os.rename(reusable, path)
-    return ticket
 
 
 def _remove_all_but_data(step: Path) -> None:

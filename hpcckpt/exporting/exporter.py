@@ -261,7 +261,8 @@ def _write_tf(job: Job) -> Outcome:
     tf_checkpoint.import_tensorflow()
     wanted = job.wanted
     arrays = {each.name: _array(job, each) for each in wanted}
-    note = encode(note_of(job.reader.manifest, wanted))
+    counters = [each for each in wanted if each.name == tf_checkpoint.SAVE_COUNTER]  # or it passes for TensorFlow's
+    note = encode(note_of(job.reader.manifest, wanted, counters))
     with atomic_bundle(job.out, is_overwriting=job.is_overwriting) as temporary:
         if job.model is None:
             tf_checkpoint.write_bundle(temporary, arrays, note)

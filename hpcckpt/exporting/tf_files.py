@@ -9,7 +9,7 @@ Steps::
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,11 @@ from hpcckpt.exporting.atomic import atomic_path, check_free, fsync_file
 
 INDEX, DATA = ".index", ".data-00000-of-00001"
 STATE = "checkpoint"
-_ENTRY = re.compile(r'^(all_)?model_checkpoint_paths?: ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
+_ENTRY = re.compile(rb'^(all_)?model_checkpoint_paths?: "((?:[^"\\]|\\.)*)"$', re.MULTILINE)
+_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
+_ESCAPED = {ord("\\"): "\\\\", ord('"'): '\\"'}
+_LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
+"""What letters behind a backslash stand for; other characters there stand for themselves."""
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def atomic_bundle(prefix: Path, *, is_overwriting: bool = False) -> Iterator[Pat
             _with(temporary, suffix).replace(_with(prefix, suffix))  # step 2
         native.fsync_dir(str(prefix.parent))
         with atomic_path(prefix.with_name(STATE), is_overwriting=True) as state:  # step 3
-            state.write_text(state_text(prefix), encoding="utf-8")
+            state.write_text(state_text(prefix), encoding="ascii")
     except OSError as error:
         raise from_os_error(error, f"write {prefix}") from error
     finally:
@@ -83,21 +87,27 @@ def latest(directory: Path) -> Path | None:
 
 def _entries(directory: Path) -> list[tuple[str, str]]:
     try:
-        text = (directory / STATE).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = (directory / STATE).read_bytes()
+    except OSError:
         return []
-    return [(match[1] or "", _unquoted(match[2])) for match in _ENTRY.finditer(text)]
+    return [(os.fsdecode(match[1] or b""), os.fsdecode(_unquoted(match[2]))) for match in _ENTRY.finditer(text)]
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """Return a name as protobuf writes text: bytes that are no plain ASCII as three octal digits."""
+    plain = (_ESCAPED.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in os.fsencode(text))
+    return f'"{"".join(plain)}"'
 
 
-def _unquoted(text: str) -> str:
-    try:
-        return str(json.loads(text))
-    except ValueError:  # an escape that JSON has not
-        return text[1:-1]
+def _unquoted(text: bytes) -> bytes:
+    return _ESCAPE.sub(_unescaped, text)
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    octal, hexadecimal, letter = match.groups()
+    if octal or hexadecimal:
+        return bytes([int(octal, 8) & 255 if octal else int(hexadecimal, 16)])
+    return _LETTERS.get(letter, letter)
 
 
 def _with(prefix: Path, suffix: str) -> Path:

@@ -197,17 +197,17 @@ def _assign_optimizer(model: Any, values: list[Array]) -> None:
 
 
 def _read_tf(path: Path, model: Any, progress: Progress | None) -> Contents:
-    from hpcckpt.keras.tf_checkpoint import read_bundle, read_into_model
+    from hpcckpt.keras.tf_checkpoint import SAVE_COUNTER, read_bundle, read_into_model
 
     prefix = bundle_prefix(path)
+    bundle = read_bundle(prefix)
+    note = decode(bundle.note) if bundle.note else None
     if model is not None:
         from hpcckpt.keras.model_files import as_model
 
-        bundle = read_bundle(prefix)
         built = as_model(model)
         values = read_into_model(prefix, built)
-        return _noted(values, values.kept, decode(bundle.note) if bundle.note else None, built)
-    bundle = read_bundle(prefix)
+        return _noted(values, values.kept, note, built)
     if progress:
         progress(sum(array.nbytes for array in bundle.tensors.values()))
     left = [
@@ -218,7 +218,9 @@ def _read_tf(path: Path, model: Any, progress: Progress | None) -> Contents:
         )
         if names
     ]
-    return with_note(Contents(bundle.tensors, left_out=tuple(left)), decode(bundle.note) if bundle.note else None)
+    is_ours = bundle.note is not None and SAVE_COUNTER not in (note.dtypes if note is not None else ())
+    tensors = {name: array for name, array in bundle.tensors.items() if not (is_ours and name == SAVE_COUNTER)}
+    return with_note(Contents(tensors, left_out=tuple(left)), note)
 
 
 def _refuse_saved_model(path: Path, _model: Any, _progress: Progress | None) -> Contents:

@@ -63,6 +63,7 @@ def load_model(
     custom_objects: Mapping[str, Any] | None = None,
     compile: bool = True,  # noqa: A002 - as Keras calls it
     safe_mode: bool = True,
+    callbacks: Iterable[Any] = (),
 ) -> Any:
     """Build the model of a checkpoint, with its weights, and its optimizer as it was. Independent.
 
@@ -82,6 +83,8 @@ def load_model(
     safe_mode : bool
         Refuse a model that brings code along (Lambda layers), or names some. Turn it off only for a checkpoint that
         you trust.
+    callbacks : iterable of keras.callbacks.Callback
+        Callbacks that are given the model, `hpcckpt.lms.LMS` among them: the next training of the model swaps.
 
     Returns
     -------
@@ -110,6 +113,8 @@ def load_model(
             "then hpcckpt.keras.load_weights for the optimizer",
             where,
         )
+    for callback in callbacks:
+        callback.set_model(model)
     return model
 
 

@@ -1,7 +1,8 @@
 """Several arrays and one JSON value as one line of bytes: what each rank has for itself, of any size at every save.
 
 The bytes are those of a safetensors file, so that ``safetensors.numpy.load`` opens them; the JSON value
-stands in its metadata, under ``json``.
+stands in its metadata, under ``json``.  Arrays of dtypes that safetensors does not know stand there as bytes, and what
+they are in its metadata, under ``dtypes``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcckpt.dtypes import dtype_token, numpy_dtype
-from hpcckpt.errors import CorruptError, OptionError
+from hpcckpt.errors import CorruptError
 from hpcckpt.manifest import decode_objects, encode_objects
 from hpcckpt.snapshot import Array, as_bytes, plain
 
@@ -22,6 +23,7 @@ _CODES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 _TOKENS = {code: token for token, code in _CODES.items()}
 _HEAD = 8
@@ -32,23 +34,24 @@ def pack(arrays: Mapping[str, Array], value: Any = None) -> Array:
 
     Raises
     ------
-    OptionError
-        If an array has a dtype that safetensors does not know.
+    StateError
+        If an array has a dtype that cannot be saved.
     """
-    header: dict[str, Any] = {"__metadata__": {"json": json.dumps(encode_objects(value))}}
-    parts, position = [], 0
-    for name, array in arrays.items():
-        held = plain(np.asarray(array))
-        token = dtype_token(held.dtype)
-        if token not in _CODES:
-            raise OptionError(f"{name}: arrays of dtype {token} cannot be saved here")
+    parts = {name: plain(np.asarray(array)) for name, array in arrays.items()}
+    tokens = {name: dtype_token(held.dtype) for name, held in parts.items()}
+    others = {name: token for name, token in tokens.items() if token not in _CODES}
+    metadata = {"json": json.dumps(encode_objects(value)), **({"dtypes": json.dumps(others)} if others else {})}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    position = 0
+    for name, held in parts.items():
+        shape = [*held.shape, held.dtype.itemsize] if name in others else list(held.shape)
         offsets = [position, position + held.nbytes]
-        header[name] = {"dtype": _CODES[token], "shape": list(held.shape), "data_offsets": offsets}
-        parts.append(as_bytes(held))
+        header[name] = {"dtype": _CODES.get(tokens[name], "U8"), "shape": shape, "data_offsets": offsets}
         position += held.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _HEAD)
-    return np.concatenate([np.frombuffer(len(text).to_bytes(_HEAD, "little") + text, np.uint8), *parts])
+    head = np.frombuffer(len(text).to_bytes(_HEAD, "little") + text, np.uint8)
+    return np.concatenate([head, *map(as_bytes, parts.values())])
 
 
 def unpack(packed: Array) -> tuple[dict[str, Array], Any]:
@@ -69,12 +72,15 @@ def _unpacked(packed: Array) -> tuple[dict[str, Array], Any]:
     raw = as_bytes(packed)
     start = _HEAD + int.from_bytes(raw[:_HEAD].tobytes(), "little")
     header = json.loads(raw[_HEAD:start].tobytes())
-    value = decode_objects(json.loads(header.pop("__metadata__")["json"]))
+    metadata = header.pop("__metadata__")
+    value = decode_objects(json.loads(metadata["json"]))
+    others = json.loads(metadata.get("dtypes", "{}"))
     arrays = {}
     for name, entry in header.items():
         first, last = entry["data_offsets"]
         data = raw[start + first : start + last]
-        shape, dtype = tuple(entry["shape"]), numpy_dtype(_TOKENS[entry["dtype"]])
+        shape, dtype = tuple(entry["shape"]), numpy_dtype(others.get(name) or _TOKENS[entry["dtype"]])
+        shape = shape[:-1] if name in others else shape
         if len(data) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} is cut short")
         arrays[name] = np.frombuffer(data.tobytes(), dtype).reshape(shape)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.discovery import step_numbers
+from hpcckpt.discovery import inspect_step, newest_restorable, step_numbers
 from hpcckpt.errors import StepNotFoundError
 from hpcckpt.keras.feeds import NO_STATE, Place
 from hpcckpt.keras.position import Position
-from hpcckpt.keras.training import Training
+from hpcckpt.keras.training import Training, is_of_training
 from hpcckpt.run import Restored
 from hpcckpt.snapshot import flatten
 
@@ -76,18 +76,28 @@ def restore(ckpt: Checkpointer, training: Training, fork_from: Path | None) -> t
 
 
 def _from_another_run(comm: Communicator, path: Path, state: dict[str, Any]) -> Restored:
-    """Restore a step of another run, or the newest of that run. Collective."""
+    """Restore a step of another run, or the newest of that run. Collective.
 
-    def find() -> tuple[Path, int | None]:
+    Of a step that holds a model only, as `ModelCheckpoint` writes it, the model is taken; the rest begins anew.
+    """
+
+    def find() -> tuple[Path, int | None, bool]:
         real = path.resolve()
         step = layout.parse_step(real.name)
         if not real.is_dir():
             raise StepNotFoundError(f"fork_from: {path} is not there")
-        return (real, None) if step is None else (real.parent, step)
+        directory = real if step is None else real.parent
+        found = newest_restorable(directory) if step is None else inspect_step(directory, step)
+        manifest = None if found is None else found.manifest
+        return directory, step, manifest is not None and not any(is_of_training(t.name) for t in manifest.tensors)
 
-    directory, step = comm.on_root("look for the run to fork from", find)
+    directory, step, is_model_only = comm.on_root("look for the run to fork from", find)
     with Checkpointer(directory, comm) as other:
-        return other.restore(state, step)
+        if not is_model_only:
+            return other.restore(state, step)
+        restored = other.restore({"model": state["model"]}, step)
+    anew = f"{restored.path} holds a model only: callbacks, random streams and the place in the data begin anew"
+    return replace(restored, warnings=(*restored.warnings, anew))
 
 
 def beginning(

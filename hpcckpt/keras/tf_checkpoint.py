@@ -76,15 +76,14 @@ def write_bundle(
         The model whose objects the graph describes, holding these values.
     """
     tf = import_tensorflow()
-    values: dict[str, Any] = {f"{name}{VALUE}": value for name, value in tensors.items()}
+    more: dict[str, Any] = {f"{SAVE_COUNTER}{VALUE}": np.int64(1)}
+    unreached: list[str] = []
     if model is None:
         graph = _plain_graph(tensors)
-        values[f"{SAVE_COUNTER}{VALUE}"] = np.int64(1)
-        unreached: list[str] = []
     else:
         graph, more, reached = _model_graph(tf, model, variables or {})
-        values |= more
-        unreached = sorted(tensors.keys() - reached)
+        unreached = sorted(tensors.keys() - reached - {SAVE_COUNTER})
+    values = {**more, **{f"{name}{VALUE}": value for name, value in tensors.items()}}  # a counter of the user's stays
     values |= {GRAPH_KEY: graph.SerializeToString(), NOTE_KEY: note.encode()}
     keys = sorted(values)
     tf.raw_ops.SaveV2(
@@ -107,7 +106,7 @@ def _plain_graph(names: Iterable[str]) -> Any:
     graph = _new_graph()
     graph.nodes.add()
     numbers = {"": 0}
-    for name in [*names, SAVE_COUNTER]:
+    for name in dict.fromkeys([*names, SAVE_COUNTER]):
         path = ""
         for part in name.split("/"):
             parent, path = path, f"{path}/{part}"
@@ -193,7 +192,7 @@ class Bundle:
     tensors : dict of str to array
         Values by name.
     note : bytes or None
-        Our note, if we wrote it.
+        Our note, if we wrote it. Then there may be a `SAVE_COUNTER` that we put there ourselves.
     texts, counts : tuple of str
         Entries that were left out: text, which is no tensor here, and what Keras' metrics and TensorFlow itself count.
     """
@@ -222,13 +221,20 @@ def read_bundle(prefix: Path) -> Bundle:
         reader = tf.train.load_checkpoint(str(prefix))
         dtypes = reader.get_variable_to_dtype_map()
         _refuse_claims(reader, dtypes, prefix)
-        note = reader.get_tensor(NOTE_KEY) if NOTE_KEY in dtypes else None
-        names = _names(reader, dtypes, is_ours=note is not None)
+        note = _note(reader, dtypes)
+        names = _names(reader, prefix, dtypes, is_ours=note is not None)
         texts = {key for key in names if dtypes[key] == tf.string}
-        counts = {key for key in names if "/keras_api/metrics/" in f"/{key}" or key == f"{SAVE_COUNTER}{VALUE}"}
+        counts = {key for key in names if "/keras_api/metrics/" in f"/{key}"}
+        counts |= set() if note is not None else {f"{SAVE_COUNTER}{VALUE}"} & names.keys()
         wanted = {name: key for key, name in names.items() if key not in texts | counts}
         tensors = {name: np.asarray(reader.get_tensor(key)) for name, key in wanted.items()}
     return Bundle(tensors, note, *(tuple(sorted(names[key] for key in keys)) for keys in (texts, counts)))
+
+
+def _note(reader: Any, keys: Iterable[str]) -> bytes | None:
+    """Return what stands where our note does, if it is a text: anybody may have written it."""
+    found = reader.get_tensor(NOTE_KEY) if NOTE_KEY in keys else None
+    return found if isinstance(found, bytes) else None
 
 
 def _refuse_claims(reader: Any, dtypes: Mapping[str, Any], prefix: Path) -> None:
@@ -242,16 +248,14 @@ def _refuse_claims(reader: Any, dtypes: Mapping[str, Any], prefix: Path) -> None
             raise CorruptError(f"{prefix} is damaged: {key} is said to have shape {shape}, which is more than there is")
 
 
-def _names(reader: Any, keys: Iterable[str], *, is_ours: bool) -> dict[str, str]:
+def _names(reader: Any, prefix: Path, keys: Iterable[str], *, is_ours: bool) -> dict[str, str]:
     """Return the names of tensors by their keys; all different."""
     plain = {key: key.removesuffix(VALUE).strip("/") for key in keys if key not in {GRAPH_KEY, NOTE_KEY}}
     if is_ours:
-        return {key: name for key, name in plain.items() if name != SAVE_COUNTER}
+        return plain
     if GRAPH_KEY not in keys:
         return plain
-    graph = _new_graph()
-    graph.ParseFromString(reader.get_tensor(GRAPH_KEY))
-    named = _named_variables(graph)
+    named = _named_variables(_graph_of(reader, prefix))
     wanted = {key: named.get(key, name) for key, name in plain.items()}
     counts: dict[str, int] = {}
     for name in wanted.values():
@@ -299,6 +303,8 @@ def read_into_model(prefix: Path, model: Any) -> ModelValues:
 
     Raises
     ------
+    CorruptError
+        If it is damaged.
     StateMismatchError
         If they do not fit.
     """
@@ -306,7 +312,9 @@ def read_into_model(prefix: Path, model: Any) -> ModelValues:
     with _own_errors(tf, prefix):
         reader = tf.train.load_checkpoint(str(prefix))
         _refuse_claims(reader, reader.get_variable_to_dtype_map(), prefix)
-        graph = _graph_of(tf, prefix)
+        if GRAPH_KEY not in reader.get_variable_to_dtype_map():
+            raise ForeignFormatError(f"{prefix} has names but no objects to restore a model from; leave out --model")
+        graph = _graph_of(reader, prefix)
     is_root = not any(child.local_name == "model" for child in graph.nodes[0].children)
 
     def load() -> None:
@@ -318,12 +326,24 @@ def read_into_model(prefix: Path, model: Any) -> ModelValues:
     return observed(model, load)
 
 
-def _graph_of(tf: Any, prefix: Path) -> Any:
-    reader = tf.train.load_checkpoint(str(prefix))
+def _graph_of(reader: Any, prefix: Path) -> Any:
+    """Return the object graph of a checkpoint.
+
+    Raises
+    ------
+    CorruptError
+        If it is none: TensorFlow's checksums are right in a file that was made up, too.
+    """
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # it has no types
+
     graph = _new_graph()
-    if GRAPH_KEY not in reader.get_variable_to_dtype_map():
-        raise ForeignFormatError(f"{prefix} has names but no objects to restore a model from; leave out --model")
-    graph.ParseFromString(reader.get_tensor(GRAPH_KEY))
+    try:
+        graph.ParseFromString(reader.get_tensor(GRAPH_KEY))
+    except (DecodeError, TypeError) as error:
+        raise CorruptError(f"{prefix} is damaged: its object graph cannot be read: {_line(error)}") from error
+    numbers = range(len(graph.nodes))
+    if not numbers or any(child.node_id not in numbers for node in graph.nodes for child in node.children):
+        raise CorruptError(f"{prefix} is damaged: its object graph names objects that it has not")
     return graph
 
 

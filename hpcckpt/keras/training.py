@@ -103,9 +103,10 @@ class Training:
     def _from_other_ranks(self, restored: Restored, identity: tuple[int, ...]) -> None:
         """Make of what other ranks had what this one can use: rank 0's callbacks and statistics, new streams."""
         reader = open_step(restored.path)
-        self._parts["callbacks"].value = reader.load_rank("training/callbacks", 0)
         statistics.fill_from_rank_0(self.model, "model", reader)
-        others.fill_from_rank_0(self._weights, "callbacks", reader)
+        if any(map(is_of_training, reader.specs)):  # else it holds a model only
+            self._parts["callbacks"].value = reader.load_rank("training/callbacks", 0)
+            others.fill_from_rank_0(self._weights, "callbacks", reader)
         rng.derive_streams(*identity)
         for weight in named_weights(self.model):
             if statistics.is_random(weight):
@@ -144,6 +145,11 @@ class Training:
         """Give metrics what they had added up; return what did not come back, in words. Independent."""
         packed = self._parts["metrics"].value
         return metrics.give_back(self.model, packed) if packed.size else []
+
+
+def is_of_training(name: str) -> bool:
+    """Say whether a tensor of a checkpoint is there only where a ``fit`` was backed up, beside its model. Pure."""
+    return name.startswith("training/")
 
 
 class Broken:

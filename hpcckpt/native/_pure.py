@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -106,14 +108,29 @@ def read_blocks(
 def preallocate(fd: int, nbytes: int, path: str) -> None:
     if nbytes < 0:
         raise ValueError("cannot preallocate a negative number of bytes")
-    if nbytes == 0:
+    fallocate = _fallocate()
+    if nbytes == 0 or fallocate is None:
         return
-    try:
+    code = errno.EINTR
+    while code == errno.EINTR:
+        code = 0 if fallocate(fd, 0, 0, nbytes) == 0 else ctypes.get_errno()
+    if code and code not in _NOT_SUPPORTED:
         with naming(path):
-            os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        if error.errno not in _NOT_SUPPORTED:
-            raise
+            raise OSError(code, os.strerror(code))
+
+
+@functools.cache
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    """Return Linux' fallocate, if this is Linux.
+
+    Not `os.posix_fallocate`: where the file system cannot, glibc looks for a zero in each block and writes it again,
+    over what another rank may have written there meanwhile.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    function = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
 
 
 @dataclass(slots=True)

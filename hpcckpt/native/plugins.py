@@ -4,20 +4,26 @@ A plugin is loaded from a path that the program gives, or found by its name in t
 ``HPCCKPT_PLUGIN_PATH`` and then among the samples that come with this package.  What stands in a checkpoint is at most
 a name, never a path.
 
-``python -m hpcckpt.native.plugins FILE...`` loads files and says what is in them, one line of JSON for each.
+``python -m hpcckpt.native.plugins FD FILE...`` loads files and says what is in them, one line of JSON for each, to a
+file descriptor: what they print themselves is not mistaken for that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import hpcckpt.native
 from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError, PluginError
@@ -40,6 +46,8 @@ __all__ = [
 ]
 
 PATH_VARIABLE = "HPCCKPT_PLUGIN_PATH"
+LOAD_LIMIT_S = 30.0
+"""How long a plugin may take to be loaded where it is only looked into."""
 _SAMPLES = Path("lib/plugins")
 
 _lock = threading.RLock()
@@ -197,13 +205,15 @@ class PluginFile:
     problem: str = ""
 
 
-def inspect(files: Sequence[str | os.PathLike[str]]) -> list[PluginFile]:
-    """Say what is in files, loading them in a process of their own: one that crashes harms nothing.
+def inspect(files: Sequence[str | os.PathLike[str]], limit_s: float = LOAD_LIMIT_S) -> list[PluginFile]:
+    """Say what is in files, loading them in a process of their own: one that crashes or never returns harms nothing.
 
     Parameters
     ----------
     files
         Shared libraries.
+    limit_s
+        How long loading one may take.
 
     Returns
     -------
@@ -213,19 +223,64 @@ def inspect(files: Sequence[str | os.PathLike[str]]) -> list[PluginFile]:
     names = [os.fspath(file) for file in files]
     found: list[PluginFile] = []
     while len(found) < len(names):
-        command = [sys.executable, "-m", "hpcckpt.native.plugins", *names[len(found) :]]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found += [_told(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        if len(found) < len(names):  # this one ended the process
-            reason = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
-            found.append(PluginFile(names[len(found)], problem=f"crashes when it is loaded: {reason}"))
+        left = names[len(found) :]
+        told, problem = _look_into(left, limit_s)
+        found += told
+        if len(told) < len(left):  # this one ended the process, or did not let it go on
+            found.append(PluginFile(left[len(told)], problem=problem))
     return found
 
 
-def _told(line: str) -> PluginFile:
-    told = json.loads(line)
-    backends = tuple((name, tuple(features)) for name, features in told["backends"])
-    return PluginFile(told["file"], backends, told["problem"])
+def _look_into(names: Sequence[str], limit_s: float) -> tuple[list[PluginFile], str]:
+    """Return what a new process tells of files, and why it tells no more; what they print goes nowhere."""
+    answers, to_tell = os.pipe()
+    command = [sys.executable, "-m", "hpcckpt.native.plugins", str(to_tell), *names]
+    with tempfile.TemporaryFile() as said, os.fdopen(answers, "rb", 0) as answers_file:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                pass_fds=(to_tell,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(to_tell)
+        told, is_silent = _read_answers(answers_file.fileno(), len(names), limit_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it has nothing more to say, nor have children of its own
+        process.wait()
+        if is_silent:
+            return told, f"does not return within {limit_s:g} s when it is loaded"
+        return told, f"crashes when it is loaded: {_last_line(said) or f'exit status {process.returncode}'}"
+
+
+def _read_answers(fd: int, n_files: int, limit_s: float) -> tuple[list[PluginFile], bool]:
+    """Return what the process tells, up to its end or a silence that is too long; say whether it was silent."""
+    text = b""
+    while text.count(b"\n") < n_files:
+        if not select.select([fd], [], [], limit_s)[0]:
+            return _told(text), True
+        part = os.read(fd, 1 << 16)
+        if not part:
+            break
+        text += part
+    return _told(text), False
+
+
+def _last_line(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+    return file.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+
+
+def _told(text: bytes) -> list[PluginFile]:
+    found: list[PluginFile] = []
+    for line in text.split(b"\n")[:-1]:  # whole lines only
+        told = json.loads(line)
+        backends = tuple((name, tuple(features)) for name, features in told["backends"])
+        found.append(PluginFile(told["file"], backends, told["problem"]))
+    return found
 
 
 def _tell(file: str) -> str:
@@ -238,9 +293,15 @@ def _tell(file: str) -> str:
         backends = [(backend.name, sorted(backend.features)) for backend in load(file)]
     except BackendError as error:
         problem = str(error)
-    return json.dumps({"file": file, "backends": backends, "problem": problem})
+    return json.dumps({"file": file, "backends": backends, "problem": problem}) + "\n"
+
+
+def _tell_all(fd: int, files: Sequence[str]) -> None:
+    """Tell of files, one after the other, on a descriptor that they know nothing of."""
+    os.set_inheritable(fd, False)
+    for file in files:
+        os.write(fd, _tell(file).encode())
 
 
 if __name__ == "__main__":
-    for _file in sys.argv[1:]:
-        print("\n" + _tell(_file), flush=True)
+    _tell_all(int(sys.argv[1]), sys.argv[2:])

@@ -13,6 +13,7 @@ parent has had a signal itself, and from the moment on that it ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import signal
@@ -69,6 +70,41 @@ def _number(one: str | int) -> int:
     return int(found)
 
 
+class _Link:
+    """Our handler of one signal. Others may keep it in a chain for longer than we want it: then it passes on only.
+
+    Attributes
+    ----------
+    before : object
+        The handler that it took the place of.
+    hear : callable or None
+        Told of each signal; ``None`` when the signals are given back.
+    """
+
+    def __init__(self, before: Any, hear: Callable[[int], None]) -> None:
+        self.before = before
+        self.hear: Callable[[int], None] | None = hear
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Tell of a signal, and pass it on; what the system would do of itself is done only where nobody is told."""
+        is_heard = self.hear is not None
+        if self.hear is not None:
+            self.hear(number)
+        if callable(self.before):
+            if not (is_heard and self.before is signal.default_int_handler):
+                self.before(number, frame)
+        elif not is_heard and self.before != signal.SIG_IGN:
+            _leave_to_system(number)
+
+
+def _leave_to_system(number: int) -> None:
+    """Do what happens where a signal has no handler: mostly, the process ends."""
+    installed = signal.getsignal(number)
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    signal.signal(number, signal.SIG_DFL if installed is None else installed)
+
+
 class SignalFlag:
     """Remembers that one of some signals came; one for all who want to know in this process.
 
@@ -81,7 +117,7 @@ class SignalFlag:
     def __init__(self) -> None:
         self.caught: Caught | None = None
         self._pid = os.getpid()
-        self._before: dict[int, Any] = {}
+        self._links: dict[int, _Link] = {}
         self._holders: set[object] = set()
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)  # forked children see what is written here
         os.register_at_fork(after_in_child=self._become_child)
@@ -97,31 +133,36 @@ class SignalFlag:
         numbers = tuple(numbers)
         if not numbers:  # who wants none does not take them over from the program
             return
-        new = [number for number in numbers if number not in self._before]
+        new = [number for number in numbers if number not in self._links]
         if new and threading.current_thread() is not threading.main_thread():
             raise CodeError("signals can be caught in the main thread only; there, or with signals=()")
         self._holders.discard(PROGRAM)
         self._holders.add(holder)
         for number in new:
-            self._before[number] = signal.getsignal(number)
-            signal.signal(number, self._handle)
+            self._links[number] = _Link(signal.getsignal(number), self._hear)
+            signal.signal(number, self._links[number])
             signal.siginterrupt(number, False)
 
     def release(self, holder: object) -> None:
-        """Give the signals back to whoever had them before, if nobody wants them any more. Independent."""
+        """Give the signals back to whoever had them before, if nobody wants them any more. Independent.
+
+        A handler that somebody has installed since then stays; if it passes on to ours, that goes to the one before.
+        """
         self._holders.discard(holder)
         if self._holders or threading.current_thread() is not threading.main_thread():
             return
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._handle:  # else another one passes on to us
-                signal.signal(number, signal.SIG_DFL if before is None else before)
-        self._before.clear()
+        for number, link in self._links.items():
+            link.hear = None
+            is_installed = signal.getsignal(number) is link  # else another handler passes on to it
+            if is_installed:
+                signal.signal(number, signal.SIG_DFL if link.before is None else link.before)
+        self._links.clear()
 
     def ignore(self) -> None:
         """Ignore the signals until the process has ended: it is on its way, and must not be hurried. Independent."""
         self._shared[_ENDING] = 1
         if threading.current_thread() is threading.main_thread():
-            for number in self._before:
+            for number in self._links:
                 signal.signal(number, signal.SIG_IGN)
 
     def forget(self) -> None:
@@ -129,28 +170,26 @@ class SignalFlag:
         self.caught = None
         self._shared[:2] = bytes(2)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int) -> None:
         if self.caught is None:
             self.caught = Caught(signal.Signals(number).name, time.monotonic())
         self._shared[_SIGNALLED] = 1
-        before = self._before.get(number)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
 
     # -- in forked children ------------------------------------------------------------------------
 
     def _become_child(self) -> None:
-        for number in self._before:
-            if signal.getsignal(number) != self._handle:
-                continue
+        for number, link in self._links.items():
             is_obeyed = number in {signal.SIGTERM, signal.SIGINT}
-            with contextlib.suppress(ValueError):  # not the main thread of a main interpreter
-                signal.signal(number, self._handle_in_child if is_obeyed else signal.SIG_IGN)
+            is_installed = signal.getsignal(number) is link  # else another handler passes on to it
+            link.hear = None
+            link.before = functools.partial(self._handle_in_child, link.before) if is_obeyed else signal.SIG_IGN
+            if is_installed:
+                with contextlib.suppress(ValueError):  # not the main thread of a main interpreter
+                    signal.signal(number, link.before)
 
-    def _handle_in_child(self, number: int, frame: FrameType | None) -> None:
+    def _handle_in_child(self, before: Any, number: int, frame: FrameType | None) -> None:
         if self._is_parent_stopping():
             return
-        before = self._before.get(number)
         if callable(before):
             before(number, frame)
             return

@@ -17,7 +17,7 @@ from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import ClosedError, OptionError, StateError
 from hpcckpt.run import Restored, SavedStep
 from hpcckpt.tensorflow import keeping as clock
-from hpcckpt.tensorflow.checkpoint import is_step, restore_from
+from hpcckpt.tensorflow.checkpoint import assign_comm, comm_of, is_step, restore_from
 from hpcckpt.tensorflow.gathering import is_checkpoint
 from hpcckpt.tensorflow.keeping import Keeping, look
 from hpcckpt.tensorflow.state import be_lenient, last_status
@@ -53,7 +53,8 @@ class CheckpointManager:
     last_checkpoint_step : int, optional
         The step of the last checkpoint, where it is not this manager's.
     comm : mpi4py communicator, optional
-        The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI.
+        The ranks that train together; ``None`` means those of the checkpoint, if it was given some, else
+        MPI.COMM_WORLD when launched under MPI.
     backend : str
         Storage backend.
     backend_options : mapping, optional
@@ -95,9 +96,10 @@ class CheckpointManager:
         if max_to_keep is not None and max_to_keep <= 0:
             raise OptionError(f"Expected a positive integer or `None` for `max_to_keep`, got {max_to_keep}.")
         self._checkpoint = checkpoint if is_checkpoint(checkpoint) else tf.train.Checkpoint(root=checkpoint)
+        assign_comm(self._checkpoint, comm)
         self._checkpointer = Checkpointer(
             directory,
-            comm,
+            comm_of(self._checkpoint) if comm is None else comm,
             backend,
             max_to_keep,
             keep_best,

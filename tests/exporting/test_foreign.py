@@ -517,6 +517,15 @@ def test_the_file_checkpoint_names_the_newest_that_is_there(tmp_path: Path) -> N
         bundle(tmp_path / "cp-0002.ckpt")
 
 
+@pytest.mark.parametrize("name", ["gr\u00fcn \u2603.ckpt", 'tab\t"quote".ckpt', "back\\slash.ckpt", "odd\udcff.ckpt"])
+def test_the_file_checkpoint_is_ascii_whatever_names_are(name: str, tmp_path: Path) -> None:
+    for each in (name, "other.ckpt", name):
+        bundle(tmp_path / each, is_overwriting=True)
+    assert (tmp_path / "checkpoint").read_bytes().isascii()
+    assert tf_files.latest(tmp_path) == tmp_path / name
+    assert tf_files.listed(tmp_path) == ["other.ckpt", name]
+
+
 @pytest.mark.usefixtures("no_leftovers")
 def test_damage_and_failures_leave_nothing(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (part,) = (saved / "step-0000000007" / "data").iterdir()

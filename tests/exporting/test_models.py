@@ -12,6 +12,7 @@ import pytest
 import small_models
 import tensorflow as tf
 from converting import assert_same
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 import hpcckpt as hc
 from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError, HpcckptError, StateMismatchError
@@ -219,6 +220,34 @@ def test_a_manager_goes_on_in_a_directory_that_was_exported_to(run: Path, tmp_pa
     assert len(manager.checkpoints) == 3
 
 
+@pytest.mark.parametrize("name", ["gr\u00fcn", '\u2603 "x"'])
+def test_names_that_are_no_plain_ascii_are_found_by_us_and_by_tensorflow(name: str, tmp_path: Path) -> None:
+    theirs, ours = tmp_path / name / "theirs", tmp_path / "ours"
+    tf.train.Checkpoint(w=tf.Variable([1.0])).save(str(theirs / name))
+    ours.mkdir()
+    hc.export_checkpoint(hc.import_checkpoint(theirs, tmp_path / "run").path, ours / f"{name}.ckpt", "tf")
+    assert tf.train.latest_checkpoint(str(ours)) == str(ours / f"{name}.ckpt")
+
+
+@pytest.mark.parametrize("has_model", [False, True], ids=["by names", "with a model"])
+def test_a_counter_of_the_users_keeps_its_value(has_model: bool, model: Any, tmp_path: Path) -> None:
+    """``save_counter`` is also what TensorFlow calls its own, which counts the saves of a `tf.train.Checkpoint`."""
+    other = {"model": model} if has_model else {"w": np.ones(2)}
+    run = save(tmp_path / "run", {"save_counter": np.int64(41), **other})
+    hc.export_checkpoint(run, tmp_path / "cp", "tf", model=model if has_model else None)
+    root = tf.train.Checkpoint()
+    root.restore(str(tmp_path / "cp")).expect_partial()
+    assert int(root.save_counter) == 41
+    back = hc.import_checkpoint(tmp_path / "cp", tmp_path / "back")
+    assert_same(hc.load(run), hc.load(back.path))
+
+
+def test_a_counter_that_is_tensorflows_does_not_get_into_a_checkpoint(tmp_path: Path) -> None:
+    run = save(tmp_path / "run", {"w": np.ones(2)})
+    hc.export_checkpoint(run, tmp_path / "cp", "tf")
+    assert list(hc.load(hc.import_checkpoint(tmp_path / "cp", tmp_path / "back").path)) == ["w"]
+
+
 def stock(model: Any, prefix: Path, style: str) -> str:
     """Write a checkpoint as stock code does."""
     if style == "save_weights":
@@ -261,11 +290,17 @@ def test_text_in_a_checkpoint_is_left_out_and_said(tmp_path: Path) -> None:
     assert (list(hc.load(done.path)), done.left_out[0].reason) == (["w"], "text, and no tensor")
 
 
+def write_bundle(prefix: Path, values: dict[str, Any]) -> None:
+    """Write tensors by their keys, and nothing else."""
+    blank = [""] * len(values)
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix), tensor_names=list(values), shape_and_slices=blank, tensors=list(values.values())
+    )
+
+
 def test_names_without_objects(tmp_path: Path) -> None:
     """As `tf.compat.v1.train.Saver` writes them."""
-    tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "cp"), tensor_names=["conv/w"], shape_and_slices=[""], tensors=[tf.constant([1.0])]
-    )
+    write_bundle(tmp_path / "cp", {"conv/w": tf.constant([1.0])})
     done = hc.import_checkpoint(tmp_path / "cp", tmp_path / "back")
     assert list(hc.load(done.path)) == ["conv/w"]
     with pytest.raises(ForeignFormatError, match="leave out --model"):
@@ -283,6 +318,36 @@ def test_a_damaged_checkpoint_is_so_called(run: Path, tmp_path: Path) -> None:
     (tmp_path / "cp.ckpt.index").write_bytes(b"no index")
     with pytest.raises(HpcckptError):
         hc.import_checkpoint(tmp_path / "cp.ckpt", tmp_path / "back")
+
+
+def graph_text(*children: int) -> bytes:
+    """Return an object graph of one node, which says that it has these children."""
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    node = graph.nodes.add()
+    for number in children:
+        node.children.add(node_id=number, local_name="model")
+    return bytes(graph.SerializeToString())
+
+
+@pytest.mark.parametrize("has_model", [False, True], ids=["by names", "into a model"])
+@pytest.mark.parametrize(
+    "graph",
+    [b"\xff not a message", b"", [b"a", b"b"], 1.5, graph_text(7), graph_text(-1)],
+    ids=["no message", "no object", "a list", "a number", "a child beyond", "a child before"],
+)
+def test_an_object_graph_that_cannot_be_is_damage_of_the_file(graph: Any, has_model: bool, tmp_path: Path) -> None:
+    """TensorFlow's own checksums fit: it was written so."""
+    values = {"_CHECKPOINTABLE_OBJECT_GRAPH": tf.constant(graph), "w/.ATTRIBUTES/VARIABLE_VALUE": tf.constant([1.0])}
+    prefix = tmp_path / "cp.ckpt"
+    write_bundle(prefix, values)
+    with pytest.raises(CorruptError, match=r"cp\.ckpt is damaged: its object graph"):
+        hc.import_checkpoint(prefix, tmp_path / "back", model=small_models.bare() if has_model else None)
+
+
+def test_a_note_that_is_no_text_is_passed_over(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "cp", {"_HPCCKPT": tf.constant([1.0, 2.0]), "w": tf.constant([3.0])})
+    done = hc.import_checkpoint(tmp_path / "cp", tmp_path / "back")
+    assert hc.load(done.path)["w"].tolist() == [3.0]
 
 
 @keras_2_only

@@ -18,7 +18,7 @@ from models import IS_KERAS_3, assert_equal, rows, small, values
 import hpcckpt as hc
 from hpcckpt.discovery import scan
 from hpcckpt.errors import OptionError, StepNotFoundError
-from hpcckpt.keras import BackupAndRestore, levels, progress, rng, statistics
+from hpcckpt.keras import BackupAndRestore, ModelCheckpoint, levels, progress, rng, statistics
 from hpcckpt.loading import open_step
 from hpcckpt.preemption import Halt, Preempted, write_halt
 
@@ -209,6 +209,32 @@ def test_a_fork_begins_with_another_runs_step_and_leaves_that_run_as_it_is(run_d
     assert [info.step for info in scan(run_dir / "new")] == [30]
     assert [info.step for info in scan(run_dir / "old")] == [10, 20, 30]
     assert_equal(values(fork), values(straight))
+
+
+@pytest.mark.parametrize("source", ["best", "best/cp-2"])
+def test_a_fork_from_a_step_of_model_checkpoint_begins_with_its_model(
+    source: str, run_dir: Path, fit: Fit, capfd: Any
+) -> None:
+    trained, fork = small(), small(seed=9)
+    fit(trained, rows(), 2, ModelCheckpoint(run_dir / "best" / "cp-{epoch}"))
+    callback = backup(run_dir / "new", fork_from=run_dir / source, verbose=1)
+    fit(fork, rows(), 2, callback)  # has nothing left to train
+    assert (callback.epoch, callback.step) == (2, 20)
+    assert_equal(values(fork), values(trained))
+    assert "step-0000000020 holds a model only" in capfd.readouterr().err
+
+
+def test_a_fork_from_a_model_that_other_ranks_saved_begins_with_it(group: Any, run_dir: Path, fit: Fit) -> None:
+    trained, fork = small(), small(seed=9)
+    fit(trained, rows(), 1)
+
+    def save(comm: Any) -> None:
+        with hc.Checkpointer(run_dir / "old", comm=comm) as ckpt:
+            ckpt.save(20, {"model": trained}, objects={"epoch": 2}).result()
+
+    group(2, save)
+    fit(fork, rows(), 2, backup(run_dir / "new", fork_from=run_dir / "old"))
+    assert_equal(values(fork), values(trained))
 
 
 def test_a_fork_that_has_a_backup_of_its_own_goes_on_with_that(run_dir: Path, fit: Fit) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import logging
+import os
 import re
 import time
 import warnings
@@ -21,7 +23,9 @@ from models import IS_KERAS_3, rows, small
 
 import hpcckpt as hc
 from hpcckpt.discovery import scan
+from hpcckpt.errors import NoSpaceError
 from hpcckpt.keras import BackupAndRestore, ModelCheckpoint
+from hpcckpt.testing.faults import Fault, armed
 
 Theirs = keras.callbacks.ModelCheckpoint
 Logs = Sequence[dict[str, Any]]
@@ -394,6 +398,33 @@ def test_a_name_that_a_killed_run_could_not_give_is_given_by_the_next(tmp_path: 
     model.optimizer.iterations.assign(5)
     play(ModelCheckpoint(tmp_path / "{epoch:02d}-{val_loss:.2f}", save_best_only=True), model, [{"val_loss": 0.9}])
     assert (tmp_path / "01-0.50").resolve() == (tmp_path / "step-0000000005").resolve()
+
+
+@pytest.mark.parametrize("name", ["../outside", "sub/../../outside", "{absolute}", "nul\0byte", 5])
+def test_a_name_that_a_manifest_gives_never_leads_out_of_the_run_directory(
+    name: Any, tmp_path: Path, damage: Any
+) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    hostile = name.format(absolute=outside) if isinstance(name, str) else name
+    go_on(run, [0.5], iterations=0)
+    (run / "01-0.50").unlink()
+    manifest = run / "step-0000000005" / "manifest.json"
+    damage.reseal(manifest, lambda document: document["objects"]["user"]["checkpoint"].update(name=hostile))
+    go_on(run, [0.4], iterations=5)
+    assert steps_in(run) == [5, 10]
+    assert sorted(os.listdir(run)) == ["01-0.40", "step-0000000005", "step-0000000010"]
+    assert not os.path.lexists(outside)
+
+
+def test_a_name_whose_save_failed_is_given_to_the_next_save_that_bears_it(tmp_path: Path, saving: Any) -> None:
+    callback, model = ModelCheckpoint(tmp_path / NAME, **saving), model_of()
+    full = Fault("2-write", "raise", error=OSError(errno.ENOSPC, "full"))
+    with armed(full), pytest.raises(NoSpaceError):
+        play(callback, model, FALLING[:1])
+    model.optimizer.iterations.assign(0)
+    play(callback, model, FALLING[:2])
+    assert names_in(tmp_path) == ["cp-01.weights.h5", "cp-02.weights.h5"]
+    assert os.readlink(tmp_path / "cp-01.weights.h5") == "step-0000000005"
 
 
 def test_what_it_says_at_the_end_does_not_open_the_run_directory_again(tmp_path: Path) -> None:

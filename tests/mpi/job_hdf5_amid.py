@@ -1,8 +1,8 @@
 """Things that go wrong amid a collective write of `hdf5`: ``job_hdf5_amid.py '{"directory": …, "ways": […]}'``.
 
 Step 1 is whole; step 2 + n goes wrong in the way n: ``kill`` and ``raise`` stop rank 1 at one of its transfers,
-``full`` is a disk without room, ``lost`` a transfer that MPI says has succeeded.  What each rank is told goes to
-``DIRECTORY/WAY-RANK``.  Step 9 is whole again.
+``full`` is a disk without room, ``lost`` a transfer that MPI says has succeeded, ``close`` a file that rank 1 cannot
+close.  What each rank is told goes to ``DIRECTORY/WAY-RANK``.  Step 9 is whole again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +24,7 @@ from mpi4py import MPI
 
 import hpcckpt as hc
 from hpcckpt import errors
-from hpcckpt.backends.hdf5 import mpio, transfers
+from hpcckpt.backends.hdf5 import image, mpio, transfers
 
 WORLD = MPI.COMM_WORLD
 CASE = Case("mpio", {"driver": "mpio"})
@@ -57,6 +59,15 @@ def losing() -> Any:
     return select
 
 
+@contextmanager
+def unclosed(*args: Any, **options: Any) -> Iterator[Any]:
+    """Open a file that says on rank 1 that it cannot be closed."""
+    with image.opened(*args, **options) as structure:
+        yield structure
+    if WORLD.rank == 1:
+        raise OSError("no word from the server")
+
+
 def going_wrong(way: str) -> Any:
     """Return what makes a save go wrong."""
     if way in ("kill", "raise"):
@@ -64,6 +75,8 @@ def going_wrong(way: str) -> Any:
     if way == "full":
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return mock.patch.object(mpio, "_reserve", mock.Mock(side_effect=full))
+    if way == "close":
+        return mock.patch.object(mpio, "opened", unclosed)
     return mock.patch.object(transfers.Writing, "_selected", losing())
 
 

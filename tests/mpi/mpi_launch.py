@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -36,6 +37,9 @@ _SETTINGS = {
     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+
+TIMED_OUT = errno.ETIMEDOUT
+"""What mpirun returns where its time limit has ended a job."""
 
 
 class Finished(NamedTuple):
@@ -77,7 +81,8 @@ def mpirun(n_ranks: int, *args: str, timeout_s: float = 60.0, **env: str) -> Fin
     """Run Python on `n_ranks` ranks; a job that hangs is ended and fails the test."""
     environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)), **env)
     ended = _run(_command(n_ranks, args), environment, timeout_s + 10)
-    assert "time limit for job execution" not in ended.err + ended.out, f"hung for {timeout_s} s\n{ended.err}"
+    is_hung = ended.code == TIMED_OUT or "time limit for job execution" in ended.err + ended.out
+    assert not is_hung, f"hung for {timeout_s} s\n{ended.err}"
     return ended
 
 

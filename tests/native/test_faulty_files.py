@@ -115,6 +115,20 @@ print(os.fstat(fd).st_size)
     assert run_with_shim(shim, "no-fallocate", io, script, tmp_path) == "0"
 
 
+@needs_shim
+def test_where_it_cannot_preallocate_what_other_ranks_have_written_stays(
+    io: ModuleType, shim: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 3 * BLOCK)
+    script = """
+import os, sys
+from hpcckpt import native
+native.preallocate(os.open(sys.argv[1] + "/file", os.O_RDWR), 2 * 4096)
+"""
+    run_with_shim(shim, "no-fallocate", io, script, tmp_path)
+    assert (tmp_path / "file").read_bytes() == b"x" * 3 * BLOCK
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_full_device_is_an_error_with_number_and_path(io: ModuleType, threads: int) -> None:
     fd = os.open("/dev/full", os.O_WRONLY)

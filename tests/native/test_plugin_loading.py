@@ -177,3 +177,14 @@ def test_one_that_crashes_is_looked_into_without_harm(compile_plugin: Compile, f
     assert first == third
     assert second.file == str(crashing)
     assert "crashes when it is loaded" in second.problem
+
+
+def test_what_a_plugin_prints_when_it_is_loaded_is_not_taken_for_an_answer(compile_plugin: Compile) -> None:
+    printing = str(compile_plugin("refused.c", "-DPRINTS"))
+    assert plugins.inspect([printing]) == [plugins.PluginFile(printing, (("refused", ()),))]
+
+
+def test_one_that_never_returns_is_given_up(compile_plugin: Compile) -> None:
+    blocking = str(compile_plugin("refused.c", "-DBLOCKS"))
+    (told,) = plugins.inspect([blocking], limit_s=0.5)
+    assert told == plugins.PluginFile(blocking, problem="does not return within 0.5 s when it is loaded")

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout
+from hpcckpt import errors, layout, writing
 from hpcckpt.backends import registry
+from hpcckpt.backends.plugin import sidecar
+from hpcckpt.backends.rankfile import format as codec
+from hpcckpt.native import plugins
 from hpcckpt.plan import WriteReport
 
 COPY = """
@@ -212,3 +215,64 @@ def test_a_step_that_appears_meanwhile_is_not_overwritten(ranks, run_dir, faults
     with faults.calling("4-durable", path.mkdir):
         ranks(body)
     assert ranks.on_root(lambda: list(path.iterdir())) == []
+
+
+# -- what no reader would take, and what not all ranks are ready for -------------------------------
+
+
+@pytest.mark.parametrize("backend", ["rankfile", "plugin:posix"])
+def test_more_tensors_than_readers_take_are_refused_on_every_rank_and_nothing_is_lost(
+    ranks, run_dir, backend, monkeypatch
+):
+    if backend == "plugin:posix" and "posix" not in plugins.available():
+        pytest.skip("the samples are not built")
+    monkeypatch.setattr(codec, "MAX_HEADER_BYTES", 20_000)
+    monkeypatch.setattr(sidecar, "MAX_BYTES", 20_000)
+
+    def body(comm):
+        few, many = ({f"layer-{n}": hc.PerRank(np.ones(2)) for n in range(count)} for count in (3, 200))
+        with hc.Checkpointer(run_dir, comm=comm, backend=backend) as ckpt:
+            ckpt.save(1, few).result()
+            with pytest.raises(errors.StateError, match="more than readers take") as caught:
+                ckpt.save(2, many).result()
+            assert sorted(caught.value.failures) == list(range(comm.size))
+            ckpt.save(3, few).result()
+            return ckpt.all_steps()
+
+    assert ranks(body) == [[1, 3]] * ranks.size
+
+
+TOGETHER = """
+from hpcckpt.backends.rankfile.backend import RankfileBackend
+written = []
+class Backend(RankfileBackend):
+    name = "mine"
+    features = frozenset({"partial-read", "collective"})
+    def write(self, job, path, rank, payloads, base=None):
+        written.append(job.step)
+        return super().write(job, path, rank, payloads, base)
+"""
+
+
+def test_a_rank_that_fails_when_it_holds_its_state_keeps_all_from_a_collective_write(
+    ranks, run_dir, install, monkeypatch
+):
+    install("one", "mine", "one_backend:Backend", TOGETHER)
+    really = writing._replicas
+
+    def failing(run, this, tree):
+        if this.request.step == 2 and run.comm.rank == run.comm.size - 1:
+            raise ZeroDivisionError("a bug")
+        return really(run, this, tree)
+
+    monkeypatch.setattr(writing, "_replicas", failing)
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, backend="mine") as ckpt:
+            ckpt.save(1, {"w": np.ones(100)}).result()
+            with pytest.raises(errors.CollectiveError, match=rf"\[rank {comm.size - 1}\] ZeroDivisionError: a bug"):
+                ckpt.save(2, {"w": np.ones(100)}).result()
+            ckpt.save(3, {"w": np.ones(100)}).result()
+
+    ranks(body)
+    assert set(sys.modules["one_backend"].written) == {1, 3}

@@ -16,7 +16,8 @@ from _readers import bounded
 
 import hpcckpt as hc
 from hpcckpt import discovery, errors, layout, native
-from hpcckpt.backends.hdf5.table import TRAILER_BYTES, read_trailer, seal
+from hpcckpt.backends.hdf5 import reading
+from hpcckpt.backends.hdf5.table import TRAILER_BYTES, decode, read_trailer, seal
 from hpcckpt.loading import open_step
 
 ROOT = Path(__file__).parents[1]
@@ -218,6 +219,56 @@ def test_chunks_that_lie_are_refused_in_bounded_memory(tmp_path: Path, lie: str)
         hc.load(step)
 
 
+@pytest.fixture
+def packed(tmp_path: Path) -> tuple[Path, str]:
+    """Return a copy of a step with chunks, and the name of a tensor that is in some."""
+    step = Path(shutil.copytree(GOLDEN / "mpio-gzip" / STEP, tmp_path / STEP))
+    names: list[str] = []
+    forge(step, lambda table: names.append(table["chunked"][0]["tensor"]))
+    return step, names[0]
+
+
+def test_a_table_is_read_once_however_often_its_chunks_are(
+    packed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, name = packed
+    read: list[str] = []
+    monkeypatch.setattr(reading, "decode", lambda *given: (read.append(name), decode(*given))[1])
+    reader = open_step(step)
+    for _ in range(3):
+        reader.load(name)
+    assert len(read) == len(reader.manifest.files) == 1
+
+
+def test_a_table_that_has_changed_is_read_again(packed: tuple[Path, str]) -> None:
+    step, name = packed
+    reader = open_step(step)
+    reader.load(name)
+    file = step / "data" / "checkpoint.h5"
+    content = file.read_bytes()
+    trailer = read_trailer(content[-TRAILER_BYTES:], len(content), "")
+    os.utime(file, ns=(0, 0))
+    with flipped(file, trailer.at), pytest.raises(errors.CorruptError, match="its table is damaged"):
+        reader.load(name)
+
+
+@pytest.mark.parametrize("filters", [["deflate"], ["shuffle"], []], ids=["packed", "shuffled", "plain"])
+def test_chunks_that_say_they_hold_more_than_they_can_are_refused_in_bounded_memory(
+    tmp_path: Path, filters: list[str]
+) -> None:
+    """Sixteen gibibytes, in chunks of eight bytes each; nothing else in the table is wrong."""
+    step, side, n_chunks = tmp_path / STEP, 1 << 28, 64
+    shape = [n_chunks * side]
+    entry = {"rank": 0, "at": -1, "tensor": "w", "kind": "replicated", "dtype": "uint8", "global_shape": shape,
+             "offset": [0], "shape": shape, "span": [0, *shape], "crc32c": "00000000" * 16}  # fmt: skip
+    places = [[8 * number, 8, 0] for number in range(n_chunks)]
+    chunks = {"tensor": "w", "dtype": "uint8", "global_shape": shape, "chunk": [side], "filters": filters}
+    (step / "data").mkdir(parents=True)
+    published(step, bytes(4096), entry, 0, 1 << 30, chunked=[{**chunks, "places": places}])
+    with bounded(1 << 20), pytest.raises(errors.CorruptError, match="a chunk cannot hold 268435456 bytes"):
+        hc.load(step)
+
+
 @pytest.mark.parametrize("line", [(1 << 63, 10), (0, 1 << 40), (100, 100)])
 def test_a_last_line_that_lies_is_refused_in_bounded_memory(step: Path, line: tuple[int, int]) -> None:
     file = step / "data" / "checkpoint.h5"
@@ -277,18 +328,24 @@ def made_up(step: Path, name: str, write: Callable[[], int]) -> None:
     file = step / "data" / "checkpoint.h5"
     file.parent.mkdir(parents=True)
     at = write()
-    content = file.read_bytes()
     crc = native.crc32c(bytes(range(4)))
     entry = {"rank": 0, "at": at, "tensor": name, "kind": "replicated", "dtype": "uint8", "global_shape": [4],
              "offset": [0], "shape": [4], "span": [0, 4], "crc32c": f"{crc:08x}"}  # fmt: skip
+    published(step, file.read_bytes(), entry, at)
+
+
+def published(step: Path, content: bytes, entry: Table, at: int, block_bytes: int = 1 << 20, **more: Any) -> None:
+    """Write a step of one entry, with a table and a manifest whose checksums fit."""
     save_id = "0123456789abcdef" * 2
-    table = {"format": 1, "save_id": save_id, "step": 42, "ranks": 1, "block_bytes": 1 << 20, "driver": "direct",
+    table = {"format": 1, "save_id": save_id, "step": 42, "ranks": 1, "block_bytes": block_bytes, "driver": "direct",
              "structure": {"crc32c": f"{native.crc32c(content[:at]):08x}", "spans": [f"{0:016x}-{at:016x}"]},
-             "entries": [entry]}  # fmt: skip
+             "entries": [entry], **more}  # fmt: skip
+    file = step / "data" / "checkpoint.h5"
     sealed = seal(json.dumps(table).encode(), len(content))
     file.write_bytes(content + sealed.text)
     document = json.loads((GOLDEN / "direct" / STEP / layout.MANIFEST).read_bytes())
-    tensors = [{"name": name, "dtype": "uint8", "shape": [4], "kind": "replicated"}]
-    document |= {"save_id": save_id, "run_id": save_id, "ranks": 1, "tensors": tensors, "crc32c": None}
+    about = {"name": entry["tensor"], "dtype": entry["dtype"], "shape": entry["global_shape"], "kind": entry["kind"]}
+    document |= {"save_id": save_id, "run_id": save_id, "ranks": 1, "tensors": [about], "crc32c": None}
+    document["block_bytes"] = block_bytes
     (step / layout.MANIFEST).write_text(json.dumps(document))
     resealed(step, file, sealed.crc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -323,6 +324,30 @@ def test_what_jobs_left_that_were_killed_while_they_took_the_lock_is_swept(run_d
     save(run_dir, 2)
     assert not any(path.exists() for path in left)
     assert (run_dir / layout.step_dirname(2)).is_dir()
+
+
+def test_a_draft_that_a_disk_would_neither_take_nor_give_up_is_removed_when_it_is_well_again(run_dir, monkeypatch):
+    with monkeypatch.context() as patch:
+        real_write, real_unlink = Path.write_text, Path.unlink
+
+        def write_text(path: Path, text: str, **options: Any) -> int:
+            if not path.name.startswith(".lock."):
+                return real_write(path, text, **options)
+            path.touch()
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        def unlink(path: Path, **options: Any) -> None:
+            if path.name.startswith(".lock."):
+                raise OSError(errno.EROFS, "Read-only file system")
+            real_unlink(path, **options)
+
+        patch.setattr(Path, "write_text", write_text)
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(errors.ReadOnlyError):
+            save(run_dir, 1)
+        assert len(list(run_dir.glob(".lock.*"))) == 1
+    save(run_dir, 1)
+    assert list(run_dir.glob(".lock.*")) == []
 
 
 def test_a_job_whose_draft_is_swept_takes_the_lock_all_the_same(run_dir, monkeypatch):

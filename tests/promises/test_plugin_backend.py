@@ -390,6 +390,19 @@ def test_a_sidecar_that_says_what_cannot_be_is_refused(step: Path, case: str) ->
         open_step(step)
 
 
+def test_a_tensor_that_is_said_to_be_larger_than_any_memory_is_told_of(step: Path) -> None:
+    """No file bounds it, for a plugin may store elsewhere: 256 tebibytes, with a checksum for each gibibyte."""
+    n, n_blocks = 1 << 45, 1 << 18
+    sizes = {"global_shape": [n], "shape": [n], "span": [0, n], "crc32c": "00000000" * n_blocks}
+    forge(step, lambda document: document["entries"][0].update(sizes))
+    manifest = discovery.read_manifest(step)
+    tensors = tuple(replace(spec, shape=(n,)) if spec.name == "x" else spec for spec in manifest.tensors)
+    changed = replace(manifest, tensors=tensors, block_bytes=1 << 30)
+    (step / "manifest.json").write_bytes(encode(changed, native.crc32c))
+    with pytest.raises(errors.HostMemoryError, match="does not fit into memory"):
+        hc.load(step, "x")
+
+
 # -- which bytes a plugin is asked for ---------------------------------------------------------------
 
 

@@ -87,6 +87,24 @@ def test_the_save_after_a_retirement_writes_over_its_files(ranks, run_dir, opene
     assert values(run_dir, 5) == [5.0 + k for k in range(4000)]
 
 
+@pytest.mark.parametrize("when", ["prepare", "reuse"])
+def test_what_is_being_prepared_survives_the_sweep_of_another_checkpointer(run_dir, opened, when, monkeypatch):
+    """Both are of one process, and share the lock."""
+    really = getattr(backend.RankfileBackend, when)
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ours, hc.Checkpointer(run_dir) as other:
+
+        def meanwhile(*given: Any) -> None:
+            publishing.open_for_writing(other._run)
+            really(*given)
+
+        monkeypatch.setattr(backend.RankfileBackend, when, meanwhile)
+        for step in (1, 2, 3):
+            ours.save(step, state(step)).result()
+    assert other._run.tenure
+    assert opened == [True, True, False]
+    assert values(run_dir, 3) == [3.0 + k for k in range(4000)]
+
+
 def test_a_step_that_is_kept_is_never_written_over(ranks, run_dir):
     found = save(ranks, run_dir, 1, 2, 3, 4, 5, max_to_keep=2, keep_period=2)
     assert step_numbers(run_dir) == [2, 4, 5]

@@ -271,6 +271,25 @@ def test_best_checkpoints_are_kept_by_a_metric(run_dir):
     assert sorted(path.name[-1] for path in run_dir.glob("step-*")) == ["2", "3"]
 
 
+@pytest.mark.counts(2)
+@pytest.mark.parametrize("given_to", ["checkpoint", "manager"])
+def test_a_checkpoint_is_restored_by_the_ranks_that_it_or_its_manager_was_given(ranks, run_dir, given_to):
+    """Each of the ranks has a stream of its own: by one rank alone nobody would get it back."""
+
+    def body(comm):
+        given = {given_to: {"comm": comm}}
+        rng = tf.random.Generator.from_seed(comm.rank)
+        checkpoint = Checkpoint(rng=rng, **given.get("checkpoint", {}))
+        with CheckpointManager(checkpoint, run_dir, 1, **given.get("manager", {})) as manager:
+            manager.save()
+            manager.sync()
+            expected = rng.normal([2]).numpy().tolist()
+            checkpoint.restore(manager.latest_checkpoint)
+            return rng.normal([2]).numpy().tolist() == expected
+
+    assert ranks(body) == [True, True]
+
+
 def test_ranks_save_and_restore_together(ranks, run_dir):
     def body(comm):
         run = Run("ours", run_dir, 2, comm=comm, keep_checkpoint_every_n_hours=0.0)

@@ -50,6 +50,41 @@ def test_every_dtype_comes_back_in_its_own_memory(run_dir, dtype):
         assert (blank[name].dtype, blank[name].shape, bits(blank[name])) == (tensor.dtype, tensor.shape, bits(tensor))
 
 
+class Buffered(torch.nn.Module):
+    """A module with one buffer, which a restore may keep as each rank's own."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("held", tensor)
+        hc.torch.batch_norm(self, "per-rank")
+
+
+class Holder:
+    """Something with a ``state_dict``."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.held = tensor
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"held": self.held}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.held = state["held"]
+
+
+OWNED = {"buffer of a module": Buffered, "state of an object": Holder}
+
+
+@pytest.mark.parametrize("kind", OWNED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_comes_back_as_a_ranks_own(run_dir, dtype, kind):
+    tensor = any_bits(dtype, 5, 3)
+    saved, blank = OWNED[kind](tensor), OWNED[kind](torch.zeros_like(tensor))
+    state = [{"x": each if kind == "buffer of a module" else hc.torch.per_rank(each)} for each in (saved, blank)]
+    save_and_restore(run_dir, *state)
+    assert (blank.held.dtype, bits(blank.held)) == (tensor.dtype, bits(tensor))
+
+
 LAYOUTS = {
     "transposed": lambda t: t.transpose(0, 2),
     "every second": lambda t: t[::2, 1:, ::3],

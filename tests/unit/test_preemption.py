@@ -391,6 +391,46 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert ended.returncode == 0, ended.stderr
 
 
+PASSING_ON = """
+heard = []
+def theirs(number, frame):
+    heard.append("theirs")
+    if callable(ours):
+        ours(number, frame)
+guard = hc.preemption.watch(ckpt, verbose=0)
+ours = signal.signal(signal.SIGTERM, theirs)
+guard.close()
+assert signal.getsignal(signal.SIGTERM) is theirs
+"""
+
+
+def test_a_handler_that_another_library_installed_since_stays_and_passes_on_to_the_system(tmp_path):
+    ended = run(tmp_path, PASSING_ON + "send(signal.SIGTERM)\nprint('still here')\n")
+    assert ended.returncode == -signal.SIGTERM, ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_handler_that_another_library_installed_since_passes_on_to_the_one_before(tmp_path):
+    begin = "signal.signal(signal.SIGTERM, lambda number, frame: heard.append('before'))\n"
+    ended = run(tmp_path, begin + PASSING_ON + "send(signal.SIGTERM)\nassert heard == ['theirs', 'before'], heard\n")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_signals_that_are_caught_anew_above_another_librarys_handler_are_heard_once(tmp_path):
+    script = """
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append('before'))
+{0}
+with hc.preemption.watch(ckpt, verbose=0) as guard:
+    send(signal.SIGTERM)
+    assert guard.should_stop(1)
+    guard._stop = None
+assert heard == ['theirs', 'before'], heard
+assert signal.getsignal(signal.SIGTERM) is theirs
+"""
+    ended = run(tmp_path, script.format(PASSING_ON))
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_signals_are_caught_before_there_is_anything_to_save(tmp_path):
     script = """
 hc.preemption.catch_signals()

@@ -45,6 +45,7 @@ class Hdf5Backend(Backend):
         self.features = _FEATURES[self._options.driver]
         self._drivers: dict[str, Driver] = {}
         self._choice: options.Choice | None = None
+        self._tables = reading.Tables()
         if comm is not None:
             self._driver("direct" if self._options.driver == "auto" else self._options.driver).check(comm)
 
@@ -101,8 +102,8 @@ class Hdf5Backend(Backend):
 
     def index(self, path: Path, manifest: Manifest) -> Index:
         """Read the tables of all files. Independent."""
-        return reading.read_index(path, manifest)
+        return reading.read_index(path, manifest, self._tables)
 
     def read(self, path: Path, manifest: Manifest, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
         """Read block by block. Independent."""
-        return reading.read(path, manifest, requests, self.threads)
+        return reading.read(path, manifest, requests, self.threads, self._tables)

@@ -126,7 +126,7 @@ class _Reader:
     def _unpacked(self, chunks: Chunks, number: int) -> npt.NDArray[Any]:
         at, nbytes, mask = chunks.places[number]
         data = os.pread(self._fd, nbytes, at)
-        applied = [name for bit, name in enumerate(chunks.filters) if not mask >> bit & 1]
+        applied = chunks.applied(mask)
         if "deflate" in applied:
             data = _inflate(data, chunks.nbytes)
         if len(data) != chunks.nbytes:

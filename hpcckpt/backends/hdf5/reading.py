@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcckpt.backends.base import ReadRequest
 from hpcckpt.backends.hdf5.chunks import read_chunked
-from hpcckpt.backends.hdf5.table import CHUNKED, TRAILER_BYTES, Decoded, Span, crc_of, decode, read_trailer
+from hpcckpt.backends.hdf5.table import CHUNKED, TRAILER_BYTES, Chunks, Decoded, Span, crc_of, decode, read_trailer
 from hpcckpt.backends.spans import read_spans
 from hpcckpt.discovery import open_regular
 from hpcckpt.errors import CorruptError
@@ -22,9 +23,49 @@ from hpcckpt.manifest import Manifest
 from hpcckpt.plan import DamagedBlock, FileRecord, Index, StoredEntry
 
 _READ_BYTES = 4 << 20
+_MOST_REMEMBERED = 4
 
 
-def read_index(path: Path, manifest: Manifest) -> Index:
+class _Remembered(NamedTuple):
+    """The chunks that a table lists, and what tells that it is still that table."""
+
+    stamp: tuple[object, ...]
+    chunked: Mapping[str, Chunks]
+
+
+class Tables:
+    """Reads tables, and remembers what the last ones say of chunks for as long as the files stay as they are."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Remembered] = {}
+
+    def read(self, path: Path, record: FileRecord, manifest: Manifest) -> Decoded:
+        """Read and check the table of a file. Independent."""
+        where = str(path / record.path)
+        stamp = _stamp(where, record, manifest)
+        decoded = read_table(path, record, manifest)
+        if decoded.chunked:
+            kept = list(self._known.items())[1 - _MOST_REMEMBERED :]
+            self._known = {**dict(kept), where: _Remembered(stamp, decoded.chunked)}
+        return decoded
+
+    def chunked(self, path: Path, record: FileRecord, manifest: Manifest) -> Mapping[str, Chunks]:
+        """Return the chunks of each tensor in a file, reading its table only if it was not read before. Independent."""
+        where = str(path / record.path)
+        known = self._known.get(where)
+        if known is not None and known.stamp == _stamp(where, record, manifest):
+            return known.chunked
+        return self.read(path, record, manifest).chunked
+
+
+def _stamp(where: str, record: FileRecord, manifest: Manifest) -> tuple[object, ...]:
+    """Return what changes with a file, and with what is asked of it. Independent."""
+    found = os.lstat(where)
+    of_file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (*of_file, record, manifest.save_id, manifest.n_ranks, manifest.block_bytes)
+
+
+def read_index(path: Path, manifest: Manifest, tables: Tables) -> Index:
     """Read the tables of all files. Independent.
 
     Raises
@@ -34,7 +75,7 @@ def read_index(path: Path, manifest: Manifest) -> Index:
     """
     found: dict[str, list[StoredEntry]] = defaultdict(list)
     for record in manifest.files:
-        for entry in read_table(path, record, manifest).entries:
+        for entry in tables.read(path, record, manifest).entries:
             found[entry.item.spec.name].append(entry)
     return {name: tuple(entries) for name, entries in sorted(found.items())}
 
@@ -70,7 +111,9 @@ def _parts(fd: int, start: int, stop: int) -> Iterator[bytes]:
         start += len(part)
 
 
-def read(path: Path, manifest: Manifest, requests: Sequence[ReadRequest], threads: int) -> list[DamagedBlock]:
+def read(
+    path: Path, manifest: Manifest, requests: Sequence[ReadRequest], threads: int, tables: Tables
+) -> list[DamagedBlock]:
     """Fill the requests' buffers, verifying each block; return the damaged ones. Independent."""
     in_one_piece = [request for request in requests if request.entry.offset != CHUNKED]
     damaged = read_spans(path, in_one_piece, manifest.block_bytes, threads)
@@ -80,6 +123,6 @@ def read(path: Path, manifest: Manifest, requests: Sequence[ReadRequest], thread
             by_file[request.entry.file].append(request)
     records = {record.path: record for record in manifest.files}
     for file, wanted in sorted(by_file.items()):
-        chunked = read_table(path, records[file], manifest).chunked
+        chunked = tables.chunked(path, records[file], manifest)
         damaged += read_chunked(path, file, wanted, chunked, manifest.block_bytes, threads)
     return damaged

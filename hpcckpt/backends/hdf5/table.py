@@ -27,6 +27,8 @@ FORMAT = 1
 MAX_TABLE_BYTES = 1 << 29
 MAX_STRUCTURE_BYTES = 1 << 30
 MAX_CHUNK_BYTES = 1 << 28
+MAX_PACKED = 1032
+"""Bytes that deflate makes of one at most: no chunk can be larger than so many times what is stored of it."""
 TRAILER_BYTES = 60
 CHUNKED = -1
 """The offset of an entry that is not in one piece, but in the chunks of its tensor."""
@@ -69,6 +71,10 @@ class Chunks:
     def nbytes(self) -> int:
         """Bytes of one chunk, unpacked."""
         return math.prod(self.shape) * itemsize(self.spec.dtype)
+
+    def applied(self, mask: int) -> list[str]:
+        """Return the filters that a chunk with this mask went through."""
+        return [name for bit, name in enumerate(self.filters) if not mask >> bit & 1]
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -295,7 +301,17 @@ def _decode_chunks(found: Mapping[str, Any], end: int) -> Chunks | str:
         return "each chunk must have offset, bytes and filter mask"
     if any(at + nbytes > end for at, nbytes, _ in places):
         return "a chunk is not in the file"
-    return Chunks(spec, tuple(chunk), tuple(filters), tuple(map(tuple, places)))
+    chunks = Chunks(spec, tuple(chunk), tuple(filters), tuple(map(tuple, places)))
+    if not all(_can_hold(chunks, nbytes, mask) for _, nbytes, mask in chunks.places):
+        return f"a chunk cannot hold {chunks.nbytes} bytes"
+    return chunks
+
+
+def _can_hold(chunks: Chunks, nbytes: int, mask: int) -> bool:
+    """Say whether so many bytes of the file can be a whole chunk: else memory would be taken for what is not there."""
+    if "deflate" in chunks.applied(mask):
+        return chunks.nbytes <= MAX_PACKED * nbytes
+    return chunks.nbytes == nbytes
 
 
 def _is_size(value: Any) -> bool:

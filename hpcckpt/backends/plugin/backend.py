@@ -2,7 +2,7 @@
 
 Writing, on each rank:
 
-    a. compute the checksums of the tensors
+    a. compute the checksums of the tensors, and make the list of step c, which may be too long
     b. let the plugin save them, from their own memory; its files go into ``data/``, or it stores elsewhere
     c. write ``data/rank-NNNNN.entries.json``, the sidecar: what was saved, and the checksums
     d. sync the sidecar, the files that the plugin left (unless it is ``durable``), and the directory
@@ -142,11 +142,12 @@ class PluginBackend(Backend):
         data = path / layout.DATA
         before = _stamps(data)
         crcs = [native.crc32c_blocks(payload.data, job.block_bytes, self.threads) for payload in payloads]  # step a
+        text, own_crc = sidecar.encode(job, rank, items, crcs, native.crc32c)
         context = plugins.PluginContext(os.path.abspath(data), job.save_id, job.step, rank, job.n_ranks)
         self.instance.save(context, [_tensor(p.item, p.data, p.item.start) for p in payloads])  # step b
         for payload, blocks in zip(payloads, crcs, strict=True):
             payload.landed(blocks)
-        record = self._write_sidecar(job, path, rank, items, crcs)  # step c
+        record = self._write_sidecar(path, rank, text, own_crc)  # step c
         phases.reached("2-written", rank)
         if "durable" not in self.instance.backend.features:  # step d
             for name in _changed(before, _stamps(data)):
@@ -155,10 +156,7 @@ class PluginBackend(Backend):
         phases.reached("2-synced", rank)
         return WriteReport.of((record,), items, detail=_fingerprint(self.instance.backend))
 
-    def _write_sidecar(
-        self, job: SaveJob, path: Path, rank: int, items: Sequence[WriteItem], crcs: Sequence[Sequence[int]]
-    ) -> FileRecord:
-        text, own_crc = sidecar.encode(job, rank, items, crcs, native.crc32c)
+    def _write_sidecar(self, path: Path, rank: int, text: bytes, own_crc: int) -> FileRecord:
         name = sidecar.sidecar_path(rank)
         where = str(path / name)
         try:

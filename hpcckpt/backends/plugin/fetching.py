@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcckpt.backends.base import Bytes, ReadRequest
+from hpcckpt.errors import HostMemoryError
 from hpcckpt.plan import StoredEntry
 from hpcckpt.tensors import itemsize
 
@@ -36,8 +37,18 @@ class Fetch:
         return self.stop - self.start
 
     def memory(self) -> Bytes:
-        """Return where to load to."""
-        return np.empty(self.nbytes, np.uint8) if self.into is None else self.into
+        """Return where to load to.
+
+        Raises
+        ------
+        HostMemoryError
+            If there is not so much memory: what a plugin stores elsewhere may be said to be of any size.
+        """
+        try:
+            return np.empty(self.nbytes, np.uint8) if self.into is None else self.into
+        except MemoryError:
+            name = self.entry.item.spec.name
+            raise HostMemoryError(f"{self.nbytes} bytes of tensor {name!r} do not fit into memory") from None
 
     def deliver(self, loaded: Bytes) -> None:
         """Copy out of scratch what is wanted of it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcckpt import layout
 from hpcckpt.backends.entries import decode_crcs, decode_item, encode_entry, entry_problem
-from hpcckpt.errors import CorruptError, Problem, list_problems
+from hpcckpt.errors import CorruptError, Problem, StateError, list_problems
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
 
@@ -48,6 +48,11 @@ def encode(
         Checksums per entry and block.
     crc : callable
         CRC32C of bytes.
+
+    Raises
+    ------
+    StateError
+        If readers would refuse a text of this size.
     """
     document = {
         "crc32c": "00000000",
@@ -60,6 +65,11 @@ def encode(
         "entries": [encode_entry(item, blocks) for item, blocks in zip(items, crcs, strict=True)],
     }
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(text) > MAX_BYTES:
+        raise StateError(
+            f"the list of {len(items)} tensors would have {len(text)} bytes, more than readers take: save fewer or "
+            "larger tensors, or from more ranks"
+        )
     own = crc(text)
     return text[: _CRC_AT.start] + b"%08x" % own + text[_CRC_AT.stop :], own
 

@@ -22,7 +22,7 @@ from hpcckpt.backends.entries import (
     entry_problem,
     overlap_problems,
 )
-from hpcckpt.errors import CorruptError, Problem, list_problems
+from hpcckpt.errors import CorruptError, Problem, StateError, list_problems
 from hpcckpt.manifest import Manifest, encode_record
 from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
 from hpcckpt.tensors import itemsize
@@ -74,6 +74,11 @@ def encode_header(
         The entries, in the order of their data.
     frozen : sequence of FileRecord
         The rank's other files in this step, whose tensors did not change.
+
+    Raises
+    ------
+    StateError
+        If readers would refuse a header of this size.
     """
     entries: dict[str, Any] = {}
     table: dict[str, Any] = {}
@@ -97,6 +102,11 @@ def encode_header(
     metadata = {_CRC_KEY: "00000000", _DOCUMENT_KEY: _compact(document)}
     header = _compact({"__metadata__": metadata, **table}).encode()
     header += b" " * (-(len(header) + 8) % PAGE_BYTES)
+    if len(header) > MAX_HEADER_BYTES:
+        raise StateError(
+            f"the header of {len(items)} tensors would have {len(header)} bytes, more than readers take: save fewer or "
+            "larger tensors, or from more ranks"
+        )
     return struct.pack("<Q", len(header)) + header
 
 

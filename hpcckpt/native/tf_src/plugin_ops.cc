@@ -173,6 +173,14 @@ class PluginOp : public tensorflow::OpKernel {
         return failure.empty() ? absl::OkStatus() : absl::InternalError(failure);
     }
 
+    static std::vector<Var*> all_of(const std::vector<VarRef>& variables) {
+        std::vector<Var*> all;
+        for (const VarRef& variable : variables) {
+            if (variable != nullptr) all.push_back(variable.get());
+        }
+        return all;
+    }
+
     static absl::Status beyond() { return absl::InvalidArgumentError("a slot points beyond the inputs"); }
 
     absl::Status without_value(std::size_t i) const {
@@ -197,15 +205,8 @@ class SaveOp : public PluginOp {
         OpInputList values;
         OP_REQUIRES_OK(ctx, find_variables(ctx, &variables));
         OP_REQUIRES_OK(ctx, ctx->input_list("values", &values));
-        // Variables that are updated in place are locked until the plugin is done; of the others a reference is enough,
-        // for an update that meets it takes fresh memory.
-        std::vector<bool> is_locked;
-        std::vector<Var*> in_place;
-        for (const VarRef& variable : variables) {
-            is_locked.push_back(variable != nullptr && variable->copy_on_read_mode.load());
-            if (is_locked.back()) in_place.push_back(variable.get());
-        }
-        const VariableLocks locks(in_place, VariableLocks::Mode::kShared);
+        // All are locked while references to their buffers are taken: a variable's mode changes under its lock only.
+        VariableLocks locks(all_of(variables), VariableLocks::Mode::kShared);
         std::vector<Tensor> held(names_.size());
         Entries entries(names_.size());
         for (std::size_t i = 0; i < names_.size(); ++i) {
@@ -214,21 +215,16 @@ class SaveOp : public PluginOp {
                 OP_REQUIRES(ctx, -1 - slot < values.size(), beyond());
                 held[i] = values[-1 - slot];
             } else {
-                OP_REQUIRES(ctx, take(variables[slot].get(), is_locked[slot], &held[i]), without_value(i));
+                Var* variable = variables[slot].get();
+                held[i] = *variable->tensor();
+                OP_REQUIRES(ctx, variable->is_initialized || held[i].NumElements() > 0, without_value(i));
             }
             OP_REQUIRES_OK(ctx, entries.set(i, names_[i], held[i]));
         }
+        // Those that are updated in place stay locked until the plugin is done; of the others the reference is enough,
+        // for an update that meets it takes fresh memory, and so does a change of the mode.
+        locks.release_unless([](Var* variable) { return variable->copy_on_read_mode.load(); });
         OP_REQUIRES_OK(ctx, call(OpenPlugin::Call::kSave, entries));
-    }
-
-   private:
-    // Takes a reference to the variable's buffer; returns false if it has no value.
-    static bool take(Var* variable, bool is_locked, Tensor* tensor) {
-        if (!is_locked) variable->mu()->lock_shared();
-        *tensor = *variable->tensor();
-        const bool has_value = variable->is_initialized || tensor->NumElements() > 0;
-        if (!is_locked) variable->mu()->unlock_shared();
-        return has_value;
     }
 };
 
@@ -275,11 +271,7 @@ class LoadOp : public PluginOp {
     void Compute(OpKernelContext* ctx) override {
         std::vector<VarRef> variables;
         OP_REQUIRES_OK(ctx, find_variables(ctx, &variables));
-        std::vector<Var*> all;
-        for (const VarRef& variable : variables) {
-            if (variable != nullptr) all.push_back(variable.get());
-        }
-        const VariableLocks locks(all, VariableLocks::Mode::kExclusive);
+        const VariableLocks locks(all_of(variables), VariableLocks::Mode::kExclusive);
         std::vector<Target> targets(variables.size());
         std::vector<Tensor> others(names_.size());
         Entries entries(names_.size());

@@ -42,14 +42,25 @@ class VariableLocks {
         }
     }
     ~VariableLocks() {
-        for (tensorflow::Var* variable : locked_) {
-            mode_ == Mode::kShared ? variable->mu()->unlock_shared() : variable->mu()->unlock();
-        }
+        for (tensorflow::Var* variable : locked_) unlock(variable);
     }
+
+    // Lets go of those variables that need not stay locked.
+    template <typename Predicate>
+    void release_unless(Predicate stays) {
+        const auto going = std::partition(locked_.begin(), locked_.end(), stays);
+        std::for_each(going, locked_.end(), [this](tensorflow::Var* variable) { unlock(variable); });
+        locked_.erase(going, locked_.end());
+    }
+
     VariableLocks(const VariableLocks&) = delete;
     VariableLocks& operator=(const VariableLocks&) = delete;
 
    private:
+    void unlock(tensorflow::Var* variable) {
+        mode_ == Mode::kShared ? variable->mu()->unlock_shared() : variable->mu()->unlock();
+    }
+
     std::vector<tensorflow::Var*> locked_;
     Mode mode_;
 };

@@ -1,9 +1,26 @@
-/* A plugin in C, wrong in the way that the compiler is told: -DMAJOR=0, -DPLATFORM=0, -DNAME=..., -DCRASHES. */
+/* A plugin in C, wrong in the way that the compiler is told: -DMAJOR=0, -DPLATFORM=0, -DNAME=..., -DCRASHES, -DPRINTS,
+   -DBLOCKS. */
+#define _POSIX_C_SOURCE 200809L
 #include <hpcckpt/plugin.h>
 
 #ifdef CRASHES
 #include <stdlib.h>
 __attribute__((constructor)) static void crash(void) { abort(); }
+#endif
+
+#ifdef PRINTS
+#include <stdio.h>
+__attribute__((constructor)) static void print(void) {
+    puts("{\"file\": \"mine\"}\n{");
+    fflush(stdout);
+}
+#endif
+
+#ifdef BLOCKS
+#include <unistd.h>
+__attribute__((constructor)) static void block(void) {
+    for (;;) pause();
+}
 #endif
 
 #ifndef MAJOR
