@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import socket
@@ -271,7 +272,7 @@ class RunLock:
 
     def _link(self) -> bool:
         """Put a finished lock file under its name; say whether the name was free."""
-        draft = self.path.with_name(f".lock.{self.holder.nonce}")
+        draft = self.path.with_name(f"{layout.LOCK}.{_mark(self.holder)}-{self.holder.nonce}")
         try:
             draft.write_text(self._text())
             os.link(draft, self.path)
@@ -282,10 +283,8 @@ class RunLock:
                 raise
             return self._create()
         finally:
-            try:
+            with contextlib.suppress(OSError):  # it is swept later
                 draft.unlink(missing_ok=True)
-            except OSError:
-                _own_debris.add(draft)
         return True
 
     def _create(self) -> bool:
@@ -331,23 +330,33 @@ class RunLock:
                 os.utime(self.path)
 
 
-_own_debris: set[Path] = set()
-"""Drafts of this process that a disk would neither take nor give up: nothing in them says whose they are."""
+def _mark(holder: Holder) -> str:
+    """Return what says whose a file is, though nothing could be written into it."""
+    place = f"{holder.host} {holder.boot_id} {holder.pid_ns}"  # process numbers mean something there only
+    return f"{hashlib.sha256(place.encode()).hexdigest()[:12]}-{holder.pid}-{holder.started}"
+
+
+def _is_of_the_dead(name: str) -> bool:
+    """Say whether a file was made by a process of this host that is gone, or by this one, which makes none now."""
+    place, _, rest = name.removeprefix(f"{layout.LOCK}.").partition("-")
+    pid, _, started = rest.rpartition("-")[0].partition("-")
+    here = this_holder()
+    if not pid.isdecimal() or f"{place}-{here.pid}-{here.started}" != _mark(here):
+        return False
+    return int(pid) == here.pid or process_start(int(pid)) != started
 
 
 def _sweep_leftovers(directory: Path) -> None:
     """Remove what jobs left that were killed while they took the lock; others may be of a job that lives."""
     with contextlib.suppress(OSError):  # debris is no reason to fail
-        for path in [path for path in _own_debris if path.parent == directory]:
-            path.unlink(missing_ok=True)
-            _own_debris.discard(path)
         for entry in os.scandir(directory):
             if entry.name.startswith(f"{layout.LOCK}."):
                 found = entry.stat(follow_symlinks=False)
                 age_s = time.time() - max(found.st_mtime, found.st_ctime)  # a rename sets ctime alone
                 holder = read_holder(Path(entry.path))
                 is_own = holder is not None and holder.pid == os.getpid() and holder.host == socket.gethostname()
-                if age_s > LEFTOVER_S or is_own or (holder is not None and is_dead(holder, age_s, LEFTOVER_S)):
+                is_gone = is_own or (holder is not None and is_dead(holder, age_s, LEFTOVER_S))
+                if age_s > LEFTOVER_S or is_gone or _is_of_the_dead(entry.name):
                     os.unlink(entry.path)
 
 

@@ -350,6 +350,33 @@ def test_a_draft_that_a_disk_would_neither_take_nor_give_up_is_removed_when_it_i
     assert list(run_dir.glob(".lock.*")) == []
 
 
+DIE = """
+import os, signal, sys
+from pathlib import Path
+import hpcckpt as hc
+
+def die(path, text):
+    path.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Path.write_text = die
+hc.Checkpointer(sys.argv[1]).save(1, {"w": 1.0})
+"""
+
+
+def test_the_empty_draft_of_a_job_that_was_killed_is_swept_by_the_next(run_dir):
+    run_dir.mkdir()
+    assert subprocess.run([sys.executable, "-c", DIE, run_dir], check=False).returncode == -signal.SIGKILL
+    (draft,) = run_dir.glob(".lock.*")
+    assert draft.stat().st_size == 0
+    first = dataclasses.replace(lock.this_holder(), pid=1, started=lock.process_start(1))
+    living = run_dir / f".lock.{lock._mark(first)}-0123456789ab"
+    living.touch()
+    save(run_dir, 1)
+    assert not draft.exists()
+    assert living.exists()
+
+
 def test_a_job_whose_draft_is_swept_takes_the_lock_all_the_same(run_dir, monkeypatch):
     real_link = os.link
 
