@@ -1,6 +1,6 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
-.PHONY: help demo test campaign lint fix setup setup-b bench clean
+.PHONY: help demo examples test campaign lint fix setup setup-b bench clean
 # What is handed on to the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
 RANKS ?= 2
@@ -10,6 +10,9 @@ help:  ## show this
 
 demo: setup  ## train LeNet5 on 2 ranks, kill it, go on with 1, kill it, end with 3
 	@scripts/dev/in-venv.sh python examples/demo.py $(ARGS)
+
+examples: setup  ## run the examples at small settings, their output in build/examples; some: ARGS="lms_mnist_session lms_resnet"
+	@scripts/dev/examples.sh $(ARGS)
 
 test:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
 	@scripts/dev/test.sh $(PARTS)
@@ -34,5 +37,5 @@ bench:  ## measure against C and other libraries, tables and plots in build/benc
 
 clean:  ## remove the environments and what was built; your runs stay
 	rm -rf .venv .venv-b .venv-lint .venv-peers .venv-fuzz build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -f hpcckpt/native/_tf_ops-*.so
+	rm -f hpcckpt/native/_tf_ops-*.so hpcckpt/native/_lms_ops-*.so
 	find hpcckpt tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")  # oneDNN's pool keeps what is freed
 
 from _lms_models import build
 
@@ -31,44 +32,51 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
     engine.configure(TierConfig("file", directory=task["directory"]))
     model, data = build(task["model"], task["batch"])
     if task.get("cap"):
-        data_bytes = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) << 10
-        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes + task["cap"],) * 2)
-    found: dict[str, Any] = {}
+        limit = _status("VmData") + task["cap"]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     seen: list[Graph] = []
-    engine.arm("train_function", lambda graph, _: seen.append(graph) or _planned(task, graph), stalls=False)
-    import tensorflow as tf
-
-    step = model.make_train_function()
-    times, losses = [], []
+    engine.arm("train_function", lambda graph, _: seen.append(graph) or _planned(task), stalls=False)
     with engine.peak_resident() as peak:
-        batches = iter(tf.data.Dataset.from_tensors(data).repeat())
-        for _ in range(task["steps"]):
-            began = time.perf_counter()
-            losses.append(float(step(batches)["loss"]))
-            times.append(time.perf_counter() - began)
-    found |= {"start": peak.start, "peak": peak.nbytes, "times": times, "losses": losses}
+        step, batches, times, losses = _train(model, data, task["steps"])
+    found = {"start": peak.start, "peak": peak.nbytes, "between": _status("VmRSS") - peak.start}
     stats = engine.stats()
     found |= {"bytes_out": stats.bytes_out, "bytes_in": stats.bytes_in, "live": stats.live_handles}
     if task.get("record"):
-        found |= _record(task, seen[0], step, batches)
-    found["load"] = os.getloadavg()[0]
-    return found
+        found |= _record(Path(task["record"]), seen[0], step, batches)
+    return {**found, "times": times, "losses": losses, "load": os.getloadavg()[0]}
 
 
-def _planned(task: dict[str, Any], _: Graph) -> Any:
-    return pickle.loads(Path(task["plan"]).read_bytes()) if task.get("plan") else None  # noqa: S301 (our own)
+def _planned(task: dict[str, Any]) -> Any:
+    return pickle.loads(Path(task["plan"]).read_bytes()) if task.get("plan") else None
 
 
-def _record(task: dict[str, Any], graph: Graph, step: Any, batches: Any) -> dict[str, Any]:
-    """Write down the graph with the times of its ops, the order they ran in, and the tier's bandwidth."""
+def _train(model: Any, data: Any, n_steps: int) -> tuple[Any, Any, list[float], list[float]]:
+    import tensorflow as tf
+
+    step = model.make_train_function()
+    batches = iter(tf.data.Dataset.from_tensors(data).repeat())
+    times, losses = [], []
+    for _ in range(n_steps):
+        began = time.perf_counter()
+        losses.append(float(step(batches)["loss"]))
+        times.append(time.perf_counter() - began)
+    return step, batches, times, losses
+
+
+def _record(path: Path, graph: Graph, step: Any, batches: Any) -> dict[str, Any]:
+    """Write down the graph with the times of its ops; return the tier's bandwidth."""
     with engine.op_times() as recorded:
         step(batches)
         step(batches)
-    known = {name: recorded[name] for name in graph.ops if name in recorded}
-    ops = (replace(op, cost_ns=known[name].mean_ns if name in known else 0) for name, op in graph.ops.items())
-    Path(task["record"]).write_text(Graph.of(ops).to_json(), encoding="utf-8")
-    order = sorted(known, key=lambda name: known[name].first_ns)
-    return {"order": order, "bandwidth": engine.bandwidth()}
+    ops = (replace(op, cost_ns=recorded[name].mean_ns if name in recorded else 0) for name, op in graph.ops.items())
+    path.write_text(Graph.of(ops).to_json(), encoding="utf-8")
+    write, read = engine.bandwidth()
+    return {"write": write, "read": read}
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
 
 
 if __name__ == "__main__":

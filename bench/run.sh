@@ -2,7 +2,7 @@
 # Runs all benchmarks and writes tables and plots to build/bench:  make bench   or   make bench ARGS="--quick"
 #   --quick         3 rounds of 128 MiB, about 3 minutes     --mib 512     size of the state
 #   --repeat 5      rounds                                   --disk DIR    a directory on a disk (default: build/bench)
-#   --memory DIR    one in memory (default: /dev/shm)        --only NAME   one of them, as in: --only peers
+#   --memory DIR    one in memory (default: /dev/shm)        --only NAME   one of them, as in: --only peers; lms runs only so
 #   --write         put the tables into docs/benchmarks.md
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -57,6 +57,11 @@ measure a 1 overhead overhead --repeat "$REPEAT" --directory "$DISK"
 measure a 1 planning planning --directory "$DISK"
 measure a 1 scale scale --directory "$MEMORY" --plot "$OUT/scale.svg"
 measure peers 1 syncs syncs --directory "$DISK"
+# Trainings by the minute: only when asked for (--only lms), and its tables are printed.
+if [ "$ONLY" = lms ]; then
+    HPCCKPT_STACK=a scripts/dev/in-venv.sh python bench/lms.py --directory "$DISK" --repeat "$REPEAT" --json "$OUT/lms.json"
+    exit
+fi
 HPCCKPT_STACK=a scripts/dev/in-venv.sh python bench/report.py "$OUT" "${WRITE[@]}"
 if [ "${#FAILED[@]}" -gt 0 ]; then
     echo "failed: ${FAILED[*]}; the logs are in $OUT" >&2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpcckpt._version import __version__
 
 if TYPE_CHECKING:
-    from hpcckpt import errors, horovod, interval, keras, plugins, preemption, tensorflow, tmci, torch
+    from hpcckpt import errors, horovod, interval, keras, lms, plugins, preemption, tensorflow, tmci, torch
     from hpcckpt.checkpointer import Checkpointer, PendingSave, Restored, SavedStep
     from hpcckpt.config import Best
     from hpcckpt.discovery import latest_checkpoint
@@ -37,7 +37,7 @@ _HOME = {
     "latest_checkpoint": "hpcckpt.discovery",
     "load": "hpcckpt.loading",
 }
-_ROOMS = {"errors", "horovod", "interval", "keras", "plugins", "preemption", "tensorflow", "tmci", "torch"}
+_ROOMS = {"errors", "horovod", "interval", "keras", "lms", "plugins", "preemption", "tensorflow", "tmci", "torch"}
 
 __all__ = [
     "Best",
@@ -57,6 +57,7 @@ __all__ = [
     "interval",
     "keras",
     "latest_checkpoint",
+    "lms",
     "load",
     "plugins",
     "preemption",

@@ -174,8 +174,8 @@ class MemoryBudgetError(OptionError):
     def of(cls, budget: int, nearest: int) -> MemoryBudgetError:
         """Make the error that names the nearest budget."""
         error = cls(
-            f"memory_budget: {budget} bytes cannot be met by this graph, whatever is swapped; the nearest budget that can "
-            f"be is {nearest} bytes ({nearest / 2**20:.1f} MiB): give that, or a smaller batch"
+            f"memory_budget: {budget} bytes cannot be met by this graph, whatever is swapped; the nearest budget that "
+            f"can be is {nearest} bytes ({nearest / 2**20:.1f} MiB): give that, or a smaller batch"
         )
         error.nearest = nearest
         return error

@@ -1,6 +1,7 @@
 """Build the TensorFlow ops for the TensorFlow that is installed now: ``python -m hpcckpt.native.build``.
 
-It takes about ten seconds, and none if the library is there already.
+There are two libraries: the ops themselves, and those of LMS. Each takes 10 to 40 seconds, and none if it is there
+already.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wno-missing-field-initializers")
 
 
-def build(info: tfinfo.TfInfo, *, force: bool = False) -> Path:
-    """Build the library unless it is there, and return its file.
+def build(info: tfinfo.TfInfo, library: tf_ops.Library = tf_ops.OPS, *, force: bool = False) -> Path:
+    """Build a library unless it is there, and return its file.
 
     Parameters
     ----------
     info : TfInfo
         How to compile against TensorFlow.
+    library : Library
+        Which one.
     force : bool
         Build it in any case.
 
@@ -38,7 +41,7 @@ def build(info: tfinfo.TfInfo, *, force: bool = False) -> Path:
     ConfigError
         If there is no compiler, nowhere to put it, or it does not compile or load.
     """
-    wanted = tf_ops.target()
+    wanted = tf_ops.target(library)
     found = tf_ops.find(wanted)
     if found is not None and not force:
         return found
@@ -50,9 +53,9 @@ def build(info: tfinfo.TfInfo, *, force: bool = False) -> Path:
     command = compiler()
     place = writable_directory()
     with tempfile.TemporaryDirectory(prefix=".tf_ops-", dir=place) as folder:
-        made = Path(folder) / "_tf_ops.so"
-        _compile(command, info, Path(folder), made)
-        _try(made)
+        made = Path(folder) / f"{library.module}.so"
+        _compile(command, info, library, made)
+        _try(library, made)
         made.replace(place / wanted.filename)
     _remove_others(place, wanted)
     return place / wanted.filename
@@ -96,54 +99,54 @@ def writable_directory() -> Path:
     raise ConfigError(f"none of {places} can be written: name a directory that can with HPCCKPT_TF_OPS_DIR")
 
 
-def _compile(command: list[str], info: tfinfo.TfInfo, folder: Path, made: Path) -> None:
+def _compile(command: list[str], info: tfinfo.TfInfo, library: tf_ops.Library, made: Path) -> None:
     """Compile all sources as one: TensorFlow's headers take most of the time."""
     import numpy as np
 
-    sources = sorted(tf_ops.SOURCES.glob("*.cc"))
-    # arrays.cc first, because Python wants its header before all others
-    whole = folder / "all.cc"
-    whole.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
-    ours = [f"-I{tf_ops.SOURCES}", f"-I{tf_ops.PACKAGE / 'include'}"]
+    sources = sorted(library.sources.glob("*.cc"))
+    # Python wants its header before all others.
+    whole = made.with_name("all.cc")
+    texts = ["#define PY_SSIZE_T_CLEAN\n#include <Python.h>\n", *(f'#include "{path}"\n' for path in sources)]
+    whole.write_text("".join(texts), encoding="utf-8")
+    ours = [f"-I{library.sources}", f"-I{tf_ops.PACKAGE / 'include'}"]
     python = ["-isystem", sysconfig.get_path("include"), "-isystem", np.get_include()]
     call = [*command, *_FLAGS, *ours, *python, *info.compile_flags, str(whole), "-o", str(made), *info.link_flags]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ConfigError(
-            f"the TensorFlow ops do not compile against TensorFlow {info.version}:\n{done.stderr[:4000]}\n"
+            f"{library.words} do not compile against TensorFlow {info.version}:\n{done.stderr[:4000]}\n"
             f"The command was: {shlex.join(call)}\npython -m hpcckpt.native.tfinfo says where its parts are from"
         )
 
 
-def _try(made: Path) -> None:
+def _try(library: tf_ops.Library, made: Path) -> None:
     """Load it in a process of its own before anybody else can."""
-    call = [sys.executable, "-m", "hpcckpt.native.tf_ops", str(made)]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    done = subprocess.run(library.check(made), capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ConfigError(f"the TensorFlow ops were built and do not load:\n{done.stderr[-4000:]}")
+        raise ConfigError(f"{library.words} were built and do not load:\n{done.stderr[-4000:]}")
 
 
 def _remove_others(place: Path, kept: tf_ops.Target) -> None:
     """Remove libraries for the same TensorFlow and Python made from older sources."""
-    for path in place.glob("_tf_ops-*.so"):
+    for path in place.glob(f"{kept.module}-*.so"):
         made = tf_ops.Target.of_filename(path.name)
-        if made is not None and made != kept and made[:-1] == kept[:-1]:
+        if made is not None and made != kept and made._replace(sources=kept.sources) == kept:
             path.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the library of TensorFlow ops, and say where it is."""
+    """Build the libraries of TensorFlow ops, and say where they are."""
     parser = argparse.ArgumentParser(prog="python -m hpcckpt.native.build", description=main.__doc__)
     parser.add_argument("--force", action="store_true", help="also if it is there already")
     parser.add_argument("--file", help="a file in the form of tensorflow.json, in place of the one of the package")
     chosen = parser.parse_args(arguments)
     try:
         info = tfinfo.resolve(chosen.file)
-        path = build(info, force=chosen.force)
+        for library in (tf_ops.OPS, tf_ops.LMS):
+            print(f"TensorFlow {info.version}: {build(info, library, force=chosen.force)}", flush=True)
     except ConfigError as error:
         print(f"hpcckpt: {error}", file=sys.stderr)
         return 1
-    print(f"TensorFlow {info.version}: {path}")
     return 0
 
 

@@ -1,8 +1,10 @@
-"""The library of TensorFlow ops, compiled for the TensorFlow that is installed, and loaded when first used.
+"""Libraries of TensorFlow ops, compiled for the TensorFlow that is installed, and loaded when first used.
 
-It is made by ``python -m hpcckpt.native.build`` and lies in this package's directory, or, where that cannot be
-written, in ``$XDG_CACHE_HOME/hpcckpt/tf_ops``; ``HPCCKPT_TF_OPS_DIR`` names another place for both. Its name says what
-it was made for, so that no other is ever loaded. ``python -m hpcckpt.native.tf_ops`` says what is there.
+They are made by ``python -m hpcckpt.native.build`` and lie in this package's directory, or, where that cannot be
+written, in ``$XDG_CACHE_HOME/hpcckpt/tf_ops``; ``HPCCKPT_TF_OPS_DIR`` names another place for both. A library's name
+says what it was made for, so that no other is ever loaded. ``python -m hpcckpt.native.tf_ops`` says what is there.
+
+There are two: the ops that hold variables and call plugins (here), and those of LMS (`hpcckpt.native.lms_ops`).
 """
 
 from __future__ import annotations
@@ -16,14 +18,41 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol, cast
 
 from hpcckpt.errors import BackendError
 
 PACKAGE = Path(__file__).parent
-SOURCES = PACKAGE / "tf_src"
 REMEDY = "run: python -m hpcckpt.native.build"
-_MODULE = "_tf_ops"
+
+
+class Library(NamedTuple):
+    """One of the libraries: the name of its files and of its module in Python, and what it is compiled from."""
+
+    module: str
+    words: str
+    """What messages call it."""
+    folder: str
+    headers: tuple[str, ...] = ()
+    """What it takes from elsewhere in the package."""
+
+    @property
+    def sources(self) -> Path:
+        """The directory of its sources."""
+        return PACKAGE / self.folder
+
+    def source_files(self) -> list[Path]:
+        """Return what it is compiled from."""
+        return [*sorted(self.sources.iterdir()), *(PACKAGE / header for header in self.headers)]
+
+    def check(self, path: Path) -> list[str]:
+        """Return the command that loads a file in a process of its own."""
+        return [sys.executable, "-m", f"hpcckpt.native.{self.module.removeprefix('_')}", str(path)]
+
+
+OPS = Library("_tf_ops", "the TensorFlow ops", "tf_src", ("include/hpcckpt/plugin.h",))
+LMS = Library("_lms_ops", "the TensorFlow ops of LMS", "lms_src")
 
 
 class OpsModule(Protocol):
@@ -58,38 +87,36 @@ class Target(NamedTuple):
     python: str
     numpy: str
     sources: str
+    module: str = OPS.module
 
     @property
     def filename(self) -> str:
         """The name of the file."""
-        return f"{_MODULE}-tf{self.tensorflow}-abi{self.cxx11_abi}-{self.python}-numpy{self.numpy}-{self.sources}.so"
+        made_for = f"tf{self.tensorflow}-abi{self.cxx11_abi}-{self.python}-numpy{self.numpy}"
+        return f"{self.module}-{made_for}-{self.sources}.so"
 
     @classmethod
     def of_filename(cls, name: str) -> Target | None:
         """Return what a library of this name is made for."""
-        match = re.fullmatch(rf"{_MODULE}-tf(.+)-abi(.*)-(\w+)-numpy(\d+)-(\w+)\.so", name)
-        return cls(*match.groups()) if match else None
+        match = re.fullmatch(r"(_\w+)-tf(.+)-abi(.*)-(\w+)-numpy(\d+)-(\w+)\.so", name)
+        return cls(match[2], match[3], match[4], match[5], match[6], match[1]) if match else None
 
 
-def target() -> Target:
+def target(library: Library = OPS) -> Target:
     """Return what a library must be made for to be loaded here; imports TensorFlow."""
     import numpy as np
     import tensorflow as tf
 
     python = sys.implementation.cache_tag.replace("-", "")
     abi = str(int(tf.sysconfig.CXX11_ABI_FLAG))
-    return Target(tf.__version__, abi, python, np.__version__.partition(".")[0], sources_digest())
-
-
-def source_files() -> list[Path]:
-    """Return what the library is compiled from."""
-    return [*sorted(SOURCES.iterdir()), PACKAGE / "include" / "hpcckpt" / "plugin.h"]
+    numpy = np.__version__.partition(".")[0]
+    return Target(tf.__version__, abi, python, numpy, sources_digest(library), library.module)
 
 
 @functools.cache
-def sources_digest() -> str:
-    """Return a short digest of the sources."""
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in source_files())).hexdigest()[:12]
+def sources_digest(library: Library = OPS) -> str:
+    """Return a short digest of a library's sources."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in library.source_files())).hexdigest()[:12]
 
 
 def directories() -> list[Path]:
@@ -115,11 +142,23 @@ def load_ops() -> Ops:
     BackendError
         If there is none for this TensorFlow, or it does not load; with what to do about it.
     """
-    wanted = target()
+    raw, module = open_library(path := find_or_say())
+    return Ops(raw, cast(OpsModule, module), path)
+
+
+def find_or_say(library: Library = OPS) -> Path:
+    """Return the file of a library that is made for the TensorFlow that is installed.
+
+    Raises
+    ------
+    BackendError
+        If there is none; with what to do about it.
+    """
+    wanted = target(library)
     path = find(wanted)
     if path is None:
-        raise BackendError(f"{_why_not(wanted)}; {REMEDY}")
-    return open_library(path)
+        raise BackendError(f"{_why_not(wanted, library)}; {REMEDY}")
+    return path
 
 
 def loaded_if_built() -> Ops | None:
@@ -146,8 +185,8 @@ def _loaded() -> Ops | str:
         return str(error)
 
 
-def open_library(path: Path) -> Ops:
-    """Load a library, whatever its name says; for `load_ops`, and to try a new one. Independent.
+def open_library(path: Path, library: Library = OPS) -> tuple[Any, ModuleType]:
+    """Load a file, whatever its name says, and return its ops and its module; also to try a new one. Independent.
 
     Raises
     ------
@@ -158,50 +197,50 @@ def open_library(path: Path) -> Ops:
 
     try:
         raw = tf.load_op_library(str(path))
-        loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(path))
-        spec = importlib.util.spec_from_loader(_MODULE, loader)
+        loader = importlib.machinery.ExtensionFileLoader(library.module, str(path))
+        spec = importlib.util.spec_from_loader(library.module, loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except (tf.errors.OpError, ImportError, RuntimeError) as error:
-        text = f"the TensorFlow ops in {path} do not load in TensorFlow {tf.__version__}: {error}"
+        text = f"{library.words} in {path} do not load in TensorFlow {tf.__version__}: {error}"
         if "undefined symbol" in str(error):
             text += "; they were compiled against another TensorFlow, or with another _GLIBCXX_USE_CXX11_ABI than it"
         raise BackendError(f"{text}; {REMEDY} --force") from error
-    return Ops(raw, cast(OpsModule, module), path)
+    return raw, module
 
 
-def _why_not(wanted: Target) -> str:
+def _why_not(wanted: Target, library: Library) -> str:
     """Say what there is in place of the library that is wanted."""
-    others = [made for place in directories() for path in place.glob(f"{_MODULE}-*.so") if (made := _target_of(path))]
+    words = library.words
+    files = [path for place in directories() for path in place.glob(f"{library.module}-*.so")]
+    others = [made for path in files if (made := Target.of_filename(path.name))]
     if not others:
         places = ", ".join(map(str, directories()))
-        return f"the TensorFlow ops are not built for TensorFlow {wanted.tensorflow} (none in {places})"
+        return f"{words} are not built for TensorFlow {wanted.tensorflow} (none in {places})"
     made = max(others, key=lambda other: sum(a == b for a, b in zip(other, wanted, strict=True)))
     if made.tensorflow != wanted.tensorflow:
-        return f"the TensorFlow ops are built for TensorFlow {made.tensorflow}, and {wanted.tensorflow} is installed"
+        return f"{words} are built for TensorFlow {made.tensorflow}, and {wanted.tensorflow} is installed"
     if made.cxx11_abi != wanted.cxx11_abi:
         return (
-            f"the TensorFlow ops are built with _GLIBCXX_USE_CXX11_ABI={made.cxx11_abi}, "
+            f"{words} are built with _GLIBCXX_USE_CXX11_ABI={made.cxx11_abi}, "
             f"and TensorFlow {wanted.tensorflow} with {wanted.cxx11_abi}"
         )
     if made.python != wanted.python:
-        return f"the TensorFlow ops are built for {made.python}, and this is {wanted.python}"
+        return f"{words} are built for {made.python}, and this is {wanted.python}"
     if made.numpy != wanted.numpy:
-        return f"the TensorFlow ops are built for NumPy {made.numpy}, and NumPy {wanted.numpy} is installed"
-    return "the TensorFlow ops are built from the sources of another hpcckpt"
+        return f"{words} are built for NumPy {made.numpy}, and NumPy {wanted.numpy} is installed"
+    return f"{words} are built from the sources of another hpcckpt"
 
 
-def _target_of(path: Path) -> Target | None:
-    return Target.of_filename(path.name)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Load the library, or one that is named, and say where it is."""
+def main(arguments: Sequence[str] | None = None, library: Library = OPS) -> int:
+    """Load a library, or a file that is named, and say where it is."""
     paths = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        print((open_library(Path(paths[0])) if paths else load_ops()).path)
+        path = Path(paths[0]) if paths else find_or_say(library)
+        open_library(path, library)
+        print(path)
     except BackendError as error:
         print(f"hpcckpt: {error}", file=sys.stderr)
         return 1

@@ -197,7 +197,8 @@ step_project() {
 step_tf_ops() {
     local key
     if [ "${HPCCKPT_PURE:-0}" != 0 ]; then return; fi
-    key=$({ find hpcckpt/native/tf_src hpcckpt/native/include/hpcckpt/plugin.h hpcckpt/native/build.py -type f -print0 | hash_files
+    key=$({ find hpcckpt/native/tf_src hpcckpt/native/lms_src hpcckpt/native/include/hpcckpt/plugin.h hpcckpt/native/build.py \
+        -type f -print0 | hash_files
         echo "$PACKAGES"; } | hash_of)
     step "the ops of hpcckpt for TensorFlow $1" tf-ops "$key" "$COMPILER; or leave that part out: HPCCKPT_PURE=1" build_tf_ops
 }

@@ -25,7 +25,7 @@ HAS_TF = find_spec("tensorflow") is not None
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty directory for libraries, and a TensorFlow 2.15.1 whatever is installed."""
     monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path / "ops"))
-    monkeypatch.setattr(tf_ops, "target", lambda: WANTED)
+    monkeypatch.setattr(tf_ops, "target", lambda library: WANTED)
     for function in (tf_ops.load_ops, tf_ops._loaded):
         function.cache_clear()
     (tmp_path / "ops").mkdir()
@@ -150,7 +150,7 @@ def test_a_new_library_takes_the_place_of_older_ones_for_the_same(
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho new >"$2"\n', encoding="utf-8")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(build, "_try", lambda _: None)
+    monkeypatch.setattr(build, "_try", lambda library, made: None)
     for other in (WANTED, WANTED._replace(sources="0" * 12), WANTED._replace(tensorflow="2.14.0")):
         (place / other.filename).write_bytes(b"older")
     assert build.build(INFO, force=True).read_bytes() == b"new\n"

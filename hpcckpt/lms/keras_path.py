@@ -1,0 +1,105 @@
+"""What of Keras the callback looks at: which function trains, whether it can be changed, how large a batch is.
+
+Keras 2.15 and Keras 3 make the function of a training step when ``fit`` begins, and TensorFlow makes it ready to run at
+the first batch. A function that ran before is not changed any more, so a new one is made then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from hpcckpt.lms import messages
+
+
+def function_pattern(name: str) -> str:
+    """Return what the names of the functions match that TensorFlow makes of one of Python's."""
+    return rf"(__inference_|__forward_|__backward_|__inference___backward_)+{name}_\d+"
+
+
+_STEPS = "multi_step_on_iterator|one_step_on_iterator|one_step_on_data\\w*"
+TRAINING = function_pattern(f"(train_function|{_STEPS})")
+PREDICTING = function_pattern(f"(predict_function|{_STEPS})")
+"""What the names of Keras' functions match."""
+
+
+def is_half(name: str) -> bool:
+    """Return whether a function is one half of one whose gradients are taken outside of it."""
+    return "__forward_" in name or "__backward_" in name
+
+
+def trouble(model: Any) -> str:
+    """Return why a model cannot be helped, and what to do; empty if it can."""
+    if getattr(model, "run_eagerly", False):
+        return messages.EAGER.format(what=messages.EAGER_MODEL)
+    if _is_compiled_by_xla(model):
+        return messages.JIT.format(what=f"The model {getattr(model, 'name', '')!r}")
+    return ""
+
+
+def _is_compiled_by_xla(model: Any) -> bool:
+    jit = getattr(model, "jit_compile", getattr(model, "_jit_compile", False))
+    return jit is True
+
+
+def made(model: Any, name: str) -> Any:
+    """Return a model's function of this name, made anew."""
+    getattr(model, f"make_{name}")(force=True)
+    return getattr(model, name)
+
+
+def nbytes_of(variables: Any) -> int:
+    """Return what the values of variables take."""
+    sizes = [_itemsize(each.dtype) * _count(each.shape) for each in variables]
+    return sum(sizes)
+
+
+def _itemsize(dtype: Any) -> int:
+    import tensorflow as tf
+
+    return int(tf.as_dtype(dtype).size)
+
+
+def _count(shape: Any) -> int:
+    count = 1
+    for dim in shape:
+        count *= int(dim or 1)
+    return count
+
+
+# -- the size of a batch
+
+
+def batch_size_of_fit() -> int | None:
+    """Return how many rows the ``fit`` has in a batch that this is called from; `None` if nobody knows."""
+    for frame in _frames():
+        if frame.f_code.co_name in ("fit", "evaluate", "predict"):
+            return _batch_size(frame.f_locals)
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _batch_size(values: Mapping[str, Any]) -> int | None:
+    handler, epochs = values.get("data_handler"), values.get("epoch_iterator")
+    adapter = getattr(handler, "_adapter", None) or getattr(epochs, "data_adapter", None)
+    found = getattr(adapter, "batch_size", None)
+    found = found() if callable(found) else found
+    return int(found) if found else _batch_of_dataset(getattr(adapter, "_dataset", None))
+
+
+def _batch_of_dataset(dataset: Any) -> int | None:
+    """Return the batch size of a ``tf.data`` pipeline: that of the last step that makes batches of rows."""
+    while dataset is not None:
+        size = getattr(dataset, "_batch_size", None)
+        if size is not None:
+            return int(size)
+        dataset = getattr(dataset, "_input_dataset", None)
+    return None

@@ -1,0 +1,299 @@
+"""The class `LMS`: a Keras callback, a hook of sessions, and `run`. What it does is in the modules of its two paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from keras.callbacks import Callback
+
+from hpcckpt.collective.communicator import Communicator, as_communicator
+from hpcckpt.errors import OptionError
+from hpcckpt.lms import figures, keras_path, messages, session_path
+from hpcckpt.lms.filters import Filters
+from hpcckpt.lms.function_path import FunctionPath
+from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.options import FILTERS, FilterProperty, Options, Outcome
+from hpcckpt.lms.report import Report
+from hpcckpt.lms.reporting import report_of
+from hpcckpt.lms.settings import Planner, Settings, checked
+from hpcckpt.lms.tiers import Tier
+from hpcckpt.lms.watched import Planned, watched
+
+__all__ = ["LMS"]
+
+
+class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # neither has types
+    """Train with less memory: tensors leave while nobody needs them, and come back in time. Collective.
+
+    As `TFLMSv2` is used: ``LMS().run()`` before a session, ``hooks=[lms]`` for an Estimator, ``callbacks=[lms]`` for
+    Keras; and ``step = lms.watch(step)`` for a `tf.function`. Losses and weights are the same to the bit.
+
+    Parameters
+    ----------
+    swapout_threshold : int
+        Swap what is needed again more than so many levels later: the smaller, the more. -1 is found by a search.
+    swapin_groupby : int
+        Consumers of a tensor within so many levels share a swap-in. -1 is found by a search.
+    swapin_ahead : int
+        Bring a tensor back so many levels before it is needed: the larger, the earlier. -1 is found by a search.
+    sync_mode : {0, 1, 2, 3}
+        What waits: nothing; compute for swap-outs; swap-ins for compute; both.
+    serialization : list of int or str
+        Levels whose ops run one after the other: ``[1, '3:5', 7]`` is 1, 3, 4, 5 and 7.
+    serialization_by_size : float
+        The same for all levels that need more than so many GiB; 0 is none.
+    debug, debug_level : bool, int
+        Say more, ``[LMS][1]``, or all, ``[LMS][2]``.
+    cpu_device, gpu_device : str, optional
+        Where tensors go; the GPU that this object is for, in a model of several towers.
+    planner : {"cost", "distance"}, optional
+        By exact liveness and measured cost, for a budget; or by distance, as TFLMSv2. By default the cost planner
+        if there is a budget or a device whose memory is the budget, unless one of the parameters above is given.
+    memory_budget : int or str, optional
+        What a step may take beside what was there before it: ``"600 MiB"``.
+    tier : {"auto", "host", "file", "host-then-file"}
+        Where tensors are kept: memory of the host, a file on the node's own disk, or one and then the other.
+    directory : path_like, optional
+        Where the file is; it has no name, and is gone with the process.
+    min_bytes : int or str, optional
+        Leave smaller tensors alone.
+    window : int or str, optional
+        How many bytes may be on their way out when compute goes on; 0, the default, waits until their memory is free.
+    host_limit, file_limit : int or str, optional
+        How much each tier takes at a time; ``"host-then-file"`` needs the first.
+    recompute : bool
+        Whether the cost planner may compute cheap ops again in place of moving what they make.
+    verify : bool
+        Whether to run a step and read what it takes, where there is a budget; a plan that does not keep it is made
+        anew.
+    comm : mpi4py communicator or Communicator, optional
+        The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI. With Horovod over some
+        ranks: ``hpcckpt.horovod.communicator(process_set)``.
+
+    Attributes
+    ----------
+    batch_size : int or None
+        What an unknown first dimension counts as. Keras' ``fit`` is asked for it.
+    is_training : bool
+        Whether the model is trained, or only used.
+    autotune_gpu_mem : float or None
+        The GiB that the search takes for the device's memory.
+    autotune_plot : bool
+        Write the histogram of distances, and pictures, into ``.lms/``.
+    excl_output_by_scopes, excl_output_by_types, excl_input_by_scopes, excl_input_by_types : set of str
+        What does not give its tensors away, and what does not take one that was away.
+    incl_output_by_scopes, incl_output_by_types, incl_input_by_scopes, incl_input_by_types : set of str
+        The only ones that do.
+
+    Raises
+    ------
+    OptionError
+        If a value is not accepted; it is a ``ValueError``.
+    """
+
+    excl_output_by_scopes = FilterProperty()
+    excl_output_by_types = FilterProperty()
+    excl_input_by_scopes = FilterProperty()
+    excl_input_by_types = FilterProperty()
+    incl_output_by_scopes = FilterProperty()
+    incl_output_by_types = FilterProperty()
+    incl_input_by_scopes = FilterProperty()
+    incl_input_by_types = FilterProperty()
+
+    def __init__(
+        self,
+        swapout_threshold: int = -1,
+        swapin_groupby: int = -1,
+        swapin_ahead: int = -1,
+        sync_mode: int = 0,
+        serialization: Sequence[int | str] | None = None,
+        serialization_by_size: float = 0,
+        debug: bool = False,
+        debug_level: int = 1,
+        cpu_device: str = "/cpu:0",
+        gpu_device: str | None = None,
+        *,
+        planner: Planner | None = None,
+        memory_budget: int | str | None = None,
+        tier: Tier = "auto",
+        directory: str | PathLike[str] | None = None,
+        min_bytes: int | str | None = None,
+        window: int | str | None = None,
+        host_limit: int | str | None = None,
+        file_limit: int | str | None = None,
+        recompute: bool = True,
+        verify: bool = True,
+        comm: Any = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name in Settings.__dataclass_fields__}
+        super().__init__()
+        self._supports_tf_logs = True  # Keras 2.15: no copy of the logs to the host after each batch
+        self.settings = checked(**given)
+        self.batch_size: int | None = None
+        self.is_training = True
+        self.autotune_gpu_mem: float | None = None
+        self.autotune_plot = False
+        self._comm_given = comm
+        self._comm: Communicator | None = None
+        self._voice: Speaker | None = None
+        self._edited: Outcome | None = None
+        self._path = FunctionPath(self._options, self._nbytes_learned)
+        self._graph: Any = None
+
+    # -- sessions
+
+    def run(self, graph: Any = None, keras: bool = False) -> set[Any]:
+        """Edit a graph in place, before a session runs it. Collective.
+
+        Parameters
+        ----------
+        graph : tf.Graph, optional
+            The graph; by default TensorFlow's default graph.
+        keras : bool
+            Whether it is that of a Keras model.
+
+        Returns
+        -------
+        set of tf.Operation
+            What was added; nothing if LMS is not necessary, or was here before.
+
+        Raises
+        ------
+        CodeError
+            If a session has finalized the graph.
+        OptionError
+            If the batch size is needed and not known, there is a while loop to tune, a filter matches nothing, or no
+            plan meets the budget.
+        """
+        speaker = self._options().speaker
+        if graph is None:
+            if tf.executing_eagerly():
+                self._path.note(messages.EAGER.format(what=messages.EAGER_RUN))
+                return set()
+            graph = tf.compat.v1.get_default_graph()
+            speaker.say(messages.NO_GRAPH)
+        outcome = session_path.edit(self._options(keras=keras), graph)
+        if outcome.mode != "none":
+            self._edited, self._graph = outcome, graph
+        return set(outcome.added)
+
+    def begin(self) -> None:
+        """Edit the default graph: what an Estimator, or a MonitoredSession, calls before it finalizes the graph."""
+        self.run(tf.compat.v1.get_default_graph())
+
+    # -- functions
+
+    def watch(self, function: Any) -> Any:
+        """Return a `tf.function` that is planned when it is called: ``step = lms.watch(step)``, or as a decorator."""
+        return watched(function, self._path)
+
+    # -- Keras
+
+    def set_params(self, params: Any) -> None:
+        """Take what Keras says of the training; in graph mode, edit its graph."""
+        super().set_params(params)
+        if params and params.get("batch_size"):
+            self.batch_size = int(params["batch_size"])
+        if not tf.executing_eagerly() and getattr(self, "model", None) is not None:
+            self._run_in_graph_mode()
+
+    def set_model(self, model: Any) -> None:
+        """Take the model: its next training step will be planned. `load_model(path, callbacks=[lms])` calls it too."""
+        super().set_model(model)
+        if tf.executing_eagerly() and self.is_training and getattr(model, "optimizer", None) is not None:
+            self._take("train_function", keras_path.TRAINING)
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
+        """Have the training step planned when it is made ready to run."""
+        if tf.executing_eagerly() and self.is_training:
+            self.batch_size = self.batch_size or keras_path.batch_size_of_fit()
+            self._take("train_function", keras_path.TRAINING)
+
+    def on_predict_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
+        """With ``is_training = False``, have the function planned that predicts."""
+        if tf.executing_eagerly() and not self.is_training:
+            self.batch_size = self.batch_size or keras_path.batch_size_of_fit()
+            self._take("predict_function", keras_path.PREDICTING)
+
+    def _take(self, name: str, pattern: str) -> None:
+        """Put a function of the model's in the place of its own that is planned when it is called.
+
+        One that is there already is made anew: it may have run, and is not changed any more then.
+        """
+        why = keras_path.trouble(self.model)
+        if why:
+            self._path.note(why)
+            return
+        there = getattr(self.model, name, None)
+        if isinstance(there, Planned) and there.path is self._path:
+            return
+        model = self.model
+
+        def remake() -> Any:
+            function = keras_path.made(model, name)
+            setattr(model, name, planned)
+            return function
+
+        planned = Planned(keras_path.made(model, name), self._path, pattern, remake)
+        setattr(model, name, planned)
+
+    def _run_in_graph_mode(self) -> None:
+        graph = tf.compat.v1.keras.backend.get_session().graph
+        if not self.is_training or getattr(self.model, "train_function", True) is not None:
+            self.run(graph, keras=True)
+
+    # -- what there is to tell
+
+    def report(self) -> Report:
+        """Return what was done, and what it was seen to take. Independent."""
+        outcome = self._edited or self._path.outcome or Outcome()
+        return report_of(self._options(), outcome, self._path.notes)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what was moved and waited for so far in this process, and the memory of GPUs. Independent."""
+        return figures.stats()
+
+    def session_config(self) -> Any:
+        """Return the ``ConfigProto`` that the original recommends. Independent."""
+        return figures.session_config()
+
+    def write_graph(self, logdir: str | PathLike[str]) -> Path:
+        """Write the edited graph for TensorBoard, and return the directory. Independent.
+
+        Raises
+        ------
+        OptionError
+            If nothing was edited.
+        """
+        outcome = self._edited or self._path.outcome
+        if outcome is None or outcome.made is None or outcome.scene is None:
+            raise OptionError("write_graph: nothing was planned yet; run, fit or call the watched function first")
+        return figures.write_graph(self._graph if self._edited else None, outcome, logdir)
+
+    # -- inside
+
+    def _options(self, *, keras: bool = False) -> Options:
+        if self._comm is None:
+            self._comm = as_communicator(self._comm_given)
+            debug, level = self.settings.debug, self.settings.debug_level
+            self._voice = Speaker(self._comm.rank, self._comm.size, debug=debug, debug_level=level)
+        assert self._voice is not None
+        return Options(
+            self.settings,
+            Filters.of(**{name: getattr(self, name) or None for name in FILTERS}),
+            self.batch_size,
+            self.is_training,
+            keras,
+            self.autotune_gpu_mem,
+            self.autotune_plot,
+            self._comm,
+            self._voice,
+        )
+
+    def _nbytes_learned(self) -> int:
+        model = getattr(self, "model", None)
+        return keras_path.nbytes_of(model.trainable_variables) if model is not None else 0

@@ -1,0 +1,114 @@
+"""Levels: how far each op is from where the graph begins, and so how far ops are from each other. Pure.
+
+The level of an op is the length of the longest path that leads to it; TFLMSv2 calls it the categorized topological
+sort. A while loop becomes a short straight path: of what is inside only Enter, Merge, Switch and Exit have a level.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hpcckpt.errors import OptionError
+from hpcckpt.lms.graph import Graph, Op
+
+ENTER = frozenset({"Enter", "RefEnter"})
+EXIT = frozenset({"Exit", "RefExit"})
+MERGE = frozenset({"Merge", "RefMerge", "_XlaMerge"})
+SWITCH = frozenset({"Switch", "RefSwitch", "_SwitchN"})
+NEXT_ITERATION = frozenset({"NextIteration", "RefNextIteration"})
+LOOP_FUNCTIONS = frozenset({"While", "StatelessWhile", "_While"})
+_WITH_LEVEL_IN_LOOPS = ENTER | EXIT | MERGE | SWITCH
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The level of each op that has one, and the ops of each level by name."""
+
+    of: Mapping[str, int]
+    ops: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def __getitem__(self, name: str) -> int:
+        """Return an op's level; -1 if it has none."""
+        return self.of.get(name, -1)
+
+    def distance(self, first: str, then: str) -> int:
+        """Return how many levels `then` is behind `first`."""
+        return self[then] - self[first]
+
+    def in_order(self) -> Iterator[str]:
+        """Go through all ops, level by level."""
+        for names in self.ops:
+            yield from names
+
+
+def loop_ops(graph: Graph) -> frozenset[str]:
+    """Return the ops of while loops: by their frames or, in a graph that tells of none, by ``while/`` in the name."""
+    framed = frozenset(name for name, op in graph.ops.items() if op.frame)
+    return framed or frozenset(name for name in graph.ops if "while/" in name)
+
+
+def has_loops(graph: Graph) -> bool:
+    """Say whether there is a while loop, as a frame or as an op that calls functions."""
+    return bool(loop_ops(graph)) or any(op.type in LOOP_FUNCTIONS for op in graph.ops.values())
+
+
+def sort(graph: Graph) -> Levels:
+    """Give each op its level.
+
+    Raises
+    ------
+    OptionError
+        Ops wait for each other in a circle.
+    """
+    loops = loop_ops(graph)
+    waits_for = {
+        name: _dependencies(graph, op, name in loops, loops)
+        for name, op in graph.ops.items()
+        if name not in loops or op.type in _WITH_LEVEL_IN_LOOPS
+    }
+    of = _longest_paths(waits_for)
+    if len(of) < len(waits_for):
+        stuck = min(name for name in waits_for if name not in of)
+        raise OptionError(f"graph: op {stuck!r} waits for itself, through others; its levels cannot be told")
+    levels: list[list[str]] = [[] for _ in range(max(of.values(), default=-1) + 1)]
+    for name in sorted(of):
+        levels[of[name]].append(name)
+    return Levels(of, tuple(map(tuple, levels)))
+
+
+def _dependencies(graph: Graph, op: Op, is_in_loop: bool, loops: frozenset[str]) -> frozenset[str]:
+    found = {use.op for use in op.inputs} | set(op.controls)
+    return frozenset(name for name in found if not _is_dropped(graph, op, name, is_in_loop, loops))
+
+
+def _is_dropped(graph: Graph, op: Op, name: str, is_in_loop: bool, loops: frozenset[str]) -> bool:
+    if name not in graph.ops:
+        raise OptionError(f"graph: op {op.name!r} takes from {name!r}, which is not there; import the whole graph")
+    if name in loops and graph.ops[name].type not in _WITH_LEVEL_IN_LOOPS:
+        return True
+    return is_in_loop and op.type in MERGE and graph.ops[name].type in NEXT_ITERATION
+
+
+def _longest_paths(waits_for: Mapping[str, frozenset[str]]) -> dict[str, int]:
+    then: dict[str, list[str]] = {}
+    for name, firsts in waits_for.items():
+        for first in firsts:
+            then.setdefault(first, []).append(name)
+    missing = {name: len(firsts) for name, firsts in waits_for.items()}
+    ready = deque(name for name, n in missing.items() if n == 0)
+    of = dict.fromkeys(ready, 0)
+    reached: dict[str, int] = {}
+    while ready:
+        first = ready.popleft()
+        for name in then.get(first, ()):
+            reached[name] = max(reached.get(name, 0), of[first] + 1)
+            missing[name] -= 1
+            if missing[name] == 0:
+                of[name] = reached[name]
+                ready.append(name)
+    return of

@@ -1,0 +1,184 @@
+"""The lines of Large Model Support, worded as those of the original, through the logger ``hpcckpt.lms``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from hpcckpt.units import nbytes_text
+
+_NO_MEMORY = 1 << 62
+log = logging.getLogger("hpcckpt.lms")
+
+NO_GRAPH = "No graph provided. LMS will use the default graph."
+EDITING = "Editing model for LMS"
+ALREADY = "This model has already been updated with LMS swap operations. LMS will not re-process it."
+NOT_NECESSARY = "LMS is not necessary. Turned LMS off."
+SEARCHING = "Searching values for parameters: swapout_threshold, swapin_ahead, swapin_groupby and sync_mode."
+USES_GIVEN = "LMS will use the following parameter set:"
+USES_FOUND = (
+    "LMS will use the latest parameter set found by Simulator for the best performance. However, if you encounter an "
+    "out-of-memory error, please manually use the previous parameter set found by Simulator."
+)
+SYNC_MODES = (
+    "Asynchronous memory copy between host and device",
+    "Synchronous memory copy from device to host, but asynchronous memory copy from host to device",
+    "Asynchronous memory copy from device to host, but synchronous memory copy from host to device",
+    "Synchronous memory copy between host and device",
+)
+WHILE_LOOP = (
+    "The graph has a while-loop. Please enable GPU-CPU memory swap for the loop by setting swap_memory=True. For more "
+    "information, visit https://www.tensorflow.org/api_docs/python/tf/while_loop."
+)
+WHILE_LOOP_AUTO = "Auto-tuning does not work since the graph has a while-loop. Please set LMS parameters manually."
+PLACEHOLDERS = (
+    "It seems you are feeding data via placeholders. LMS does not have enough information to auto tune parameters "
+    "automatically. Please set the mini-batch size on the batch_size property of the LMS instance so LMS can tune "
+    "parameters automatically or set values for swapout_threshold, swapin_ahead and swapin_groupby manually."
+)
+NO_BATCH_SIZE = (
+    "TensorFlow Large Model Support (TFLMS) auto tuning is enabled and the training batch size has not been set on the "
+    "LMS instance. Please set the batch_size parameter or set values for swapout_threshold, swapin_ahead and "
+    "swapin_groupby manually."
+)
+NOT_FOUND = "Auto-tuning was unable to find a value for {}. Please specify it manually."
+
+# -- where it cannot act: what is so, and what to do
+
+EAGER = (
+    "Eager execution mode is not supported with TensorFlow Large Model Support. {what}; give LMS to "
+    "model.fit(callbacks=[lms]), call lms.watch(step) before a tf.function is first called, or lms.run(graph)"
+)
+EAGER_RUN = "There is no graph to edit"
+EAGER_MODEL = "The model runs eagerly (run_eagerly=True): compile it without"
+JIT = (
+    "{what} is compiled by XLA (jit_compile=True), which plans its memory itself: no graph is left to edit. Use "
+    "jit_compile=False to have its tensors swapped"
+)
+OUTER_TAPE = (
+    "{function} is one half of a tf.function whose gradients are taken outside of it: what it keeps for the other half "
+    "is an output, which cannot be swapped. Put the GradientTape and the optimizer's step inside the tf.function"
+)
+FRAMES = (
+    "{n_ops} operations of {function} are inside a while loop, and their tensors are not swapped. Train one step per "
+    "call (steps_per_execution=1, no tf.range around the step), or give tf.while_loop swap_memory=True on a GPU"
+)
+TOO_LATE = (
+    "{function} ran before LMS was told of it, and is not changed by that any more: call lms.watch({function}) before "
+    "its first call, or make the tf.function anew"
+)
+NOT_VERIFIED = "No step was run to verify this: {why}. The first steps of the training will tell; see lms.report()"
+
+
+class Speaker:
+    """Says the lines of one `LMS`: those of level 0 on rank 0, once per job; those of debugging on every rank."""
+
+    def __init__(self, rank: int = 0, size: int = 1, *, debug: bool = False, debug_level: int = 1) -> None:
+        self.rank, self.size = rank, size
+        self._level = debug_level if debug else 0
+        self._warned: set[str] = set()
+
+    def say(self, text: str, level: int = 0, offset: int = 0) -> None:
+        """Say a line, if its level is asked for."""
+        if level > self._level or (level == 0 and self.rank != 0):
+            return
+        log.info("%s[LMS][%d] %s%s", self._prefix, level, " " * offset, text)
+
+    def warn_once(self, text: str) -> None:
+        """Say what a user must know, one time for each text."""
+        if text in self._warned:
+            return
+        self._warned.add(text)
+        if self.rank == 0:
+            log.warning("%s[LMS][0] %s", self._prefix, text)
+
+    @property
+    def _prefix(self) -> str:
+        return f"[{self.rank}] " if self.size > 1 else ""
+
+
+def gib(nbytes: float) -> float:
+    """Return a size in GiB as the original rounds it."""
+    return round(nbytes / (1 << 30), 2)
+
+
+def size_lines(n_ops: int, n_edges: int, nbytes_learned: int) -> list[str]:
+    """Return what is said of any graph."""
+    return [
+        f"The graph has {n_ops} vertices and {n_edges} edges.",
+        f"The graph has {round(nbytes_learned / (1 << 20), 2)} MiB of learning parameters.",
+    ]
+
+
+def largest_line(name: str, nbytes: int, *, is_gpu: bool) -> str:
+    """Return what is said of the operation that needs most."""
+    return f"The largest {'GPU ' if is_gpu else ''}operation is {name} consuming {gib(nbytes)} GiB"
+
+
+def available_line(nbytes: int, ratio: float) -> str:
+    """Return what the search begins with."""
+    return f"[Simulator] Available memory for simulation: {gib(nbytes)} GiB (memory ratio: {ratio})"
+
+
+def found_line(parameters: dict[str, Any]) -> str:
+    """Return what the search found."""
+    names = ("swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode")
+    return f"[Simulator] Found a parameter set: {', '.join(f'{name} {parameters[name]}' for name in names)}"
+
+
+def parameter_lines(parameters: dict[str, Any]) -> list[str]:
+    """Return the four values that the distance planner goes by."""
+    mode = parameters["sync_mode"]
+    ignored = f" (ignored since sync_mode is {mode})" if mode in (2, 3) else ""
+    return [
+        f"sync_mode: {mode} ({SYNC_MODES[mode]})",
+        f"swapout_threshold: {parameters['swapout_threshold']}",
+        f"swapin_ahead: {parameters['swapin_ahead']}{ignored}",
+        f"swapin_groupby: {parameters['swapin_groupby']}{ignored}",
+    ]
+
+
+def host_warning(nbytes: int) -> str:
+    """Return the warning of host memory that will not do; names the variable to raise."""
+    return (
+        "Warning: This configuration is likely to hit an out of memory error on the host allocator. It is recommended "
+        "to increase the values of the TF_GPU_HOST_MEM_LIMIT_IN_MB environment variable to "
+        f"{round(nbytes / (1 << 20))} or more."
+    )
+
+
+def added_line(n_out: int, nbytes_out: int, n_in: int, nbytes_in: int) -> str:
+    """Return what was done to the graph."""
+    return (
+        f"Added {n_out + n_in} operations to the model ({n_out} swap-out operations ({gib(nbytes_out)} GiB) and "
+        f"{n_in} swap-in operations ({gib(nbytes_in)} GiB))"
+    )
+
+
+def verified_line(peak: int, budget: int) -> str:
+    """Return what a step was seen to take."""
+    if peak >= _NO_MEMORY:
+        return f"Verified: a step ran out of memory, though {nbytes_text(budget)} were simulated to do"
+    return f"Verified: a step took {nbytes_text(peak)} of the {nbytes_text(budget)} that it may"
+
+
+def kept_line(nbytes: int, target: int) -> str:
+    """Return the warning of memory that stays with the process, so that no later step can be verified."""
+    return (
+        f"TensorFlow's allocator keeps {nbytes_text(nbytes)} of the first step, so the process will not get smaller, "
+        f"and the new plan cannot be verified in it: begin anew with memory_budget={target}, or with "
+        "TF_ENABLE_ONEDNN_OPTS=0, with which memory goes back"
+    )
+
+
+def not_kept(peak: int, budget: int) -> str:
+    """Return the warning of a budget that is not kept, and what to do."""
+    seen = (
+        "runs out of memory"
+        if peak >= _NO_MEMORY
+        else f"takes {nbytes_text(peak)}, more than the {nbytes_text(budget)} that it may"
+    )
+    return (
+        f"A step {seen}, and no plan was found that takes less: raise "
+        "memory_budget, lower the batch size, lower swapout_threshold, or set TF_LMS_SIMULATOR_MEM_RATIO lower"
+    )

@@ -1,0 +1,197 @@
+"""What Large Model Support did: a table for people, JSON for programs, a picture, and the original's histogram file."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcckpt.units import nbytes_text
+
+Mode = Literal["graph", "pass", "off", "none"]
+MODES: Mapping[str, str] = {
+    "graph": "edited graph (before the session)",
+    "pass": "native pass (when the function was made ready to run)",
+    "off": "off: LMS is not necessary",
+    "none": "none: it did not act",
+}
+_SHOWN = 8
+HEADER = "#distance\tfrequency\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one swap-in moved, over all steps so far, and how long it took for it, from its start to its end."""
+
+    name: str
+    nbytes: int
+    took_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory over time: simulated after each op, in bytes; measured as seconds and bytes above the level before."""
+
+    simulated_without: tuple[int, ...] = ()
+    simulated_with: tuple[int, ...] = ()
+    measured: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def peaks(self) -> dict[str, int | None]:
+        """The peak of each curve; `None` where there is none."""
+        measured = [nbytes for _, nbytes in self.measured]
+        curves = {
+            "simulated_without": self.simulated_without,
+            "simulated_with": self.simulated_with,
+            "measured": measured,
+        }
+        return {name: max(curve, default=None) for name, curve in curves.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that there is to say; `str` of it is the table.
+
+    Attributes
+    ----------
+    mode : {"graph", "pass", "off", "none"}
+        Which path ran: a graph that was edited, the native pass, neither because it is not necessary, or neither.
+    target : str
+        What was edited: a graph, or a function by its name.
+    plan : mapping
+        Planner, parameters, counts, bytes and the digest of what was done.
+    memory_budget : int or None
+        What a step may have beside what was there before it.
+    peak : int or None
+        What it was seen to have, in the step that was verified.
+    histogram : mapping of int to int
+        How many edges have which distance.
+    traffic : tuple of Traffic
+        What each swap-in moved.
+    stalls : mapping of str to int
+        For each op: the nanoseconds that it waited for what came back when all else was there, over all steps so far.
+    stats : mapping
+        What the engine counted.
+    notes : tuple of str
+        Where it could not act, and what to do.
+    """
+
+    mode: Mode = "none"
+    target: str = ""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    n_ops: int = 0
+    n_edges: int = 0
+    n_levels: int = 0
+    batch_size: int | None = None
+    memory_budget: int | None = None
+    peak: int | None = None
+    n_attempts: int = 0
+    memory: Memory = field(default_factory=Memory)
+    histogram: Mapping[int, int] = field(default_factory=dict)
+    traffic: tuple[Traffic, ...] = ()
+    stalls: Mapping[str, int] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    rank: int = 0
+    n_ranks: int = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_verified(self) -> bool | None:
+        """Whether a step was seen to keep the budget; `None` if there is no budget, or no step was measured."""
+        if self.peak is None or self.memory_budget is None:
+            return None
+        return self.peak <= self.memory_budget
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        told = asdict(self) | {"is_verified": self.is_verified, "peaks": self.memory.peaks}
+        return json.dumps(told, indent=2, default=str)
+
+    def save(self, directory: str | Path) -> list[Path]:
+        """Write ``report.json``, and ``report.png`` if Matplotlib is installed; return what was written."""
+        place = Path(directory)
+        place.mkdir(parents=True, exist_ok=True)
+        written = [place / "report.json"]
+        written[0].write_text(self.to_json())
+        from hpcckpt.lms import plots
+
+        return [*written, *([plots.draw(self, place / "report.png")] if plots.is_possible() else [])]
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        console = Console(file=text, width=100)
+        console.print(_summary(self))
+        if self.traffic:
+            console.print(f"What came back: {min(_SHOWN, len(self.traffic))} of {len(self.traffic)} swap-ins")
+            console.print(_swaps(self.traffic))
+        if self.stalls:
+            console.print(f"Who waited for it, {sum(self.stalls.values()) / 1e6:.1f} ms in all")
+            console.print(_stalls(self.stalls))
+        return text.getvalue().rstrip()
+
+
+def _summary(report: Report) -> Any:
+    from rich.table import Table
+
+    table = Table(title="Large Model Support", show_header=False, title_justify="left")
+    for name, value in _rows(report):
+        table.add_row(name, value)
+    return table
+
+
+def _rows(report: Report) -> list[tuple[str, str]]:
+    plan, peaks = report.plan, report.memory.peaks
+    rows = [("path", MODES[report.mode]), ("target", report.target or "–")]
+    if report.n_ops:
+        rows.append(("graph", f"{report.n_ops} ops, {report.n_edges} edges, {report.n_levels} levels"))
+    if plan:
+        told = {name: value for name, value in plan["parameters"].items() if isinstance(value, int | float | str)}
+        parameters = ", ".join(f"{name}={value}" for name, value in told.items())
+        rows.append(("planner", f"{plan['planner']} ({parameters})"))
+        out, back = nbytes_text(plan["nbytes_out"]), nbytes_text(plan["nbytes_in"])
+        moved = f"{plan['n_swap_outs']} swap-outs ({out}), {plan['n_swap_ins']} swap-ins ({back})"
+        rows.append(("per step", f"{moved}, {plan['n_copies']} computed again"))
+        rows.append(("plan", f"{plan['digest'][:16]} on {report.n_ranks} rank{'s' if report.n_ranks > 1 else ''}"))
+    rows += [(name.replace("_", " ") + " peak", nbytes_text(peak)) for name, peak in peaks.items() if peak is not None]
+    rows.append(("memory budget", "–" if report.memory_budget is None else nbytes_text(report.memory_budget)))
+    words = {None: "no", True: "the budget was kept", False: "the budget was NOT kept"}
+    seen = "" if report.peak is None else f", {nbytes_text(report.peak)} in a step"
+    rows.append(("verified", f"{words[report.is_verified]}{seen}"))
+    return rows + [("note", note) for note in report.notes]
+
+
+def _swaps(traffic: Sequence[Traffic], limit: int = _SHOWN) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    for name in ("swap-in", "bytes", "took"):
+        table.add_column(name, justify="left" if name == "swap-in" else "right")
+    for each in sorted(traffic, key=lambda each: (-each.nbytes, -each.took_ns, each.name))[:limit]:
+        table.add_row(each.name, nbytes_text(each.nbytes), f"{each.took_ns / 1e6:.1f} ms")
+    return table
+
+
+def _stalls(stalls: Mapping[str, int], limit: int = _SHOWN) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("op")
+    table.add_column("waited", justify="right")
+    for name in sorted(stalls, key=lambda name: (-stalls[name], name))[:limit]:
+        table.add_row(name, f"{stalls[name] / 1e6:.1f} ms")
+    return table
+
+
+def write_histogram(histogram: Mapping[int, int], directory: str | Path = ".lms") -> Path:
+    """Write the original's file of distances, and return it: ``#distance<TAB>frequency``, a line for each distance."""
+    place = Path(directory)
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
+        file.write(HEADER + "".join(f"{distance}\t{histogram[distance]}\n" for distance in sorted(histogram)))
+    return Path(file.name).absolute()

@@ -1,0 +1,141 @@
+"""What `LMS` is told, checked: the values of the original with its messages, and ours beside them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any, Literal, get_args
+
+from hpcckpt.errors import OptionError
+from hpcckpt.lms.tiers import Tier
+
+Planner = Literal["cost", "distance"]
+SYNC_MODES = (0, 1, 2, 3)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that the constructor of `LMS` takes; it says there what each is."""
+
+    swapout_threshold: int = -1
+    swapin_groupby: int = -1
+    swapin_ahead: int = -1
+    sync_mode: int = 0
+    serialization: tuple[int | str, ...] = ()
+    serialization_by_size: float = 0
+    debug: bool = False
+    debug_level: int = 1
+    cpu_device: str = "/cpu:0"
+    gpu_device: str | None = None
+    planner: Planner | None = None
+    memory_budget: int | None = None
+    tier: Tier = "auto"
+    directory: str | None = None
+    min_bytes: int | None = None
+    window: int | None = None
+    host_limit: int | None = None
+    file_limit: int | None = None
+    recompute: bool = True
+    verify: bool = True
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The names of what steers the distance planner and was given."""
+        blank = Settings()
+        names = ("swapout_threshold", "swapin_groupby", "swapin_ahead", "sync_mode")
+        return tuple(
+            name
+            for name in (*names, "serialization", "serialization_by_size")
+            if getattr(self, name) != getattr(blank, name)
+        )
+
+    @property
+    def is_swap_in_synchronized(self) -> bool:
+        """Whether swap-ins wait for all else that their consumer waits for; ahead and groupby then mean nothing."""
+        return self.sync_mode in (2, 3)
+
+    @property
+    def is_autotuned(self) -> bool:
+        """Whether values are left to the search of the original."""
+        if self.swapout_threshold > 0 and self.is_swap_in_synchronized:
+            return False
+        return min(self.swapout_threshold, self.swapin_ahead, self.swapin_groupby) < 0
+
+
+def checked(**given: Any) -> Settings:
+    """Return the settings.
+
+    Raises
+    ------
+    OptionError
+        If a value is not accepted; it is a ``ValueError``, with the text of the original.
+    """
+    for name in ("swapout_threshold", "swapin_groupby", "swapin_ahead", "sync_mode"):
+        _check_int(name, given[name])
+    if not isinstance(given["serialization_by_size"], int | float):
+        raise OptionError(_unsupported("serialization_by_size", given, "an integer or a float."))
+    _check_int("debug_level", given["debug_level"])
+    for name in ("swapout_threshold", "swapin_ahead"):
+        if given[name] == 0:
+            raise OptionError(f"0 is not a supported value for {name}.")
+    if given["sync_mode"] not in SYNC_MODES:
+        raise OptionError(f"Invalid value for sync_mode {given['sync_mode']}. Valid values are: {set(SYNC_MODES)}")
+    given["serialization"] = _levels(given["serialization"])
+    return _with_ours(given)
+
+
+def _check_int(name: str, value: object) -> None:
+    if not isinstance(value, int):
+        raise OptionError(_unsupported(name, {name: value}, "an integer"))
+
+
+def _unsupported(name: str, given: dict[str, Any], kind: str) -> str:
+    return f"Unsupported value for {name}: {given[name]}. {name} must be {kind}"
+
+
+def _levels(value: object) -> tuple[int | str, ...]:
+    """Return the levels to serialize: a copy, for what the caller keeps must never change."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError(f"serialization: {value!r} – a list of levels and slices, such as [1, '3:5', 7]")
+    for each in value:
+        if not isinstance(each, int) and not re.fullmatch(r"\s*-?\d*\s*(:\s*-?\d*\s*){0,2}", str(each)):
+            raise OptionError(f"serialization: {each!r} – a level or a slice of levels, such as 7 or '3:5'")
+    return tuple(each if isinstance(each, int) else str(each).replace(" ", "") for each in value)
+
+
+def _with_ours(given: dict[str, Any]) -> Settings:
+    if given["planner"] not in (None, *get_args(Planner)):
+        raise OptionError(f"planner: {given['planner']!r} – one of {', '.join(get_args(Planner))}")
+    if given["tier"] not in get_args(Tier):
+        raise OptionError(f"tier: {given['tier']!r} – one of {', '.join(get_args(Tier))}")
+    for name in ("memory_budget", "min_bytes", "window", "host_limit", "file_limit"):
+        given[name] = _nbytes(name, given[name])
+    directory = given["directory"]
+    if not isinstance(directory, str | PathLike | None):
+        raise OptionError(f"directory: {directory!r} – a path")
+    given["directory"] = None if directory is None else str(fspath(directory))
+    settings = Settings(**given)
+    if settings.planner == "cost" and settings.chosen:
+        raise OptionError(
+            f"planner: 'cost' knows no {', '.join(settings.chosen)}; give planner='distance', or leave them out and "
+            "give memory_budget"
+        )
+    return settings
+
+
+def _nbytes(name: str, value: object) -> int | None:
+    """Return a size in bytes; a text may have a unit, ``"600 MiB"``."""
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return int(value)
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise OptionError(f"{name}: {value!r} – bytes, as a number or with a unit: 629145600, '600 MiB', '1.5 GiB'")
+    return int(float(match[1]) * _UNITS[match[2].lower()])

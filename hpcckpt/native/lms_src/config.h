@@ -1,0 +1,36 @@
+// How tensors that leave are kept: set by Python before anything leaves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace hpcckpt {
+namespace lms {
+
+struct Config {
+    enum class Tier { kHost, kFile, kHostThenFile };
+
+    Tier tier = Tier::kFile;
+    std::string directory;
+    std::int64_t window = 0;      // bytes that may be on their way out while a swap-out is already done
+    std::int64_t host_limit = 0;  // 0: none
+    std::int64_t file_limit = 0;  // 0: none
+    std::int64_t min_bytes = 0;   // smaller tensors stay
+    std::int64_t spare = 0;       // bytes of memory that are kept when freed, for what comes back next
+    int rank = -1;                // said in errors; -1: there is only one
+    bool is_mapped = true;        // what comes back has memory of its own from mmap, not from TensorFlow's allocator
+    bool is_named = false;        // make the file by name and remove the name, though O_TMPFILE would do
+};
+
+// Whether both want the same file.
+inline bool is_same_file(const Config& a, const Config& b) {
+    return a.directory == b.directory && a.file_limit == b.file_limit && a.is_named == b.is_named;
+}
+
+// "[rank 3] ", or nothing.
+inline std::string who(const Config& config) {
+    return config.rank < 0 ? "" : "[rank " + std::to_string(config.rank) + "] ";
+}
+
+}  // namespace lms
+}  // namespace hpcckpt

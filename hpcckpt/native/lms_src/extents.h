@@ -1,0 +1,35 @@
+// Which parts of a file are in use: ranges are handed out, given back, and handed out again.
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+
+namespace hpcckpt {
+namespace lms {
+
+class Extents {
+   public:
+    struct Taken {
+        off_t offset;
+        off_t end_before;  // the file must reach to `end()`; it reached to here
+    };
+
+    // The smallest free range that is large enough; else the file grows, after what is free at its end.
+    Taken take(off_t nbytes);
+    void give(off_t offset, off_t nbytes);
+
+    // Takes back a growth that the file system refused.
+    void refuse(const Taken& taken, off_t nbytes);
+
+    off_t end() const { return end_; }
+    off_t used() const { return used_; }
+
+   private:
+    std::map<off_t, off_t> free_;  // offset -> size; no two touch
+    off_t end_ = 0;
+    off_t used_ = 0;
+};
+
+}  // namespace lms
+}  // namespace hpcckpt

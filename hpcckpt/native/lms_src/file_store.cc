@@ -1,0 +1,211 @@
+#include "file_store.h"
+
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "mapped_buffer.h"
+
+namespace hpcckpt {
+namespace lms {
+namespace {
+
+constexpr std::size_t kBounceBytes = std::size_t{4} << 20;
+constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;
+constexpr long kTmpfsMagic = 0x01021994;
+
+// Memory of a thread of the mover that a file can be written from whatever a tensor's address is.
+char* bounce() {
+    thread_local auto* const memory = static_cast<char*>(Pool::one().take(kBounceBytes).data);
+    return memory;
+}
+
+int make_named(const std::string& directory, int flags) {
+    std::string path = directory + "/.hpcckpt-lms-XXXXXX";
+    const int fd = mkostemp(path.data(), O_CLOEXEC | flags);
+    if (fd >= 0) unlink(path.c_str());
+    return fd;
+}
+
+int make_nameless(const std::string& directory, int flags, bool is_named) {
+    if (!is_named) {
+        const int fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
+        if (fd >= 0 || errno == EACCES || errno == ENOENT || errno == ENOSPC) return fd;
+    }
+    return make_named(directory, flags);
+}
+
+bool is_tmpfs(int fd) {
+    struct statfs told;
+    return fstatfs(fd, &told) == 0 && told.f_type == kTmpfsMagic;
+}
+
+template <typename Move>
+int move_all(std::size_t nbytes, Move move) {
+    for (std::size_t done = 0; done < nbytes;) {
+        const ssize_t moved = move(done, std::min(nbytes - done, kMostAtOnce));
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved < 0) return errno;
+        if (moved == 0) return EIO;
+        done += static_cast<std::size_t>(moved);
+    }
+    return 0;
+}
+
+int write_all(int fd, const char* data, std::size_t nbytes, off_t offset) {
+    return move_all(nbytes, [&](std::size_t done, std::size_t part) {
+        return pwrite(fd, data + done, part, offset + static_cast<off_t>(done));
+    });
+}
+
+int read_all(int fd, char* data, std::size_t nbytes, off_t offset) {
+    return move_all(nbytes, [&](std::size_t done, std::size_t part) {
+        return pread(fd, data + done, part, offset + static_cast<off_t>(done));
+    });
+}
+
+// What addresses O_DIRECT takes, if the kernel says.
+std::size_t alignment_of_memory(int fd, std::size_t otherwise) {
+#ifdef STATX_DIOALIGN
+    struct statx told{};
+    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &told) == 0 &&
+        (told.stx_mask & STATX_DIOALIGN) != 0 && told.stx_dio_mem_align > 0) {
+        return told.stx_dio_mem_align;
+    }
+#endif
+    return otherwise;
+}
+
+}  // namespace
+
+std::shared_ptr<FileStore> FileStore::open(const Config& config, IoError* error) {
+    struct stat told;
+    if (stat(config.directory.c_str(), &told) != 0) {
+        *error = {errno, std::strerror(errno)};
+        return nullptr;
+    }
+    if (!S_ISDIR(told.st_mode)) {
+        *error = {ENOTDIR, std::strerror(ENOTDIR)};
+        return nullptr;
+    }
+    bool is_direct = true;
+    int fd = make_nameless(config.directory, O_DIRECT, config.is_named);
+    if (fd >= 0 && is_tmpfs(fd)) {
+        ::close(fd);
+        fd = -1;
+        errno = EINVAL;
+    }
+    if (fd < 0 && errno == EINVAL) {
+        is_direct = false;
+        fd = make_nameless(config.directory, 0, config.is_named);
+    }
+    if (fd >= 0) return std::shared_ptr<FileStore>(new FileStore(fd, config, is_direct));
+    *error = {errno, std::strerror(errno)};
+    return nullptr;
+}
+
+FileStore::FileStore(int fd, const Config& config, bool is_direct)
+    : fd_(fd), directory_(config.directory), limit_(config.file_limit), is_direct_(is_direct) {
+    if (is_direct) memory_alignment_ = alignment_of_memory(fd, kUnknown);
+    if (is_tmpfs(fd)) {
+        notes_ = "is on tmpfs, which is memory itself: what is swapped there frees nothing on this machine";
+    } else if (!is_direct) {
+        notes_ =
+            "has no O_DIRECT: what is swapped also passes through the page cache, which counts as this job's memory";
+    }
+}
+
+FileStore::~FileStore() { ::close(fd_); }
+
+off_t FileStore::take(std::size_t nbytes, IoError* error) {
+    const std::lock_guard<std::mutex> lock(lock_);
+    const auto wanted = static_cast<off_t>(whole_pages(nbytes));
+    if (limit_ > 0 && extents_.used() + wanted > limit_) {
+        *error = {ENOSPC, "its limit is " + std::to_string(limit_) + " bytes"};
+        return -1;
+    }
+    const Extents::Taken taken = extents_.take(wanted);
+    const off_t end = extents_.end();
+    if (end > taken.end_before && fallocate(fd_, 0, taken.end_before, end - taken.end_before) != 0 &&
+        errno != EOPNOTSUPP && errno != ENOSYS) {
+        *error = {errno, std::strerror(errno)};
+        extents_.refuse(taken, wanted);
+        return -1;
+    }
+    peak_ = std::max(peak_, extents_.used());
+    return taken.offset;
+}
+
+void FileStore::give(off_t offset, std::size_t nbytes) {
+    const std::lock_guard<std::mutex> lock(lock_);
+    extents_.give(offset, static_cast<off_t>(whole_pages(nbytes)));
+}
+
+off_t FileStore::used() const {
+    const std::lock_guard<std::mutex> lock(lock_);
+    return extents_.used();
+}
+
+off_t FileStore::peak() const {
+    const std::lock_guard<std::mutex> lock(lock_);
+    return peak_;
+}
+
+void FileStore::reset_peak() {
+    const std::lock_guard<std::mutex> lock(lock_);
+    peak_ = extents_.used();
+}
+
+bool FileStore::fits(const void* data) const { return reinterpret_cast<std::uintptr_t>(data) % memory_alignment_ == 0; }
+
+int FileStore::write(const char* data, std::size_t nbytes, off_t offset) {
+    if (!is_direct_) return write_all(fd_, data, nbytes, offset);
+    const std::size_t straight = fits(data) ? nbytes / kPage * kPage : 0;
+    const int error = write_all(fd_, data, straight, offset);
+    if (error != 0) return error;
+    return write_through(data + straight, nbytes - straight, offset + static_cast<off_t>(straight));
+}
+
+int FileStore::write_through(const char* data, std::size_t nbytes, off_t offset) {
+    char* memory = bounce();
+    if (memory == nullptr) return ENOMEM;
+    for (std::size_t done = 0; done < nbytes; done += kBounceBytes) {
+        const std::size_t part = std::min(nbytes - done, kBounceBytes);
+        std::memcpy(memory, data + done, part);
+        const int error = write_all(fd_, memory, whole_pages(part), offset + static_cast<off_t>(done));
+        if (error != 0) return error;
+    }
+    return 0;
+}
+
+int FileStore::read(char* data, std::size_t nbytes, off_t offset) {
+    if (!is_direct_) return read_all(fd_, data, nbytes, offset);
+    const std::size_t straight = fits(data) ? nbytes / kPage * kPage : 0;
+    const int error = read_all(fd_, data, straight, offset);
+    if (error != 0) return error;
+    return read_through(data + straight, nbytes - straight, offset + static_cast<off_t>(straight));
+}
+
+int FileStore::read_through(char* data, std::size_t nbytes, off_t offset) {
+    char* memory = bounce();
+    if (memory == nullptr) return ENOMEM;
+    for (std::size_t done = 0; done < nbytes; done += kBounceBytes) {
+        const std::size_t part = std::min(nbytes - done, kBounceBytes);
+        const int error = read_all(fd_, memory, whole_pages(part), offset + static_cast<off_t>(done));
+        if (error != 0) return error;
+        std::memcpy(data + done, memory, part);
+    }
+    return 0;
+}
+
+}  // namespace lms
+}  // namespace hpcckpt

@@ -1,0 +1,69 @@
+#include "lane.h"
+
+#include <pthread.h>
+
+#include <thread>
+#include <utility>
+
+namespace hpcckpt {
+namespace lms {
+
+Lane::Lane(const char* name, int n_threads) {
+    for (int i = 0; i < n_threads; ++i) {
+        std::thread thread(&Lane::work_forever, this);
+        pthread_setname_np(thread.native_handle(), name);
+        thread.detach();
+    }
+}
+
+void Lane::add(Job job) {
+    auto made = std::make_shared<Begun>();
+    made->job = std::move(job);
+    {
+        const std::lock_guard<std::mutex> guard(lock_);
+        jobs_.push_back(std::move(made));
+    }
+    is_changed_.notify_one();
+}
+
+void Lane::work_forever() {
+    for (;;) {
+        std::unique_lock<std::mutex> guard(lock_);
+        is_changed_.wait(guard, [this] { return !jobs_.empty() && !is_beginning_; });
+        const std::shared_ptr<Begun> first = jobs_.front();
+        if (first->is_begun || begin(first, guard)) move(*first, guard);
+    }
+}
+
+// Returns whether there is anything to move; if not, the job is over.
+bool Lane::begin(const std::shared_ptr<Begun>& first, std::unique_lock<std::mutex>& guard) {
+    is_beginning_ = true;  // the others wait: the next job must not overtake this one
+    guard.unlock();
+    const std::size_t n_pieces = first->job.begin();
+    guard.lock();
+    is_beginning_ = false;
+    first->is_begun = true;
+    first->n_pieces = n_pieces;
+    if (n_pieces == 0) jobs_.pop_front();
+    is_changed_.notify_all();
+    if (n_pieces > 0) return true;
+    guard.unlock();
+    first->job.over(0);
+    return false;
+}
+
+void Lane::move(Begun& job, std::unique_lock<std::mutex>& guard) {
+    const std::size_t piece = job.next++;
+    const bool is_failed = job.code != 0;
+    if (job.next == job.n_pieces) jobs_.pop_front();
+    guard.unlock();
+    const int code = is_failed ? 0 : job.job.move(piece);
+    guard.lock();
+    if (job.code == 0) job.code = code;
+    const bool is_over = ++job.n_over == job.n_pieces;
+    guard.unlock();
+    if (is_over) job.job.over(job.code);
+}
+
+}  // namespace lms
+}  // namespace hpcckpt

@@ -1,0 +1,159 @@
+// The library is also a module of Python's: settings, figures and the pass are set and read through it.
+#include "callback.h"
+
+#include <string>
+#include <system_error>
+
+#include "figures.h"
+#include "graph_pass.h"
+#include "mover.h"
+#include "op_times.h"
+#include "probe.h"
+
+namespace hpcckpt {
+namespace lms {
+namespace {
+
+PyObject* os_error(const IoError& error, const std::string& place) {
+    PyObject* args = Py_BuildValue("(iss)", error.code, error.text.c_str(), place.c_str());
+    PyErr_SetObject(PyExc_OSError, args);
+    Py_XDECREF(args);
+    return nullptr;
+}
+
+Config::Tier tier_of(const std::string& name) {
+    if (name == "host") return Config::Tier::kHost;
+    return name == "file" ? Config::Tier::kFile : Config::Tier::kHostThenFile;
+}
+
+// (tier, directory, window, host_limit, file_limit, min_bytes, spare, rank, is_mapped, is_named); raises OSError
+PyObject* configure(PyObject*, PyObject* args) {
+    const char *tier = nullptr, *directory = nullptr;
+    long long window = 0, host_limit = 0, file_limit = 0, min_bytes = 0, spare = 0;
+    int rank = -1, is_mapped = 1, is_named = 0;
+    if (!PyArg_ParseTuple(args, "ssLLLLLipp", &tier, &directory, &window, &host_limit, &file_limit, &min_bytes, &spare,
+                          &rank, &is_mapped, &is_named)) {
+        return nullptr;
+    }
+    Config config{tier_of(tier), directory, window, host_limit,     file_limit,
+                  min_bytes,     spare,     rank,   is_mapped != 0, is_named != 0};
+    IoError error;
+    bool is_set = false;
+    Py_BEGIN_ALLOW_THREADS;
+    try {
+        is_set = Mover::one().configure(config, &error);
+    } catch (const std::system_error& failed) {  // no thread is to be had
+        error = {failed.code().value(), failed.what()};
+    }
+    Py_END_ALLOW_THREADS;
+    if (!is_set) return os_error(error, directory);
+    Py_RETURN_NONE;
+}
+
+// (match, with_sessions, with_stalls, batch_size, planner); raises ValueError
+PyObject* arm_pass(PyObject*, PyObject* args) {
+    const char* match = nullptr;
+    int with_sessions = 0, with_stalls = 1;
+    long long batch_size = 0;
+    PyObject* planner = nullptr;
+    if (!PyArg_ParseTuple(args, "sppLO", &match, &with_sessions, &with_stalls, &batch_size, &planner)) return nullptr;
+    const std::string wrong = arm({match, with_sessions != 0, with_stalls != 0, batch_size});
+    if (!wrong.empty()) {
+        PyErr_Format(PyExc_ValueError, "'%s' is no regular expression: %s", match, wrong.c_str());
+        return nullptr;
+    }
+    set_planner(planner);
+    Py_RETURN_NONE;
+}
+
+PyObject* disarm_pass(PyObject*, PyObject*) {
+    disarm();
+    set_planner(nullptr);
+    Py_RETURN_NONE;
+}
+
+std::string file_json(const FileStore& file) {
+    return "{\"directory\":" + quoted(file.directory()) + ",\"notes\":" + quoted(file.notes()) +
+           ",\"is_direct\":" + (file.is_direct() ? "true" : "false") + ",\"used\":" + std::to_string(file.used()) +
+           ",\"peak\":" + std::to_string(file.peak()) + "}";
+}
+
+// -> figures as JSON
+PyObject* stats(PyObject*, PyObject*) {
+    const auto file = Mover::one().file();
+    std::string text = Figures::one().json();
+    text.insert(text.size() - 1, ",\"file\":" + (file == nullptr ? "null" : file_json(*file)));
+    return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
+
+PyObject* reset_stats(PyObject*, PyObject*) {
+    Figures::one().reset();
+    if (const auto file = Mover::one().file()) file->reset_peak();
+    Py_RETURN_NONE;
+}
+
+// (write_delay_ms, read_delay_ms, take_error, write_error, read_error), for tests
+PyObject* hinder(PyObject*, PyObject* args) {
+    Hindrance made;
+    if (!PyArg_ParseTuple(args, "iiiii", &made.write_delay_ms, &made.read_delay_ms, &made.take_error, &made.write_error,
+                          &made.read_error)) {
+        return nullptr;
+    }
+    Mover::one().hinder(made);
+    Py_RETURN_NONE;
+}
+
+// (nbytes, count) -> (ns for writing, ns for reading); raises RuntimeError with what a step would fail of
+PyObject* measure(PyObject*, PyObject* args) {
+    long long nbytes = 0;
+    int count = 0;
+    if (!PyArg_ParseTuple(args, "Li", &nbytes, &count)) return nullptr;
+    Speed speed;
+    absl::Status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = probe(static_cast<std::size_t>(nbytes), count, &speed);
+    Py_END_ALLOW_THREADS;
+    if (!status.ok()) {
+        PyErr_SetString(PyExc_RuntimeError, std::string(status.message()).c_str());
+        return nullptr;
+    }
+    return Py_BuildValue("(LL)", static_cast<long long>(speed.write_ns), static_cast<long long>(speed.read_ns));
+}
+
+// -> whether it records now
+PyObject* start_times(PyObject*, PyObject*) { return PyBool_FromLong(start_op_times()); }
+
+// -> [(name, count, total_ns, first_ns)]
+PyObject* stop_times(PyObject*, PyObject*) {
+    const auto times = stop_op_times();
+    PyObject* list = PyList_New(0);
+    for (const auto& [name, time] : times) {
+        PyObject* row = list == nullptr ? nullptr
+                                        : Py_BuildValue("(sLLL)", name.c_str(), static_cast<long long>(time.count),
+                                                        static_cast<long long>(time.total_ns),
+                                                        static_cast<long long>(time.first_ns));
+        if (row == nullptr || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+        if (list == nullptr) break;
+    }
+    return list;
+}
+
+PyMethodDef methods[] = {{"arm", arm_pass, METH_VARARGS, nullptr},
+                         {"configure", configure, METH_VARARGS, nullptr},
+                         {"disarm", disarm_pass, METH_NOARGS, nullptr},
+                         {"hinder", hinder, METH_VARARGS, nullptr},
+                         {"probe", measure, METH_VARARGS, nullptr},
+                         {"reset_stats", reset_stats, METH_NOARGS, nullptr},
+                         {"start_op_times", start_times, METH_NOARGS, nullptr},
+                         {"stats", stats, METH_NOARGS, nullptr},
+                         {"stop_op_times", stop_times, METH_NOARGS, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_lms_ops", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace lms
+}  // namespace hpcckpt
+
+PyMODINIT_FUNC PyInit__lms_ops() { return PyModule_Create(&hpcckpt::lms::definition); }

@@ -1,0 +1,19 @@
+// What a graph's edges imply: whether they make a circle, and which nodes may not run at all.
+#pragma once
+
+#include <string>
+#include <unordered_set>
+
+#include "tensorflow/core/graph/graph.h"
+
+namespace hpcckpt {
+namespace lms {
+
+// "a -> b -> a", or nothing.  The back edges of while loops are none.
+std::string find_cycle(const tensorflow::Graph& graph);
+
+// The numbers of nodes behind a branch that is not always taken.
+std::unordered_set<int> find_conditional(const tensorflow::Graph& graph);
+
+}  // namespace lms
+}  // namespace hpcckpt

@@ -1,0 +1,66 @@
+#include "probe.h"
+
+#include <memory>
+#include <vector>
+
+#include "absl/synchronization/blocking_counter.h"
+#include "clock.h"
+#include "mover.h"
+
+namespace hpcckpt {
+namespace lms {
+namespace {
+
+using tensorflow::Tensor;
+
+// What many callbacks say: the first failure, once all have been called.
+class Answers {
+   public:
+    explicit Answers(int count) : left_(count) {}
+
+    void say(const absl::Status& status) {
+        {
+            const std::lock_guard<std::mutex> guard(lock_);
+            first_.Update(status);
+        }
+        left_.DecrementCount();
+    }
+    absl::Status wait() {
+        left_.Wait();
+        const std::lock_guard<std::mutex> guard(lock_);
+        return first_;
+    }
+
+   private:
+    absl::BlockingCounter left_;
+    std::mutex lock_;
+    absl::Status first_;
+};
+
+}  // namespace
+
+absl::Status probe(std::size_t nbytes, int count, Speed* speed) {
+    Tensor source(tensorflow::DT_UINT8, {static_cast<std::int64_t>(nbytes)});
+    source.flat<std::uint8_t>().setConstant(1);
+    std::vector<std::shared_ptr<Parcel>> parcels;
+    for (int i = 0; i < count; ++i) parcels.push_back(std::make_shared<Parcel>("the probe", source));
+    const auto left = std::make_shared<Answers>(count), back = std::make_shared<Answers>(count);
+    std::int64_t began = now_ns();
+    for (const auto& parcel : parcels) {
+        Mover::one().put(parcel, false, [left](const absl::Status& status) { left->say(status); });
+    }
+    const absl::Status written = left->wait();
+    Mover::one().wait_until_out();
+    speed->write_ns = now_ns() - began;
+    if (!written.ok()) return written;
+    began = now_ns();
+    for (const auto& parcel : parcels) {
+        Mover::one().get(parcel, [back](const absl::Status& status, const Tensor&, bool) { back->say(status); });
+    }
+    const absl::Status read = back->wait();
+    speed->read_ns = now_ns() - began;
+    return read;
+}
+
+}  // namespace lms
+}  // namespace hpcckpt

@@ -1,0 +1,99 @@
+"""What `lms.report()` says: a table, JSON, a picture, the histogram's file."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from lmsgraphs import hourglass
+
+from hpcckpt.lms import plots
+from hpcckpt.lms.distance import Parameters, plan_by_distance
+from hpcckpt.lms.histogram import histogram
+from hpcckpt.lms.report import HEADER, Memory, Report, Traffic, write_histogram
+from hpcckpt.lms.scene import Scene
+
+SCENE = Scene(hourglass(6, (64, 64)))
+PLAN = plan_by_distance(SCENE, Parameters(2, 0, 1))
+REPORT = Report(
+    mode="pass",
+    target="__inference_train_function_7",
+    plan=PLAN.summary(),
+    n_ops=len(SCENE.graph.ops),
+    n_edges=SCENE.graph.n_edges,
+    n_levels=len(SCENE.levels),
+    memory_budget=64 << 10,
+    peak=48 << 10,
+    n_attempts=1,
+    memory=Memory((1, 5, 3), (1, 2, 1), ((0.0, 0), (0.1, 48 << 10))),
+    histogram=histogram(SCENE.graph, SCENE.levels),
+    traffic=(Traffic("lms/swapin_f00_0", 16384, 2_000_000),),
+    stalls={"b00": 3_000_000},
+    notes=("something to know",),
+)
+
+
+def test_the_table_says_which_path_ran_and_what_was_done() -> None:
+    text = str(REPORT)
+    for word in (
+        "native pass",
+        "__inference_train_function_7",
+        "12 ops",
+        "distance (",
+        "swap-outs",
+        "something to know",
+    ):
+        assert word in text, word
+
+
+def test_the_table_says_what_was_verified() -> None:
+    assert "the budget was kept, 48.00 KiB in a step" in str(REPORT)
+    assert "NOT kept" in str(Report(memory_budget=1, peak=2))
+    assert Report(memory_budget=1).is_verified is None
+
+
+def test_the_table_has_the_swaps_and_who_waited_for_them() -> None:
+    text = str(REPORT)
+    assert re.search(r"lms/swapin_f00_0 .* 16.00 KiB .* 2\.0 ms", text)
+    assert "Who waited for it, 3.0 ms in all" in text
+    assert re.search(r"b00 .* 3\.0 ms", text)
+
+
+def test_json_holds_all_of_it() -> None:
+    told = json.loads(REPORT.to_json())
+    assert (told["mode"], told["is_verified"], told["peak"]) == ("pass", True, 48 << 10)
+    assert told["plan"]["digest"] == PLAN.digest
+    assert told["peaks"] == {"simulated_without": 5, "simulated_with": 2, "measured": 48 << 10}
+    assert sum(told["histogram"].values()) == SCENE.graph.n_edges
+
+
+def test_nothing_planned_is_said_so() -> None:
+    assert "it did not act" in str(Report())
+    assert json.loads(Report().to_json())["mode"] == "none"
+
+
+def test_the_histogram_file_is_that_of_the_original_and_sums_to_the_edges(tmp_path: Path) -> None:
+    path = write_histogram(REPORT.histogram, tmp_path / ".lms")
+    assert path.parent.name == ".lms"
+    lines = path.read_text().splitlines(keepends=True)
+    assert lines[0] == HEADER == "#distance\tfrequency\n"
+    pairs = [tuple(map(int, line.split("\t"))) for line in lines[1:]]
+    assert pairs == sorted(pairs)
+    assert sum(count for _, count in pairs) == SCENE.graph.n_edges
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="Matplotlib is not installed")
+def test_the_picture_is_drawn_with_and_without_a_run_to_compare_with(tmp_path: Path) -> None:
+    written = REPORT.save(tmp_path)
+    assert [path.name for path in written] == ["report.json", "report.png"]
+    assert written[1].read_bytes().startswith(b"\x89PNG")
+    assert plots.draw(REPORT, tmp_path / "two.png", without=REPORT).stat().st_size > 10_000
+    assert plots.draw(Report(), tmp_path / "empty.png").exists()
+
+
+def test_without_matplotlib_the_rest_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "is_possible", lambda: False)
+    assert [path.name for path in REPORT.save(tmp_path)] == ["report.json"]
