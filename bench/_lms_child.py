@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import resource
 import sys
 import time
@@ -22,6 +21,7 @@ from _lms_models import build
 
 from hpcckpt.lms import engine
 from hpcckpt.lms.graph import Graph
+from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.tiers import TierConfig
 
 
@@ -47,7 +47,7 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _planned(task: dict[str, Any]) -> Any:
-    return pickle.loads(Path(task["plan"]).read_bytes()) if task.get("plan") else None
+    return Plan.from_json(Path(task["plan"]).read_text(encoding="utf-8")) if task.get("plan") else None
 
 
 def _train(model: Any, data: Any, n_steps: int) -> tuple[Any, Any, list[float], list[float]]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pickle
 import statistics
 import subprocess
 import sys
@@ -73,8 +72,8 @@ class Bench:
     def planned(self, graph: Graph, bandwidth: Bandwidth, budget: int | None, name: str) -> tuple[str, dict[str, Any]]:
         """Make a plan, and return where it lies and its figures."""
         plan = plan_by_cost(Scene(graph), budget, bandwidth)
-        path = self.place / f"{name}.pickle"
-        path.write_bytes(pickle.dumps(plan))
+        path = self.place / f"{name}-plan.json"
+        path.write_text(plan.to_json(), encoding="utf-8")
         return str(path), dict(plan.parameters)
 
 

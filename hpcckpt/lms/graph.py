@@ -35,7 +35,7 @@ class Use(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Use:
-        """Read ``name:index``."""
+        """Read ``name:number``."""
         op, _, number = text.rpartition(":")
         return cls(op, int(number))
 
@@ -48,6 +48,12 @@ class Slot(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.op}:{self.number}"
+
+    @classmethod
+    def of(cls, text: str) -> Slot:
+        """Read ``name:number``."""
+        op, _, number = text.rpartition(":")
+        return cls(op, int(number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def kept_line(nbytes: int, target: int) -> str:
     return (
         f"TensorFlow's allocator keeps {nbytes_text(nbytes)} of the first step, so the process will not get smaller, "
         f"and the new plan cannot be verified in it: begin anew with memory_budget={target}, or with "
-        "TF_ENABLE_ONEDNN_OPTS=0, with which memory goes back"
+        "TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1, with which memory goes back"
     )
 
 

@@ -86,8 +86,19 @@ class Plan:
         outs, ins = (out.name for out in self.swap_outs), (back.name for back in self.swap_ins)
         return frozenset((*outs, *ins, *(copy.name for copy in self.copies)))
 
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote: what is done to a graph, without what the plan was made with."""
+        told = json.loads(text)
+        return cls(
+            tuple(SwapOut(s["name"], Use.of(s["tensor"]), s["nbytes"]) for s in told["swap_outs"]),
+            tuple(SwapIn(s["name"], s["swap_out"], tuple(map(Slot.of, s["consumers"]))) for s in told["swap_ins"]),
+            tuple(_copy_of(c) for c in told["copies"]),
+            tuple((first, then) for first, then in told["edges"]),
+        )
+
     def to_json(self) -> str:
-        """Write the plan as the native pass reads it: a form in which equal plans are equal texts."""
+        """Write what is done to the graph: equal plans are equal texts."""
         told = {
             "swap_outs": [{"name": s.name, "tensor": str(s.tensor), "nbytes": s.nbytes} for s in self.swap_outs],
             "swap_ins": [
@@ -117,3 +128,8 @@ class Plan:
         told = {key: value for key, value in asdict(self).items() if key in ("planner", "parameters")}
         counts = {"n_swap_outs": len(self.swap_outs), "n_swap_ins": len(self.swap_ins), "n_copies": len(self.copies)}
         return told | counts | {"nbytes_out": self.nbytes_out, "nbytes_in": self.nbytes_in, "digest": self.digest}
+
+
+def _copy_of(told: Mapping[str, Any]) -> Copy:
+    consumers = tuple((index, Slot.of(slot)) for index, slot in told["consumers"])
+    return Copy(told["name"], told["op"], tuple(map(Use.of, told["inputs"])), consumers)

@@ -13,6 +13,7 @@ from hpcckpt.lms.edited import check, edited
 from hpcckpt.lms.emission import emit
 from hpcckpt.lms.graph import Use
 from hpcckpt.lms.op_times import Rates
+from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.timeline import Bandwidth, timeline
 
 CRAWLING = Bandwidth(write=1e6, read=1e6)
@@ -83,3 +84,12 @@ def test_a_copy_waits_for_the_step_before_its_consumer():
     waiting = {then for _, then in found.edges}
     assert found.copies
     assert {copy.name for copy in found.copies} <= waiting
+
+
+def test_a_plan_goes_to_json_and_back():
+    found = plan(layers(8, norm=True), 14 * MIB, CHEAP, CRAWLING)
+    assert found.swap_ins
+    assert found.copies
+    assert found.edges
+    done = replace(found, planner="distance", parameters={}, swap_ins=tuple(replace(s, took=()) for s in found.swap_ins))
+    assert Plan.from_json(found.to_json()) == done
