@@ -91,5 +91,7 @@ def test_a_plan_goes_to_json_and_back():
     assert found.swap_ins
     assert found.copies
     assert found.edges
-    done = replace(found, planner="distance", parameters={}, swap_ins=tuple(replace(s, took=()) for s in found.swap_ins))
+    done = replace(
+        found, planner="distance", parameters={}, swap_ins=tuple(replace(s, took=()) for s in found.swap_ins)
+    )
     assert Plan.from_json(found.to_json()) == done
