@@ -14,6 +14,7 @@ thread is ever lost.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -26,10 +27,37 @@ from hpcckpt.collective.exchange import Exchange
 from hpcckpt.errors import Failure, as_failure
 
 POLL_S = 0.0005
+GO_WITHIN_S = 1.0
+"""A part goes on after that by itself: whoever was to let it may have been interrupted by Ctrl-C."""
 DRAIN_NICE = 15
 """How far the threads that write in the background give way to the training: a thirtieth of a busy core is theirs."""
 
 _log = logging.getLogger("hpcckpt")
+
+
+class Flag:
+    """What one thread waits for and another sets; a wait takes it back.
+
+    Not a `threading.Event`: a signal's exception (Ctrl-C) that falls into one of its methods may leave its lock locked,
+    and then whoever sets it next hangs.  This is a lock alone, whose methods no signal can cut in two.
+    """
+
+    def __init__(self) -> None:
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def set(self) -> None:
+        """Let the one who waits, or waits next, go on."""
+        with contextlib.suppress(RuntimeError):  # it is set
+            self._unset.release()
+
+    def clear(self) -> None:
+        """Take it back."""
+        self._unset.acquire(blocking=False)
+
+    def wait(self, timeout_s: float = -1.0) -> None:
+        """Wait until it is set, so long at most, and take it back."""
+        self._unset.acquire(timeout=timeout_s)
 
 
 class Outcome(NamedTuple):
@@ -46,13 +74,13 @@ class Task:
     ----------
     fn : callable
         The function.
-    wake : threading.Event
+    wake : Flag
         Set when it has ended.
-    go : threading.Event, optional
+    go : Flag, optional
         What it waits for before it begins: so that whoever starts it is not held up by it (they share the GIL).
     """
 
-    def __init__(self, fn: Callable[[], Any], wake: threading.Event, go: threading.Event | None = None) -> None:
+    def __init__(self, fn: Callable[[], Any], wake: Flag, go: Flag | None = None) -> None:
         self._go = go
         self._fn: Callable[[], Any] | None = fn
         self._wake = wake
@@ -67,7 +95,7 @@ class Task:
 
     def _run(self) -> None:
         if self._go is not None:
-            self._go.wait()
+            self._go.wait(GO_WITHIN_S)
         try:
             assert self._fn is not None
             outcome = Outcome(self._fn(), None)
@@ -135,7 +163,7 @@ class Draining:
         self._exchange = Exchange(comm)
         self._timeout_s = peer_timeout_s
         self._matters: dict[int, Matter] = {}
-        self._wake = threading.Event()
+        self._wake = Flag()
 
     def start(
         self,
@@ -144,7 +172,7 @@ class Draining:
         part: Callable[[], Any],
         conclude: Callable[[Sequence[Outcome]], Any],
         settle: Callable[[Outcome], None],
-        go: threading.Event | None = None,
+        go: Flag | None = None,
     ) -> Matter:
         """Begin a matter; every rank begins the same ones; this rank's part waits for `go`. Independent."""
         matter = Matter(number, name, Task(part, self._wake, go), conclude, settle)

@@ -11,13 +11,13 @@ state has changed proposes the new one instead of writing, and when all do, they
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
 from hpcckpt import publishing
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import gather_declarations, plan_for
+from hpcckpt.draining import Flag
 from hpcckpt.errors import CollectiveError, collective_error
 from hpcckpt.plan import SaveJob, Ticket
 from hpcckpt.run import Planned, Run, SavedStep
@@ -50,7 +50,7 @@ def save(run: Run, state: Any, request: Request) -> Underway:
         part = together(run, this, part)
     is_live = this.held is not None and this.held.is_live
     this.stall_s = time.monotonic() - began
-    go = threading.Event()
+    go = Flag()
     try:
         this.matter = run.draining.start(2 * this.number, f"save step {request.step}", part, *ending(run, this), go)
         run.underway.append(this)

@@ -1,0 +1,62 @@
+"""What waits and what wakes, when a signal's exception falls into it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+
+import pytest
+
+from hpcckpt.draining import Flag, Task
+
+
+class InterruptionError(Exception):
+    """What the signal's handler raises."""
+
+
+@pytest.fixture
+def interrupt():
+    """Have a signal raise in this thread so many seconds later."""
+
+    def raise_one(number, frame):
+        raise InterruptionError
+
+    before = signal.signal(signal.SIGALRM, raise_one)
+    yield lambda after_s: signal.setitimer(signal.ITIMER_REAL, after_s)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_flag_can_be_set_wherever_an_exception_fell_into_a_wait(interrupt):
+    """With a `threading.Event` this hangs after some dozen interruptions."""
+    for _ in range(1000):
+        flag = Flag()
+        with contextlib.suppress(InterruptionError):
+            interrupt(0.0001)
+            while True:
+                flag.clear()
+                flag.wait(0.00001)
+        setter = threading.Thread(target=flag.set, daemon=True)
+        setter.start()
+        setter.join(60)
+        assert not setter.is_alive()
+
+
+def test_a_flag_that_was_set_twice_lets_one_wait_through():
+    flag = Flag()
+    flag.set()
+    flag.set()
+    flag.wait()
+    began = time.monotonic()
+    flag.wait(0.01)
+    assert time.monotonic() - began >= 0.01
+
+
+def test_a_part_that_nobody_lets_go_goes_on_by_itself():
+    woken = Flag()
+    task = Task(lambda: 7, woken, Flag())
+    task.join()
+    assert task.outcome is not None
+    assert task.outcome.value == 7
