@@ -225,8 +225,7 @@ def main() -> None:
         "first": first,
         "aliased": aliased,
     }
-    data = {"facts": facts, "figures": found.figures, "memcpy": found.memcpy, "discarded": found.discarded}
-    publish(table_of(found, facts), args, data)
+    publish(table_of(found, facts), args, {"program": "blocking", "facts": facts, **vars(found)})
 
 
 main()
