@@ -41,6 +41,7 @@ from hpcckpt.preemption.clock import duration_s
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 
+N_LEARNING = 4
 _CLOCKS = ("run", "processor")
 
 # -- the trainings -----------------------------------------------------------------------------------
@@ -147,6 +148,12 @@ class Stretches:
         self.run(max(5, round(2 * self.lasts_s[-1] / step_s)), saves=True)
         return max(5, math.ceil(3 * self.lasts_s[-1] / step_s))
 
+    def learn(self, step_s: float) -> int:
+        """Save at the planner's own interval, as it learns what that costs; return the batches that it comes to."""
+        for _ in range(N_LEARNING):
+            self.run(math.ceil(self.planner.period_s / step_s), saves=True)
+        return math.ceil(self.planner.period_s / step_s)
+
     def compare(self, n_steps: int, machine: Machine, asked: Any, repeat: int) -> Rounds:
         """Measure stretches of so many batches with and without a save, taking turns."""
         variants: dict[str, Callable[[], Figures]] = {
@@ -190,7 +197,7 @@ def measure(training: Training, place: Path, asked: Any) -> Found:
         n_short = stretches.warm_up()
         found = Found(stretches, stretches.compare(n_short, machine, asked, asked.repeat), n_short)
         if is_proved:
-            found.n_long = math.ceil(stretches.planner.period_s / found.batch("run"))
+            found.n_long = stretches.learn(found.batch("run"))
             found.long = stretches.compare(found.n_long, machine, asked, max(3, asked.repeat // 2))
     return found
 

@@ -45,6 +45,8 @@ class Bench:
             self._add_ours(f"{REFERENCE}, one rank", self.state, MPI.COMM_SELF)
             self._add_c()
         for peer in make_peers(self.state, tuple(args.families), n_ranks=WORLD.size, asynchronous=args.asynchronous):
+            if args.peer and peer.name not in args.peer:
+                continue
             self.durability[peer.name] = peer.durability
             self.variants[peer.name] = partial(self.measure_peer, peer)
 
@@ -150,6 +152,7 @@ def main() -> None:
     options = parser(__doc__, mib=512, repeat=5)
     options.add_argument("--asynchronous", action="store_true", help="measure the ways that return early")
     options.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES), help="which peers")
+    options.add_argument("--peer", nargs="*", default=[], metavar="NAME", help="only these of them, as in the table")
     args = options.parse_args()
     with scratch(args.directory) as place:
         bench = Bench(args, place)

@@ -54,6 +54,7 @@ measure peers "$RANKS" peers-async-memory peers "${sizes[@]}" --asynchronous --d
 measure a 1 blocking blocking "${sizes[@]}" --directory "$MEMORY"
 measure a 1 stall stall "${sizes[@]}" --directory "$DISK"
 measure a 1 overhead overhead --repeat "$REPEAT" --directory "$DISK"
+measure a "$RANKS" tiers tiers "${sizes[@]}" --directory "$DISK" --scratch "$MEMORY"
 measure a 1 planning planning --directory "$DISK"
 measure a 1 scale scale --directory "$MEMORY" --plot "$OUT/scale.svg"
 measure peers 1 syncs syncs --directory "$DISK"

@@ -2,7 +2,8 @@
 
 A run of so many steps is timed without a save, with ours, and with the ideal: C that copies the same bytes once, into
 warm memory, and writes them from a thread over the same file.  The clock runs until the last step is done *and* the
-last save is on storage.  The stall is what a run takes longer than the one without saves.
+last save is on storage.  The stall is what a run takes longer than the one without saves.  On x86-64 there is a second
+ideal, which computes checksums too.
 
     python bench/stall.py --mib 512 --steps 40 --saves 4
 """
@@ -12,11 +13,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,10 @@ from _rounds import Figures, interleave, spread
 import hpcckpt as hc
 from hpcckpt.snapshot import flatten
 
+HAS_CHECKSUMS = platform.machine() == "x86_64"
+FLAGS = ["-O2", "-shared", "-fPIC", "-pthread", *(["-msse4.2"] if HAS_CHECKSUMS else [])]
+IDEAL, CHECKED = "ideal", "ideal, with checksums"
+
 
 class Saver:
     """The ideal, in C."""
@@ -38,15 +45,15 @@ class Saver:
             library = Path(place, "saver.so")
             compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
             source = Path(__file__).with_name("_saver.c")
-            subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-pthread", "-o", library, source], check=True)
+            subprocess.run([compiler, *FLAGS, "-o", library, source], check=True)
             self._c = ctypes.CDLL(str(library))
         self._arena = np.ones(nbytes, np.uint8)
         self._is_busy = False
 
-    def save(self, path: Path, pieces: list[np.ndarray]) -> None:
+    def save(self, path: Path, pieces: list[np.ndarray], *, checks: bool) -> None:
         """Copy, and begin to write; wait for the save before."""
         self.wait()
-        error = self._c.begin_save(os.fsencode(path), *_list_of(pieces), _pointer(self._arena))
+        error = self._c.begin_save(os.fsencode(path), *_list_of(pieces), _pointer(self._arena), checks)
         self._is_busy = error == 0
 
     def wait(self) -> None:
@@ -130,9 +137,9 @@ def main() -> None:
             number[0] += 1
             ckpt.save(number[0], training.state)
 
-        def ideal(_: int) -> None:
+        def ideal(_: int, *, checks: bool = False) -> None:
             pieces = training.pieces()
-            saver.save(place / "ideal", pieces)
+            saver.save(place / "ideal", pieces, checks=checks)
 
         def timed(save: Callable[[int], None], poll: Callable[[], None], wait: Callable[[], None]) -> Figures:
             gc.collect()
@@ -145,8 +152,10 @@ def main() -> None:
         variants = {
             "without": lambda: timed(nothing, nothing, nothing),
             "ours": lambda: timed(ours, ckpt.poll, ckpt.wait),
-            "ideal": lambda: timed(ideal, nothing, saver.wait),
+            IDEAL: lambda: timed(ideal, nothing, saver.wait),
         }
+        if HAS_CHECKSUMS:
+            variants[CHECKED] = lambda: timed(partial(ideal, checks=True), nothing, saver.wait)
         found = interleave(variants, machine.copy_rate, repeat=asked.repeat, drift=asked.drift)
     facts = machine_facts(asked.directory)
     report(asked, found, facts)
@@ -154,32 +163,28 @@ def main() -> None:
 
 def report(asked: Any, found: Any, facts: dict[str, Any]) -> None:
     """Say what was found."""
-    rounds = [
-        (a["run"] - base["run"], b["run"] - base["run"])
-        for a, b, base in zip(*(found.figures[name] for name in ("ours", "ideal", "without")), strict=True)
-        if a and b and base
-    ]
     title = f"{asked.steps} steps, {asked.saves} saves of {asked.mib} MiB of {asked.kind} state, on {place_of(facts)}"
-    table = Table(title, ["", "run s", "least to most"])
-    for name in ("without", "ours", "ideal"):
-        seconds = spread(found.of(name, "run"))
-        if seconds:
-            table.rows.append([name, f"{seconds['median']:.2f}", f"{seconds['least']:.2f} to {seconds['most']:.2f}"])
-    stalls = {"ours": spread([a for a, _ in rounds]), "ideal": spread([b for _, b in rounds])}
-    ratio = spread([a / b for a, b in rounds if b > 0])
-    for name, stall in stalls.items():
-        if stall:
-            table.rows.append(
-                [f"stall, {name}", f"{stall['median']:.2f}", f"{stall['least']:.2f} to {stall['most']:.2f}"]
-            )
-    if ratio and stalls["ours"] and stalls["ideal"]:
-        of_medians = stalls["ours"]["median"] / stalls["ideal"]["median"]
-        table.notes.append(
-            f"ours over ideal: {of_medians:.2f} (of the medians); by rounds {ratio['median']:.2f} "
-            f"({ratio['least']:.2f} to {ratio['most']:.2f})"
-        )
+    table = Table(title, ["", "run s", "stall s", "ours over it, by rounds"])
+    for name in found.figures:
+        ratio = spread(_over(stalls(found, "ours"), stalls(found, name))) if name in (IDEAL, CHECKED) else None
+        stall = spread([s for s in stalls(found, name) if s is not None]) if name != "without" else None
+        table.rows.append([name, *(_text(each) for each in (spread(found.of(name, "run")), stall, ratio))])
     table.notes.append(condition(found, facts))
     publish(table, asked, {"program": "stall", "figures": found.figures, **facts})
+
+
+def stalls(found: Any, name: str) -> list[float | None]:
+    """Return what saves of one kind held the training up, in each round that was steady."""
+    pairs = zip(found.figures[name], found.figures["without"], strict=True)
+    return [saved["run"] - base["run"] if saved and base else None for saved, base in pairs]
+
+
+def _over(above: list[float | None], below: list[float | None]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True) if a is not None and b is not None and b > 0]
+
+
+def _text(value: dict[str, float] | None) -> str:
+    return f"{value['median']:.2f} ({value['least']:.2f} to {value['most']:.2f})" if value else ""
 
 
 if __name__ == "__main__":

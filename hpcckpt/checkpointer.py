@@ -20,8 +20,10 @@ from hpcckpt.config import Best, Level, OnNewer, Options, parse_best
 from hpcckpt.draining import DRAIN_NICE, Draining
 from hpcckpt.errors import BackendConflictError, ClosedError, CollectiveError, OptionError
 from hpcckpt.holding import ArenaPool
+from hpcckpt.journal import Journal
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
+from hpcckpt.tiers import TierOptions, Tiers, check_place, scratch_directory
 from hpcckpt.underway import Request, Underway
 
 __all__ = ["Checkpointer", "PendingSave", "Restored", "SavedStep"]
@@ -61,6 +63,20 @@ class PendingSave:
         """
         saving.wait(self._run, self._underway)
         return saving.outcome_of(self._underway)
+
+    def durable(self) -> SavedStep:
+        """Return the step when it is in the run directory, or raise what kept it from there. Collective.
+
+        Without ``scratch`` that is what `result` does.
+
+        Raises
+        ------
+        CollectiveError
+            The same on every rank, and also of the failure's own class.
+        """
+        saved = self.result()
+        tiers = self._run.tier
+        return saved if tiers is None else tiers.durable(self._underway.number)
 
 
 class Checkpointer:
@@ -107,6 +123,13 @@ class Checkpointer:
         Refuse a step with NaN or infinite values (`NonFiniteError`), so that it never displaces a good one.
     peer_timeout_s : float
         How long a rank that waits puts up with the silence of another one; then it says so and ends the job.
+    scratch : path_like, optional
+        A faster directory that all ranks see, such as the disk of the node: steps are committed there, and drained to
+        the run directory in the background; see the page on tiers.
+    scratch_bandwidth : float, optional
+        Bytes per second that all ranks together may drain while the training goes on.
+    scratch_keep : int
+        Newest steps that stay on scratch when they are drained, for a restore from near.
     backend_options : mapping, optional
         Options of the backend, see its documentation: ``{"driver": "mpio"}``.
 
@@ -138,6 +161,9 @@ class Checkpointer:
         incremental: bool = False,
         nan_guard: bool = False,
         peer_timeout_s: float = 1800.0,
+        scratch: str | os.PathLike[str] | None = None,
+        scratch_bandwidth: float | None = None,
+        scratch_keep: int = 1,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
         group = as_communicator(comm)
@@ -159,6 +185,9 @@ class Checkpointer:
                 incremental,
                 nan_guard,
                 peer_timeout_s,
+                None if scratch is None else os.fspath(scratch),
+                scratch_bandwidth,
+                scratch_keep,
             ).check(),
         )
         info = _agreed_backend(group, backend)
@@ -166,7 +195,16 @@ class Checkpointer:
         made = group.agree("checkpointer: load backend", lambda: _make(info, group, options, backend_options or {}))
         where = group.bcast(Path(os.path.abspath(directory)))
         draining = Draining(group.duplicate(), options.peer_timeout_s)
-        self._run = Run(where, group, made, options, draining, ArenaPool(n_threads))
+        self._options, self._directory, self._tiers = options, where, None
+        if options.scratch is None:
+            self._run = Run(where, group, made, options, draining, ArenaPool(n_threads))
+        else:
+            place = Path(os.path.abspath(options.scratch))
+            check_place(group, place)
+            tiers = TierOptions(options, options.scratch_bandwidth, options.scratch_keep)
+            near = scratch_directory(where, group.bcast(place))
+            self._run = Run(near, group, made, tiers.near, draining, ArenaPool(n_threads))
+            self._tiers = Tiers(self._run, where, tiers)
         self._release = weakref.finalize(self, _release_lock, self._run, os.getpid())
         _open_runs.add(self._run)
         _finish_at_exit_too()
@@ -174,7 +212,7 @@ class Checkpointer:
     @property
     def directory(self) -> Path:
         """The run directory."""
-        return self._run.directory
+        return self._directory
 
     @property
     def comm(self) -> Communicator:
@@ -184,7 +222,12 @@ class Checkpointer:
     @property
     def options(self) -> Options:
         """The options, as checked."""
-        return self._run.options
+        return self._options
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a step is on its way from scratch to the run directory, as far as known here."""
+        return self._tiers is not None and self._tiers.is_draining
 
     @property
     def last_step(self) -> int | None:
@@ -196,12 +239,28 @@ class Checkpointer:
         """Whether a save goes on whose outcome is not known here yet."""
         return any(this.answer is None for this in self._run.underway)
 
+    @property
+    def journal(self) -> Journal:
+        """The run's journal, for what stands around a checkpointer and has something to tell."""
+        return self._run.journal
+
     def on_saved(self, hear: Callable[[SavedStep], None]) -> Callable[[], None]:
         """Have a function told of each step that is committed; return one that ends this. Independent.
 
         It is called by the thread that polls or waits, and must neither save nor raise.
         """
         listeners = self._run.listeners
+        listeners.append(hear)
+        return lambda: listeners.remove(hear) if hear in listeners else None
+
+    def on_drained(self, hear: Callable[[SavedStep], None]) -> Callable[[], None]:
+        """Have a function told of each step that has come to the run directory; return one that ends this. Independent.
+
+        Without ``scratch`` that is `on_saved`; with it `SavedStep.seconds` is the time until then.
+        """
+        if self._tiers is None:
+            return self.on_saved(hear)
+        listeners = self._tiers.home.listeners
         listeners.append(hear)
         return lambda: listeners.remove(hear) if hear in listeners else None
 
@@ -247,7 +306,17 @@ class Checkpointer:
         """
         self._check_open()
         request = Request(int(step), metrics or {}, objects or {}, overwrite, level)
+        if self._tiers is not None:
+            self._make_room(self._tiers, request)
         return PendingSave(self._run, saving.save(self._run, state, request))
+
+    def _make_room(self, tiers: Tiers, request: Request) -> None:
+        """Wait for what a save must not overtake on its way to the run directory. Collective."""
+        tiers.open()
+        saving.make_room(self._run, 0 if request.overwrite else self._run.options.max_in_flight - 1)
+        tiers.make_room(self._run.n_saves)
+        if request.overwrite:
+            tiers.make_way(request.step)
 
     def restore(self, state: Any, step: int | None = None, *, strict: bool = True) -> Restored:
         """Restore a step into `state`, in place. Collective.
@@ -270,7 +339,7 @@ class Checkpointer:
         StateMismatchError
             If state and step differ; the state is unchanged.
         """
-        self.wait()
+        self.wait(durable=True)
         self._run.unchanged.forget()
         return restore(self._run, state, step, strict=strict)
 
@@ -278,9 +347,16 @@ class Checkpointer:
         """Carry on what goes on in the background; never blocks. Call it after every batch. Independent."""
         self._check_open()
         self._run.draining.poll()
+        if self._tiers is not None:
+            self._tiers.draining.poll()
 
-    def wait(self) -> None:
+    def wait(self, *, durable: bool = False) -> None:
         """Wait until all saves are committed; raise what kept one from it. Collective.
+
+        Parameters
+        ----------
+        durable : bool
+            Wait until they are in the run directory, not only on scratch.
 
         Raises
         ------
@@ -289,33 +365,47 @@ class Checkpointer:
         """
         self._check_open()
         saving.make_room(self._run, 0)
+        if durable and self._tiers is not None:
+            self._tiers.finish()
 
     def latest_step(self) -> int | None:
         """Return the newest restorable step, or ``None``. Collective."""
-        return self._on_root("latest step", lambda: discovery.latest_step(self.directory))
+        if self._tiers is None:
+            return self._on_root("latest step", lambda: discovery.latest_step(self.directory))
+        steps = self.all_steps()
+        return steps[-1] if steps else None
 
     def all_steps(self) -> list[int]:
         """Return all restorable steps in rising order. Collective."""
         return self._on_root(
             "all steps",
-            lambda: [i.step for i in discovery.scan(self.directory, self._run.manifests) if i.is_restorable],
+            lambda: [info.step for info in self._infos() if info.is_restorable],
         )
 
     def best_step(self) -> int | None:
         """Return the best restorable step by `keep_best`, or ``None``. Collective."""
         self._check_open()
-        best = self._run.options.keep_best
+        best = self._options.keep_best
         if best is None:
             return None
 
         def find() -> int | None:
-            found = discovery.best_of(discovery.scan(self.directory, self._run.manifests), best)
+            found = discovery.best_of(self._infos(), best)
             return found[0] if found else None
 
         return self._on_root("best step", find)
 
+    def _infos(self) -> tuple[discovery.StepInfo, ...]:
+        """Return all steps, those on scratch too. Root only."""
+        if self._tiers is not None:
+            return self._tiers.infos()
+        return discovery.scan(self.directory, self._run.manifests)
+
     def pin(self, step: int) -> None:
         """Keep retention away from a step until `unpin`. Collective."""
+        self._check_open()
+        if self._tiers is not None:
+            self.wait(durable=True)
         self._on_root(f"pin step {step}", lambda: discovery.pin(self.directory, step))
 
     def unpin(self, step: int) -> bool:
@@ -333,10 +423,18 @@ class Checkpointer:
         if self._run.closed:
             return
         try:
-            saving.finish(self._run)
+            try:
+                saving.finish(self._run)
+            finally:
+                if self._tiers is not None:
+                    self._tiers.finish()
+            self._run.journal.end()
+            self._run.comm.barrier()  # Horovod, where it has begun MPI, ends it for all as soon as one rank is done
         finally:
             self._run.closed = True
             self._release()
+            if self._tiers is not None:
+                self._tiers.draining.comm.free()
             self._run.draining.comm.free()
             self._run.comm.free()
 
@@ -346,7 +444,8 @@ class Checkpointer:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
-        elif not self._run.underway:  # other ranks may not come: give back what needs no peers
+        elif not self._run.underway and not self.is_draining:  # other ranks may not come: give back what needs no peers
+            self._run.journal.end(getattr(kind, "__name__", ""))
             self._release()
 
     def _on_root(self, phase: str, fn: Callable[[], T]) -> T:
@@ -368,7 +467,9 @@ def _release_lock(run: Run, pid: int) -> None:
     """Remove what was prepared for saves that will not come, and give the lock back. Root only."""
     if os.getpid() != pid:  # a forked child has a copy of all this, and nothing of it is its own
         return
-    if any(this.answer is None for this in run.underway):
+    if run.tier is not None and not run.tier.is_draining:
+        _release_lock(run.tier.home, pid)
+    if any(this.answer is None for this in run.underway) or (run.tier is not None and run.tier.is_draining):
         _orphans.append(run)  # to be finished when the program ends
     elif run.lock is not None:
         with contextlib.suppress(OSError):
@@ -386,9 +487,14 @@ def _finish_at_exit_too() -> None:
 
 def _finish_all(pid: int) -> None:
     for run in [*_open_runs, *_orphans] if os.getpid() == pid else []:
-        if not run.closed and run.underway:
+        is_draining = run.tier is not None and run.tier.is_draining
+        if not run.closed and (run.underway or is_draining):
             try:
-                saving.finish(run)
+                try:
+                    saving.finish(run)
+                finally:
+                    if run.tier is not None:
+                        run.tier.finish()
             except CollectiveError:
                 pass  # root has logged it already
             except Exception as error:  # noqa: BLE001 - others are left to finish

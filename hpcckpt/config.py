@@ -57,6 +57,10 @@ def _is_limit(value: Any) -> bool:
     return value is None or _is_count(value, 0)
 
 
+def _is_rate(value: Any) -> bool:
+    return value is None or _is_positive(value)
+
+
 def _is_positive(value: Any) -> bool:
     return isinstance(value, Real) and float(value) > 0
 
@@ -97,6 +101,12 @@ class Options:
         Whether a step with NaN or infinite values is refused.
     peer_timeout_s : float
         How long a rank that waits puts up with the silence of another one before it ends the job.
+    scratch : str or None
+        Where steps are committed first, to be drained to the run directory in the background.
+    scratch_bandwidth : float or None
+        Bytes per second that all ranks together may drain.
+    scratch_keep : int
+        Newest steps that stay on scratch when they are drained.
     """
 
     max_to_keep: int | None = 3
@@ -114,6 +124,9 @@ class Options:
     incremental: bool = False
     nan_guard: bool = False
     peer_timeout_s: float = 1800.0
+    scratch: str | None = None
+    scratch_bandwidth: float | None = None
+    scratch_keep: int = 1
 
     def problems(self) -> list[Problem]:
         """Return everything that is wrong with these options."""
@@ -133,6 +146,9 @@ class Options:
             ("incremental", not self.incremental or self.max_in_flight == 1, "goes with max_in_flight=1 only"),
             ("max_bytes_in_flight", _is_limit(self.max_bytes_in_flight), "must be a number of bytes, or None"),
             ("peer_timeout_s", _is_positive(self.peer_timeout_s), "must be positive"),
+            ("scratch", self.scratch is None or bool(self.scratch), "must name a directory, or be None"),
+            ("scratch_bandwidth", _is_rate(self.scratch_bandwidth), "must be bytes per second, positive, or None"),
+            ("scratch_keep", _is_count(self.scratch_keep, 1), "must be at least 1"),
         ]
         return [Problem(f"options.{name}", message) for name, is_met, message in rules if not is_met]
 

@@ -31,6 +31,18 @@ def daly(cost_s: float, mtbf_s: float) -> float:
     return young(cost_s, mtbf_s) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - cost_s
 
 
+def lost_part(interval_s: float, cost_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
+    """Return the part of the time that is not training: saves, what is trained again, restarts. Independent.
+
+    It is Daly's expectation, with failures that come at any moment alike often, also while a save or a restart goes
+    on: a job that trains for a second takes ``mtbf * exp(restart/mtbf) * (exp((interval+cost)/mtbf) - 1) / interval``.
+    """
+    exponent = (interval_s + cost_s) / mtbf_s
+    if exponent + restart_s / mtbf_s > 700.0:
+        return 1.0
+    return 1.0 - interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1(exponent))
+
+
 def job_mtbf(node_mtbf_s: float, n_nodes: int) -> float:
     """Return the mean time between failures of a job that any one of its nodes ends. Independent."""
     return node_mtbf_s / n_nodes
@@ -80,6 +92,11 @@ class IntervalPlanner:
         self._longest.append(seconds)
         self._excess_s = 0.0
         self._n_saves += 1
+
+    @property
+    def last_cost_s(self) -> float:
+        """What the last save cost the training; 0 before the first."""
+        return self._costs[-1] if self._costs else 0.0
 
     @property
     def cost_s(self) -> float | None:

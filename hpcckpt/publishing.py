@@ -105,6 +105,7 @@ def open_for_writing(run: Run) -> None:
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "open run directory") from error
     _writing.add(run)
+    run.journal.begin(n_ranks=run.comm.size, backend=run.backend.name)
     run.recycles = run.options.recycle and "recycles" in run.backend.features and counts_links(run.directory)
     with contextlib.suppress(OSError):  # what cannot be removed is tried again, and told of, after the save
         sweep(run.directory, _prepared(run.directory))
@@ -352,6 +353,7 @@ def _keep_some(run: Run) -> int:
         kept = apply_retention(run.directory, run.options, run.marked, reusable=run.reusable, manifests=run.manifests)
     finally:
         run.reusable = kept.reusable
+    run.journal.removed(kept.removed)
     return kept.n_steps
 
 

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -36,7 +36,7 @@ from hpcckpt.errors import (
 from hpcckpt.loading import Array, StepReader, load_backend
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import Index
-from hpcckpt.run import Lineage, Restored, Run
+from hpcckpt.run import Candidate, Lineage, Restored, Run
 from hpcckpt.snapshot import Finish, StateTree, TensorLeaf, flatten
 
 _log = logging.getLogger("hpcckpt")
@@ -61,12 +61,13 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     step = cast("int | None", run.comm.bcast(step))  # root's, if ranks disagree: they must walk through the same steps
     attempt = _Attempt(strict, is_asked=step is not None, began=time.monotonic())
     tree = run.comm.agree("restore: read state", lambda: flatten(state))
-    while (candidate := step if step is not None else _choose(run, attempt)) is not None:
+    copies = [] if step is None else _copies(run, step)
+    for candidate in copies or _walk(run, attempt):
         try:
             restored = _restore_one(run, tree, candidate, attempt)
         except CollectiveError as error:
             _remember(run, candidate, error)
-            if step is not None or not set(error.kinds.values()) <= _OTHER_STEP_MAY_DO:
+            if candidate in copies[-1:] or not set(error.kinds.values()) <= _OTHER_STEP_MAY_DO:
                 raise
             attempt.skip(candidate, error)
         else:
@@ -94,7 +95,7 @@ class _Attempt:
         When it did.
     skipped : list of str
         What keeps each step that was tried from being restored.
-    tried : dict of int to int
+    tried : dict of Candidate to int
         How often each step was tried.
     touched : set of str
         Tensors that an unreadable step may have overwritten in part.
@@ -104,14 +105,14 @@ class _Attempt:
     is_asked: bool
     began: float
     skipped: list[str] = field(default_factory=list)
-    tried: dict[int, int] = field(default_factory=dict)
+    tried: dict[Candidate, int] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
 
-    def skip(self, step: int, error: CollectiveError) -> None:
+    def skip(self, candidate: Candidate, error: CollectiveError) -> None:
         """Try a step no more; one that was retired meanwhile may have been replaced, so it gets another try or two."""
         is_retired = set(error.kinds.values()) == {RetiredError.kind}
-        self.tried[step] = self.tried.get(step, 0) + (1 if is_retired else _MAX_TRIES)
-        self.skipped.append(f"step {step} was skipped: {error}")
+        self.tried[candidate] = self.tried.get(candidate, 0) + (1 if is_retired else _MAX_TRIES)
+        self.skipped.append(f"step {candidate.step} was skipped: {error}")
 
     @property
     def caution(self) -> str:
@@ -119,31 +120,41 @@ class _Attempt:
         return "; the state may be partly overwritten" if self.touched else ""
 
 
-def _remember(run: Run, step: int, error: CollectiveError) -> None:
+def _remember(run: Run, candidate: Candidate, error: CollectiveError) -> None:
     """Let this job's retention know of a step that cannot be read, unless it is merely gone. Collective."""
     kinds = set(error.kinds.values())
     if not kinds & _UNREADABLE or RetiredError.kind in kinds:
         return
 
+    owner, step = _owner(run, candidate.directory), candidate.step
+
     def identity() -> str | None:
-        info = discovery.inspect_step(run.directory, step, run.manifests)
+        info = discovery.inspect_step(owner.directory, step, owner.manifests)
         return info.manifest.save_id if info.manifest else None
 
     save_id = run.comm.on_root(f"restore step {step}: remember", identity)
     if save_id is not None:
-        run.damaged[step] = save_id
+        owner.damaged[step] = save_id
+
+
+def _owner(run: Run, directory: Path) -> Run:
+    """Return the run that a directory is of: this one, or that behind scratch. Independent."""
+    return run if run.tier is None or directory == run.directory else run.tier.home
 
 
 def _tell(run: Run, restored: Restored, attempt: _Attempt) -> None:
     """Log once, on root, that an older step was taken; `Restored.warnings` says so on every rank. Independent."""
-    run.damaged.pop(restored.step, None)  # what could not be read before could be read now
+    owner = _owner(run, restored.path.parent)
+    owner.damaged.pop(restored.step, None)  # what could not be read before could be read now
+    run.journal.restored(restored, run.comm.size, attempt.skipped)
     if run.comm.is_root and attempt.skipped:
         _log.warning("hpcckpt: restored step %d: %s", restored.step, "; ".join(attempt.skipped))
 
 
-def _restore_one(run: Run, tree: StateTree, step: int, attempt: _Attempt) -> Restored:
+def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Attempt) -> Restored:
     """Open, match, read, assign. Collective."""
-    reader = _open(run, step)
+    step = candidate.step
+    reader = _open(run, candidate)
     where = f"restore step {step}"
     try:
         tree, match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm.size, attempt))
@@ -151,9 +162,11 @@ def _restore_one(run: Run, tree: StateTree, step: int, attempt: _Attempt) -> Res
         arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(reader, tree, match, run.comm.rank, attempt))
     finally:
         if run.comm.is_root:
-            _unpin(run.directory, step)
+            _unpin(candidate.directory, step)
     run.comm.agree(f"{where}: assign", lambda: _assign(tree, arrays, match.objects))
     run.lineage = Lineage(reader.manifest.run_id, reader.manifest.save_id, step)
+    if run.tier is not None:
+        run.tier.stands_on(run.lineage)
     return Restored(
         step=step,
         metrics=dict(reader.manifest.metrics),
@@ -177,36 +190,61 @@ def _shared(comm: Communicator, own: tuple[str, ...]) -> tuple[str, ...]:
 # -- choose --------------------------------------------------------------------------------------
 
 
-def _choose(run: Run, attempt: _Attempt) -> int | None:
+def _candidates(run: Run) -> list[Candidate]:
+    """Return the steps there are, the newest first. Root only."""
+    if run.tier is not None:
+        return run.tier.candidates()
+    return [Candidate(step, run.directory) for step in reversed(discovery.step_numbers(run.directory))]
+
+
+def _copies(run: Run, step: int) -> list[Candidate]:
+    """Return where a step may be that was asked for, the nearest first; where it should be if nowhere. Collective."""
+    if run.tier is None:
+        return [Candidate(step, run.directory)]
+    found = run.comm.on_root(
+        f"restore step {step}: look for it", lambda: [c for c in _candidates(run) if c.step == step]
+    )
+    return found or [Candidate(step, run.tier.home.directory)]
+
+
+def _walk(run: Run, attempt: _Attempt) -> Iterator[Candidate]:
+    """Yield the newest step that was not tried, as long as there is one. Collective."""
+    while (chosen := _choose(run, attempt)) is not None:
+        yield chosen
+
+
+def _choose(run: Run, attempt: _Attempt) -> Candidate | None:
     """Let root choose the newest step that was not tried, so that all ranks try the same. Collective."""
 
-    def choose() -> tuple[int | None, list[tuple[int, str]]]:
-        problems: list[tuple[int, str]] = []
-        for step in reversed(discovery.step_numbers(run.directory)):
-            if attempt.tried.get(step, 0) < _MAX_TRIES:
-                info = discovery.inspect_step(run.directory, step, run.manifests)
+    def choose() -> tuple[Candidate | None, list[tuple[Candidate, str]]]:
+        problems: list[tuple[Candidate, str]] = []
+        for candidate in _candidates(run):
+            if attempt.tried.get(candidate, 0) < _MAX_TRIES:
+                manifests = _owner(run, candidate.directory).manifests
+                info = discovery.inspect_step(candidate.directory, candidate.step, manifests)
                 if info.is_restorable:
-                    return step, problems
-                problems.append((step, info.problem))
+                    return candidate, problems
+                problems.append((candidate, info.problem))
         return None, problems
 
     chosen, problems = run.comm.on_root("restore: look for steps", choose)
-    for step, problem in problems:
-        attempt.tried[step] = _MAX_TRIES
-        attempt.skipped.append(f"step {step} was skipped: {problem}")
+    for candidate, problem in problems:
+        attempt.tried[candidate] = _MAX_TRIES
+        attempt.skipped.append(f"step {candidate.step} was skipped: {problem}")
     return chosen
 
 
-def _open(run: Run, step: int) -> StepReader:
+def _open(run: Run, candidate: Candidate) -> StepReader:
     """Let root open the step and pin it; every rank gets the same manifest and index. Collective."""
+    step, directory = candidate
 
     def open_on_root() -> tuple[Path, Manifest, Index]:
-        info = _usable(run, step)
-        _pin(run.directory, step)
+        info = _usable(_owner(run, directory), step)
+        _pin(directory, step)
         try:
             reader = StepReader(info.path, info.manifest, load_backend(info.manifest, run.backend))  # type: ignore[arg-type]
         except BaseException:
-            _unpin(run.directory, step)
+            _unpin(directory, step)
             raise
         return info.path, reader.manifest, reader.index
 
@@ -215,7 +253,7 @@ def _open(run: Run, step: int) -> StepReader:
         backend = run.comm.agree(f"restore step {step}: load backend", lambda: load_backend(manifest, run.backend))
     except BaseException:
         if run.comm.is_root:
-            _unpin(run.directory, step)
+            _unpin(directory, step)
         raise
     return StepReader(path, manifest, backend, index)
 

@@ -34,10 +34,11 @@ def steps_to_keep(steps: tuple[StepInfo, ...], options: Options, pinned: Collect
 
 
 class Retained(NamedTuple):
-    """What retention left: how many restorable steps, and a directory whose files the next save may write over."""
+    """What retention left: how many restorable steps, and files that the next save may write over; and what went."""
 
     n_steps: int
     reusable: Path | None = None
+    removed: tuple[int, ...] = ()
 
 
 def _unmarked(info: StepInfo) -> StepInfo:
@@ -78,7 +79,7 @@ def apply_retention(
         else:
             retire(directory, info.path.name)
     n_steps = sum(info.is_restorable and info.step in kept for info in steps)
-    return Retained(n_steps, reusable if going else None)
+    return Retained(n_steps, reusable if going else None, tuple(info.step for info in going))
 
 
 def take_out_of_sight(directory: Path, name: str, retired: Path | None = None) -> Path:

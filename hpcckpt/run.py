@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from hpcckpt.backends.base import Backend
 from hpcckpt.collective.communicator import Communicator
@@ -15,6 +15,7 @@ from hpcckpt.config import Options
 from hpcckpt.discovery import Manifests, StepInfo
 from hpcckpt.draining import Draining
 from hpcckpt.holding import ArenaPool
+from hpcckpt.journal import Journal
 from hpcckpt.lock import RunLock
 from hpcckpt.plan import Declaration, SaveJob, Ticket
 from hpcckpt.unchanged import Unchanged
@@ -44,6 +45,8 @@ class SavedStep:
         What went wrong after the commit (retention), with nothing lost.
     linked_nbytes : int
         How many of the bytes were linked from the step before, not written (``incremental``).
+    tier : str
+        Where it is: ``run``, the run directory, or ``scratch`` until it is drained.
     """
 
     step: int
@@ -56,6 +59,7 @@ class SavedStep:
     backend: str
     warnings: tuple[str, ...] = ()
     linked_nbytes: int = 0
+    tier: Literal["run", "scratch"] = "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,44 @@ class Planned(NamedTuple):
     design: Any = None
 
 
+class Candidate(NamedTuple):
+    """A step that may be restored, and the run directory that it is in: that of the job, or scratch."""
+
+    step: int
+    directory: Path
+
+
+class Behind(Protocol):
+    """What stands behind a run on scratch: the run directory that its steps are drained to."""
+
+    home: Run
+
+    def look_ahead(self, step: int, *, overwrite: bool) -> None:
+        """Refuse what could not be published there. Root only."""
+
+    def committed(self, step: int) -> None:
+        """Keep a step that was committed on scratch until it is drained. Root only."""
+
+    def begin(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> None:
+        """Begin to drain a step. Independent."""
+
+    def candidates(self) -> list[Candidate]:
+        """Return the steps that may be restored, the best first. Root only."""
+
+    def stands_on(self, lineage: Lineage) -> None:
+        """Take in which step was restored. Independent."""
+
+    def durable(self, number: int) -> SavedStep:
+        """Wait until a save is in the run directory. Collective."""
+
+    def finish(self) -> None:
+        """Wait for all drains. Collective."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a step is on its way."""
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
     """A run directory as one job uses it.
@@ -159,6 +201,10 @@ class Run:
         Their manifests and sizes may be fine, so nobody else can tell before reading all of them.
     listeners : list of callable
         Who is told of each step that is committed, when this rank hears of it.
+    journal : Journal
+        What happens in the run is told to it; root alone writes it.
+    tier : Behind or None
+        The run directory, if this is a run on scratch.
     """
 
     directory: Path
@@ -183,6 +229,11 @@ class Run:
     closed: bool = False
     damaged: dict[int, str] = field(default_factory=dict)
     listeners: list[Callable[[SavedStep], None]] = field(default_factory=list)
+    journal: Journal = field(init=False)
+    tier: Behind | None = None
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.directory, is_writing=self.comm.is_root)
 
     @property
     def is_together(self) -> bool:

@@ -124,12 +124,15 @@ def _begin(run: Run, state: Any, request: Request) -> StateTree:
     n_tickets = 0 if run.n_saves in run.tickets else 1 if run.n_saves else run.options.max_in_flight
 
     def begin() -> tuple[Any, list[Ticket]]:
-        publishing.regain(run)
-        publishing.open_for_writing(run)
-        publishing.look_ahead(run, request.step, overwrite=request.overwrite)
-        commit.check_space(run.directory, plan, run.comm.size)
-        design = publishing.design(run, tree.declarations, gathered)
-        return design, [publishing.prepare(run, design) for _ in range(n_tickets)]
+        with run.journal.telling(request.step, "begin"):
+            publishing.regain(run)
+            publishing.open_for_writing(run)
+            publishing.look_ahead(run, request.step, overwrite=request.overwrite)
+            if run.tier is not None:
+                run.tier.look_ahead(request.step, overwrite=request.overwrite)
+            commit.check_space(run.directory, plan, run.comm.size)
+            design = publishing.design(run, tree.declarations, gathered)
+            return design, [publishing.prepare(run, design) for _ in range(n_tickets)]
 
     design, tickets = run.comm.on_root(f"{where}: begin", begin)
     run.planned = Planned(tree.declarations, tuple(tree.objects), plan, design)

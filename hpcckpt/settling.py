@@ -48,6 +48,7 @@ def _conclude(run: Run, this: Underway, outcomes: Sequence[Outcome]) -> Answer:
     # without a ticket the next save plans with all ranks
     ticket = None if is_new else publishing.next_ticket(run, this.planned.design)
     answer = Answer(None, phase, failures, ticket)
+    run.journal.failed(this.request.step, phase, failures)
     if run.is_in_background:
         _log.error("hpcckpt: %s", collective_error(f"save step {this.request.step}: {phase}", failures))
     return answer
@@ -57,6 +58,8 @@ def _publish(run: Run, this: Underway, reports: Sequence[Report]) -> Answer:
     plan = this.plan
     assert this.content is not None
     assert plan is not None
+    if run.tier is not None:
+        run.tier.look_ahead(this.request.step, overwrite=this.request.overwrite)
     done = publishing.publish(run, this.staged, plan, this.content, reports, overwrite=this.request.overwrite)
     seconds = time.monotonic() - this.began
     saved = SavedStep(
@@ -70,7 +73,11 @@ def _publish(run: Run, this: Underway, reports: Sequence[Report]) -> Answer:
         backend=run.backend.name,
         warnings=done.warnings,
         linked_nbytes=sum(report.written.linked_nbytes for report in reports),
+        tier="run" if run.tier is None else "scratch",
     )
+    if run.tier is not None:
+        run.tier.committed(saved.step)
+    run.journal.saved(saved, this.content, this.staged.job)
     return Answer(saved, ticket=publishing.next_ticket(run, this.planned.design))
 
 
@@ -116,6 +123,8 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
     this.held, this.tree, this.payloads = None, None, ()
     this.answer = answer
     if answer.saved is not None:
+        if run.tier is not None:
+            run.tier.begin(this.number, answer.saved, this.staged.job, overwrite=this.request.overwrite)
         for hear in tuple(run.listeners):
             hear(answer.saved)
 

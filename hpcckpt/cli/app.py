@@ -34,7 +34,7 @@ class Tool(LazyGroup):
             return guarded(lambda: super(Tool, self).main(words, prog_name or "hpcckpt", **extra), words)
 
         verb = next((word for word in words if not word.startswith("-")), "")
-        sys.exit(act() if is_running_everywhere(verb) else run_on_root(act))
+        sys.exit(act() if is_running_everywhere(verb) else guarded(lambda: run_on_root(act), words))
 
 
 def is_running_everywhere(verb: str) -> bool:

@@ -2,60 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcckpt.cli import options, output
+from hpcckpt.cli import launcher, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text
+from hpcckpt.collective import launchers
+from hpcckpt.collective.communicator import Communicator, SerialCommunicator, launched_rank
 
 if TYPE_CHECKING:
-    from hpcckpt.diagnosis.finding import Finding
+    from hpcckpt.diagnosis.everywhere import Found
+    from hpcckpt.diagnosis.finding import Finding, Level
+
+SHORT_S = 300.0
 
 
 @click.command("doctor")
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.option("--quick", "is_quick", is_flag=True, help="Start no other programs: under a second, for job scripts.")
 @options.json_option
 @options.quiet_option
-def command(directory: Path | None, *, is_json: bool, is_quiet: bool) -> int:
+def command(directory: Path | None, *, is_quick: bool, is_json: bool, is_quiet: bool) -> int:
     """Look for what is wrong, and say what to do about it.
 
     It looks at this installation, and with DIRECTORY, where checkpoints are or would be written, at that
-    too: file system, space, quota, lock, leftovers. Exits with 1 if it finds a problem: something that
-    will make saving or restoring fail. -q shows only what needs attention.
+    too: file system, locks, striping, space, quota, leftovers. Under mpirun, srun or aprun it looks at every
+    rank's host, and says which ranks differ. Exits with 1 if it finds a problem: something that will make
+    saving or restoring fail. -q shows only what needs attention.
     """
-    found = list(_findings(directory))
-    n_problems = sum(finding.level == "problem" for finding in found)
-    n_warnings = sum(finding.level == "warning" for finding in found)
+    connected = launcher.connect(is_doubtful=True) if launched_rank() is not None else None
+    if connected is None and launched_rank() not in {None, 0}:
+        return ExitCode.OK  # rank 0 tells that nobody is connected
+    comm = connected or SerialCommunicator()
+    found = _found(comm, directory, is_quick=is_quick)
+    code = _report(found, comm.size, is_json=is_json, is_quiet=is_quiet) if comm.is_root else ExitCode.OK
+    return comm.bcast(code)
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def _found(comm: Communicator, directory: Path | None, *, is_quick: bool) -> list[Found]:
+    """Look everywhere, and return what was found on root. Collective."""
+    from hpcckpt.diagnosis import everywhere, launching
+
+    here = launching.place()
+    found = everywhere.gather(comm, here.host, lambda: _at_host(directory, is_quick=is_quick), lambda: _at_rank(comm))
+    if comm.size > 1:
+        places = comm.gather(here)
+        found += [everywhere.Found(launching.hosts(places))] if places is not None else []
+        found += [everywhere.Found(finding) for finding in _shared(comm, directory)]
+    if comm.is_root:
+        found += [everywhere.Found(_time_left(is_quick=is_quick))]
+    return found
+
+
+def _at_host(directory: Path | None, *, is_quick: bool) -> Iterator[Finding]:
+    from hpcckpt.diagnosis import backends, builds, hardware, mpi, scratch, software, storage
+
+    yield from software.findings(is_quick=is_quick)
+    yield from mpi.quick_findings() if is_quick else mpi.findings()
+    if not is_quick:
+        yield from builds.findings()
+    yield from hardware.findings()
+    yield from backends.findings()
+    yield from scratch.findings()
+    if directory is not None:
+        yield from storage.findings(directory, is_quick=is_quick)
+
+
+def _at_rank(comm: Communicator) -> Iterator[Finding]:
+    from hpcckpt.diagnosis import hardware, launching, mpi
+
+    yield from launching.findings(comm.size, launchers.here())
+    yield hardware.cores()
+    if comm.size > 1:
+        from hpcckpt.collective.mpi import thread_level
+
+        yield mpi.thread_level(thread_level())
+
+
+def _shared(comm: Communicator, directory: Path | None) -> Iterator[Finding]:
+    """Yield whether all ranks see the directory, as far as it exists on root. Collective."""
+    from hpcckpt.diagnosis import sharing, storage
+
+    if directory is None:
+        return
+    base = comm.bcast(str(storage.existing_part(directory)) if comm.is_root else None)
+    yield from sharing.findings(comm, Path(base))
+
+
+def _time_left(*, is_quick: bool) -> Finding:
+    """Say how long this job still has. Root only."""
+    from hpcckpt.diagnosis.finding import Finding
+    from hpcckpt.errors import OptionError
+    from hpcckpt.preemption.clock import duration_text
+    from hpcckpt.preemption.walltime import find_job_end, seconds_left
+
+    environ = {name: value for name, value in os.environ.items() if not is_quick or name not in _ASKING}
+    try:
+        found = find_job_end(environ=environ)
+    except OptionError as error:
+        return Finding("time left", "problem", str(error), "correct it, or unset it")
+    warnings = "".join(f"; {text}" for text in found.warnings)
+    left_s = seconds_left(found.end)
+    if left_s is None:
+        level: Level = "warning" if found.warnings else "note"
+        remedy = "in a job: export HPCCKPT_JOB_END, or say walltime=, to have the last save made in time"
+        return Finding("time left", level, f"nothing says when this job ends{warnings}", remedy)
+    message = f"{duration_text(left_s)}, until {found.end}{warnings}"
+    if left_s < SHORT_S:
+        return Finding("time left", "warning", message, "ask for more: it is hardly enough to start, save and stop")
+    return Finding("time left", "warning" if found.warnings else "ok", message)
+
+
+_ASKING = ("SLURM_JOB_ID", "PBS_JOBID")  # with these the scheduler itself would be asked
+
+
+# -- telling ---------------------------------------------------------------------------------------
+
+
+def _report(found: Sequence[Found], n_ranks: int, *, is_json: bool, is_quiet: bool) -> int:
+    n_problems = sum(each.finding.level == "problem" for each in found)
+    n_warnings = sum(each.finding.level == "warning" for each in found)
     if is_json:
-        output.write_json({"ok": n_problems == 0, "findings": found})
+        output.write_json({"ok": n_problems == 0, "n_ranks": n_ranks, "findings": [_as_json(each) for each in found]})
     else:
-        _write([finding for finding in found if not is_quiet or finding.level in {"warning", "problem"}])
+        _write([each for each in found if not is_quiet or each.finding.level in {"warning", "problem"}])
         output.say(f"{count_text(n_problems, 'problem')}, {count_text(n_warnings, 'warning')}", is_quiet=is_quiet)
     return ExitCode.ERROR if n_problems else ExitCode.OK
 
 
-def _findings(directory: Path | None) -> Iterator[Finding]:
-    from hpcckpt import mounts
-    from hpcckpt.diagnosis import backends, hardware, mpi, quota, software, storage
-
-    yield from software.findings()
-    yield from mpi.findings()
-    yield from hardware.findings()
-    yield from backends.findings()
-    if directory is not None:
-        yield from storage.findings(directory)
-        mount = mounts.mount_of(directory)
-        yield from quota.findings(mount) if mount else ()
+def _as_json(found: Found) -> dict[str, Any]:
+    finding = found.finding
+    return {
+        "topic": finding.topic, "level": finding.level, "message": finding.message, "remedy": finding.remedy,
+        "ranks": list(found.ranks),
+    }  # fmt: skip
 
 
-def _write(found: list[Finding]) -> None:
-    width = max((len(finding.topic) for finding in found), default=0)
-    for finding in found:
+def _write(found: Sequence[Found]) -> None:
+    from hpcckpt.diagnosis.everywhere import ranks_text
+
+    width = max((len(each.finding.topic) for each in found), default=0)
+    for finding, ranks in ((each.finding, each.ranks) for each in found):
         verdict = output.coloured(finding.level) + " " * (7 - len(finding.level))
-        output.write_line(f"{verdict}  {finding.topic.ljust(width)}  {finding.message}")
+        whose = f"[rank {ranks_text(ranks)}] " if ranks else ""
+        output.write_line(f"{verdict}  {finding.topic.ljust(width)}  {whose}{finding.message}")
         if finding.remedy:
             output.write_line(f"{'':9}{'':{width}}  -> {finding.remedy}")

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hpcckpt.cli.exit_codes import ExitCode
-from hpcckpt.collective.communicator import launched_rank, launched_size
+from hpcckpt.collective import launchers
+from hpcckpt.collective.communicator import default_communicator, launch_complaint, launched_rank, launched_size
+from hpcckpt.errors import MpiError
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -37,14 +40,34 @@ def is_wired(environ: Mapping[str, str]) -> bool:
 
 
 def run_on_root(act: Callable[[], int]) -> int:
-    """Run `act` on rank 0 only and return its exit code on every rank. Collective."""
+    """Run `act` on rank 0 only and return its exit code on every rank. Collective.
+
+    Raises
+    ------
+    MpiError
+        If it is not clear which rank this is.
+    """
+    complaint = launch_complaint()
+    if complaint:
+        raise MpiError(complaint)
     rank = launched_rank()
     if rank is None or launched_size() == 1:
         return act()
     comm = connect()
     if comm is None:
-        return act() if rank == 0 else 0
+        return act() if rank == 0 else _stand_back()
     return share(comm, act)
+
+
+def _stand_back() -> int:
+    """Leave it to rank 0; on a terminal, which launchers do not give to ranks, a person may wait for an answer."""
+    if sys.stderr.isatty():
+        launch = launchers.here().launch
+        sys.stderr.write(
+            f"hpcckpt: this shell is {launch}, and only rank 0 acts; if that job is over: "
+            f"{launchers.OVERRIDE}={launchers.NOBODY}\n"
+        )
+    return ExitCode.OK
 
 
 def share(comm: Communicator, act: Callable[[], int]) -> int:
@@ -55,14 +78,23 @@ def share(comm: Communicator, act: Callable[[], int]) -> int:
         return ExitCode.INTERRUPTED
 
 
-def connect() -> Communicator | None:
-    """Return the launcher's ranks, or ``None`` where MPI is absent or belongs to another launcher. Collective."""
+def connect(*, is_doubtful: bool = False) -> Communicator | None:
+    """Return the launcher's ranks, or ``None`` where MPI is absent or belongs to another launcher. Collective.
+
+    Parameters
+    ----------
+    is_doubtful : bool, optional
+        Whether to ask MPI also where the launchers' variables disagree: on all ranks, or only on some.
+    """
     if not is_wired(os.environ) or importlib.util.find_spec("mpi4py") is None:
         return None
-    from hpcckpt.collective.communicator import default_communicator
-
     try:
-        comm = default_communicator()
+        if is_doubtful:
+            from hpcckpt.collective.mpi import world  # starts MPI
+
+            comm: Communicator = world()
+        else:
+            comm = default_communicator()
     except Exception:  # noqa: BLE001 - a verb that needs no MPI must not fail for want of it
         return None
     return comm if comm.size > 1 else None

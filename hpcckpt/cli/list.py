@@ -46,9 +46,9 @@ def command(
     return ExitCode.OK
 
 
-def _sort_key(row: StepSummary, order: str, metric: str | None) -> tuple[float, str, int]:
+def _sort_key(row: StepSummary, order: str, metric: str | None) -> tuple[float, str, float]:
     value = row.metrics.get(metric or "", float("inf"))
-    return (value if order == "metric" else 0.0, row.created if order == "time" else "", row.step)
+    return (value if order == "metric" else 0.0, row.created if order == "time" else "", summary.order_of(row))
 
 
 def _write(run: RunSummary) -> None:
@@ -67,7 +67,7 @@ def _write(run: RunSummary) -> None:
 
 def _cells(row: StepSummary, metric: str | None) -> list[str]:
     return [
-        str(row.step),
+        _text(row.step),
         _text(row.epoch),
         time_text(row.created),
         nbytes_text(row.nbytes),

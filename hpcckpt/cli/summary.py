@@ -18,9 +18,9 @@ from hpcckpt.pruning import tree_nbytes
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """One line of ``hpcckpt list``; its fields are the keys of ``--json``."""
+    """One line of ``hpcckpt list``; its fields are the keys of ``--json``; a left-over may have no step."""
 
-    step: int
+    step: int | None
     epoch: int | None
     created: str
     nbytes: int
@@ -57,7 +57,12 @@ def summarize(directory: Path, best: Best | None) -> RunSummary:
     rows = [_committed(info, marks) for info in steps]
     rows += [_unfinished(directory / name, holder_of(directory)) for name in unfinished(directory)]
     metric = chosen.metric if chosen else None
-    return RunSummary(str(directory), newest, marks.best, metric, tuple(sorted(rows, key=lambda row: row.step)))
+    return RunSummary(str(directory), newest, marks.best, metric, tuple(sorted(rows, key=order_of)))
+
+
+def order_of(row: StepSummary) -> float:
+    """Return where a line stands among the others: by its step; what has none is new, and comes last. Pure."""
+    return float("inf") if row.step is None else row.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def holder_of(directory: Path) -> str:
 def _unfinished(path: Path, holder: str) -> StepSummary:
     step = layout.parse_step(path.name[1:].partition(".tmp-")[0])
     return StepSummary(
-        step=-1 if step is None else step,
+        step=step,
         epoch=None,
         created=modified(path),
         nbytes=tree_nbytes(path),

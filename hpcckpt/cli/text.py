@@ -40,7 +40,9 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def labelled(step: int, problem: str) -> str:
+def labelled(step: int | None, problem: str) -> str:
     """Return a problem with the step it is about before it, once."""
+    if step is None:
+        return f"a save: {problem}"
     label = f"step {step}: "
     return problem if problem.startswith(label) else label + problem

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 LOOK = "Look at checkpoints"
 TAKE = "Take things out"
 CHANGE = "Change a run directory"
+TRAIN = "Train"
+JOBS = "Jobs, and what became of them"
 ENVIRONMENT = "This installation"
-SECTIONS = (LOOK, TAKE, CHANGE, ENVIRONMENT)
+SECTIONS = (LOOK, TAKE, CHANGE, TRAIN, JOBS, ENVIRONMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,18 @@ VERBS = (
     Verb("prune", "hpcckpt.cli.prune:command", CHANGE, "Remove old checkpoints and what killed jobs left behind."),
     Verb("repair", "hpcckpt.cli.repair:command", CHANGE, "Rebuild lost or damaged manifests from the data files."),
     Verb("reshard", "hpcckpt.cli.reshard:command", CHANGE, "Rewrite a checkpoint as another number of ranks would."),
+    Verb("copy", "hpcckpt.cli.copy:command", CHANGE, "Copy checkpoints to another run directory, verified.", True),
     Verb("pin", "hpcckpt.cli.pin:pin", CHANGE, "Keep checkpoints for ever, whatever retention says."),
     Verb("unpin", "hpcckpt.cli.pin:unpin", CHANGE, "Leave pinned checkpoints to retention again."),
-    Verb("doctor", "hpcckpt.cli.doctor:command", ENVIRONMENT, "Look for what is wrong, and say what to do about it."),
+    Verb("train", "hpcckpt.cli.train:command", TRAIN, "Train from a configuration file, on any number of ranks.", True),
+    Verb("supervise", "hpcckpt.cli.supervise:command", JOBS, "Run a batch job's step, and requeue the job.", True),
+    Verb("halt", "hpcckpt.cli.halt:command", JOBS, "Ask a running job to save and to stop."),
+    Verb("watch", "hpcckpt.cli.watch:command", JOBS, "Show a run as it goes on."),
+    Verb("report", "hpcckpt.cli.report:command", JOBS, "Write what became of a run as one HTML page."),
+    Verb("advise", "hpcckpt.cli.advise:command", JOBS, "Say how often to save, and what other intervals would lose."),
+    Verb("jobscript", "hpcckpt.cli.jobscript:command", JOBS, "Print a batch script for Slurm, PBS or Cobalt."),
+    Verb("doctor", "hpcckpt.cli.doctor:command", ENVIRONMENT,
+         "Look for what is wrong, and say what to do about it.", True),
     Verb("plugin", "hpcckpt.cli.plugin:group", ENVIRONMENT, "Write a storage plugin in C or C++, or look at one."),
     Verb("backends", "hpcckpt.cli.backends:command", ENVIRONMENT, "List the storage backends that are installed."),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from hpcckpt.collective import launchers
 from hpcckpt.errors import Failure, MpiError, as_failure, collective_error
 
 T = TypeVar("T")
@@ -184,35 +185,42 @@ class SerialCommunicator(Communicator):
         """Do nothing. Collective."""
 
 
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE", "PALS_SIZE", "SLURM_STEP_NUM_TASKS")
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "SLURM_PROCID")
+_world: tuple[int, int] | None = None
 
 
-_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+def world_is(rank: int, size: int) -> None:
+    """Take down what MPI itself says: from then on it counts before any variable. Independent."""
+    global _world
+    _world = (rank, size) if size > 1 else None  # a process of MPI's that is alone may be one of many all the same
+
+
+def launch_complaint() -> str:
+    """Return in what the launchers' variables disagree, and what to do about it; "" if they agree. Independent."""
+    return "" if _world else launchers.here().complaint()
 
 
 def usable_cores() -> int:
     """Return how many cores this rank may use: its affinity, shared with the ranks of its node. Independent."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    local = next((os.environ[n] for n in _LOCAL_SIZE_VARIABLES if os.environ.get(n, "").isdigit()), "1")
-    return max(1, min(8, cores // max(1, int(local))))
+    launch = launchers.here().launch
+    local = 1 if launch is None or launch.local_size is None else launch.local_size.value
+    return max(1, min(8, cores // max(1, local)))
 
 
 def launched_size() -> int | None:
-    """Return how many ranks the launcher says there are; ``None`` if no launcher is seen. Independent."""
-    for name in _SIZE_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return None
+    """Return how many ranks there are, by MPI, or else the launcher; ``None`` if neither says. Independent."""
+    if _world is not None:
+        return _world[1]
+    launch = launchers.here().launch
+    return None if launch is None or launch.size is None else launch.size.value
 
 
 def launched_rank() -> int | None:
-    """Return the rank that the launcher gave this process; ``None`` if no launcher is seen. Independent."""
-    for name in _RANK_VARIABLES:
-        value = os.environ.get(name, "")
-        if value.isdigit() and (name != "SLURM_PROCID" or "SLURM_STEP_NUM_TASKS" in os.environ):
-            return int(value)
-    return None
+    """Return which rank this is, by MPI, or else the launcher; ``None`` if neither says. Independent."""
+    if _world is not None:
+        return _world[0]
+    launch = launchers.here().launch
+    return None if launch is None or launch.rank is None else launch.rank.value
 
 
 def default_communicator() -> Communicator:
@@ -221,8 +229,12 @@ def default_communicator() -> Communicator:
     Raises
     ------
     MpiError
-        If a launcher started several ranks and mpi4py is not installed.
+        If a launcher started several ranks and mpi4py is not installed or sees another number of them, or if it is
+        not clear which launcher started them.
     """
+    complaint = launch_complaint()
+    if complaint:
+        raise MpiError(complaint)
     n_ranks = launched_size()
     if n_ranks is None and launched_rank() is None:
         return SerialCommunicator()

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from hpcckpt.collective.communicator import Communicator, Message, launched_size
+from hpcckpt.collective import launchers
+from hpcckpt.collective.communicator import Communicator, Message, world_is
 from hpcckpt.errors import CollectiveError, MpiError
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class MpiCommunicator(Communicator):
     def __init__(self, comm: MPI.Intracomm) -> None:
         abort_on_uncaught()
         check_one_library(comm)
+        world_is(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
         self._comm = comm.Dup()
         self._sends: list[MPI.Request] = []
         self.rank = comm.Get_rank()
@@ -109,6 +111,12 @@ def of_world_ranks(ranks: Sequence[int]) -> MpiCommunicator:
         made.Free()
 
 
+def thread_level() -> str:
+    """Return the level of thread support that MPI gives this process: ``MULTIPLE``. Independent."""
+    names = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    return {getattr(MPI, f"THREAD_{name}"): name for name in names}[MPI.Query_thread()]
+
+
 def world_rank() -> int:
     """Return this process' rank in MPI.COMM_WORLD. Independent."""
     return MPI.COMM_WORLD.Get_rank()
@@ -165,10 +173,31 @@ def check_one_library(comm: MPI.Comm, maps: str = "/proc/self/maps") -> None:
             f"two MPI libraries are loaded in one process: {' and '.join(found)}; "
             "build mpi4py, Horovod and h5py with the same MPI"
         )
-    expected, actual = launched_size(), MPI.COMM_WORLD.Get_size()
-    if expected is not None and actual == 1 and expected > 1 and comm.Get_size() == 1:
-        library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
-        raise MpiError(
-            f"the launcher started {expected} ranks, but mpi4py's library ({library}) sees 1: the launcher belongs "
-            "to another MPI; use the launcher of mpi4py's MPI, or rebuild mpi4py"
-        )
+    check_launch(comm)
+
+
+def check_launch(comm: MPI.Comm) -> None:
+    """Refuse to work where the launcher started other ranks than MPI connected. Independent.
+
+    Of ranks that are all alone each would write the same directory.  A communicator of several ranks of a world that
+    is greater than said (a heterogeneous job, a spawned one) is nothing to object to.
+
+    Raises
+    ------
+    MpiError
+        Naming the launcher's and the library's idea of rank and size.
+    """
+    launch = launchers.here().launch
+    rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    if launch is None or size > 1 or comm.Get_size() > 1:
+        return
+    n_ranks = 1 if launch.size is None else launch.size.value
+    if n_ranks == 1 and (launch.rank is None or launch.rank.value == rank):
+        return
+    library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+    raise MpiError(
+        f"the launcher started {n_ranks if launch.size else 'several'} ranks, but mpi4py's library ({library}) sees 1: "
+        f"this process is {launch}; each would write on its own. Either the launcher belongs to another MPI: use that "
+        "of mpi4py's MPI (srun: try --mpi=pmix, or another of srun --mpi=list), or rebuild mpi4py; or its variables "
+        f"are left from another job: unset them, or {launchers.OVERRIDE}={launchers.NOBODY}"
+    )

@@ -17,7 +17,11 @@ def findings() -> Iterator[Finding]:
     """Yield what there is to say about the native part and the processor. Independent."""
     yield _native()
     yield _checksums()
-    yield Finding("cores", "ok", f"{usable_cores()} of {os.cpu_count() or 1} usable by this process")
+
+
+def cores() -> Finding:
+    """Say how many cores this process may use. Independent."""
+    return Finding("cores", "ok", f"{usable_cores()} of {os.cpu_count() or 1} usable by this process")
 
 
 def _native() -> Finding:

@@ -15,12 +15,24 @@ _CODE = (
     "paths = sorted(set(re.findall(r'/\\S*/libmpi\\w*\\.so[.\\d]*', maps))); "
     "print(json.dumps({'library': MPI.Get_library_version().strip('\\0 \\n').splitlines()[0], 'paths': paths}))"
 )
+_INIT_CODE = (
+    "import json, re; from mpi4py import MPI; "
+    "levels = ('SINGLE', 'FUNNELED', 'SERIALIZED', 'MULTIPLE'); "
+    "print(json.dumps({'level': {getattr(MPI, 'THREAD_' + name): name for name in levels}[MPI.Query_thread()]}))"
+)
 LAUNCHERS = ("mpirun", "mpiexec", "srun", "aprun")
 _VENDORS = {
     "Open MPI": r"open ?mpi|open-?rte|prrte",
     "Intel MPI": r"intel\(r\) mpi",
     "MPICH": r"mpich|hydra|cray|pals|mvapich",
 }
+
+
+def quick_findings() -> Iterator[Finding]:
+    """Yield what is known of MPI without starting a process. Independent."""
+    found = version_of("mpi4py")
+    remedy = "pip install 'hpcckpt[mpi]' to save from several ranks"
+    yield Finding("mpi4py", "ok", found[1]) if found else Finding("mpi4py", "note", "not installed", remedy)
 
 
 def findings() -> Iterator[Finding]:
@@ -36,7 +48,14 @@ def findings() -> Iterator[Finding]:
         yield Finding("mpi4py", "problem", f"{found[1]} finds no MPI library: {answer['error']}", remedy)
         return
     yield Finding("mpi4py", "ok", f"{found[1]} on {answer['library']}{_paths(answer['paths'])}")
+    started = ask_python(_INIT_CODE)
+    if "error" in started:
+        remedy = "start it as your site's pages say; mpirun -n 1 python -m mpi4py.bench helloworld tells more"
+        yield Finding("thread level", "problem", f"MPI does not start: {started['error']}", remedy)
+    else:
+        yield thread_level(started["level"])
     yield from _horovod_library(answer["paths"])
+    yield from _hdf5_library(answer["paths"])
     yield _launcher(answer["library"])
 
 
@@ -58,6 +77,25 @@ def _horovod_library(paths: Sequence[str]) -> Iterator[Finding]:
         return
     message = f"Horovod is linked to {', '.join(wanted)}, mpi4py uses {', '.join(paths)}"
     yield Finding("one MPI", "problem", message, "build Horovod and mpi4py with the same mpicc on the PATH")
+
+
+def _hdf5_library(paths: Sequence[str]) -> Iterator[Finding]:
+    """Compare the MPI that a parallel h5py was linked to with mpi4py's."""
+    folder = package_folder("h5py")
+    binary = next(folder.glob("h5p.*.so"), None) if folder else None
+    wanted = linked_libraries(binary, r"^libmpi") if binary else []
+    if wanted and paths and not {_soname_version(name) for name in wanted} & {_soname_version(path) for path in paths}:
+        message = f"h5py is linked to {', '.join(wanted)}, mpi4py uses {', '.join(paths)}"
+        yield Finding("one MPI of h5py", "problem", message, "build h5py and mpi4py with the same mpicc on the PATH")
+
+
+def thread_level(level: str) -> Finding:
+    """Say whether a level of thread support is enough: hpcckpt itself needs none, Horovod the highest. Pure."""
+    if version_of("horovod") is not None and level != "MULTIPLE":
+        message = f"MPI_THREAD_{level}; Horovod calls MPI from a thread of its own"
+        remedy = "ask your site for an MPI with MPI_THREAD_MULTIPLE, or set no mpi4py.rc.thread_level below it"
+        return Finding("thread level", "warning", message, remedy)
+    return Finding("thread level", "ok", f"MPI_THREAD_{level}")
 
 
 def _soname_version(name: str) -> str:

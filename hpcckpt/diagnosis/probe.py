@@ -76,5 +76,5 @@ def linked_libraries(binary: Path, pattern: str) -> list[str]:
         content = binary.read_bytes()
     except OSError:
         return []
-    names = re.findall(rb"(?<=\0)(lib[A-Za-z0-9_+-]{1,60}\.so[.\d]{0,12})(?=\0)", content)
+    names = re.findall(rb"\0(lib[A-Za-z0-9_+-]{1,60}\.so[.\d]{0,12})(?=\0)", content)
     return sorted({text for name in names if re.search(pattern, text := name.decode())})

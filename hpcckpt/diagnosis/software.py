@@ -12,22 +12,28 @@ from hpcckpt._version import __version__
 from hpcckpt.diagnosis.finding import Finding
 from hpcckpt.diagnosis.probe import ask_python, linked_libraries, package_folder, version_key, version_of
 
-_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "intel-tensorflow", "tensorflow-rocm")
+TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "intel-tensorflow", "tensorflow-rocm")
 _H5PY_CODE = (
     "import json, h5py; c = h5py.get_config(); "
     "print(json.dumps({'hdf5': h5py.version.hdf5_version, 'is_parallel': bool(c.mpi)}))"
 )
 
 
-def findings() -> Iterator[Finding]:
-    """Yield what there is to say about the installed packages. Independent."""
+def findings(*, is_quick: bool = False) -> Iterator[Finding]:
+    """Yield what there is to say about the installed packages. Independent.
+
+    Parameters
+    ----------
+    is_quick : bool, optional
+        Whether to leave out what takes a process of its own to find.
+    """
     yield Finding("hpcckpt", "ok", __version__)
     yield _python()
     yield _numpy()
     yield _tensorflow()
     yield _keras()
     yield _horovod()
-    yield _h5py()
+    yield _h5py(is_quick=is_quick)
 
 
 def _python() -> Finding:
@@ -35,7 +41,7 @@ def _python() -> Finding:
 
 
 def _numpy() -> Finding:
-    found, tensorflow = version_of("numpy"), version_of(*_TENSORFLOW)
+    found, tensorflow = version_of("numpy"), version_of(*TENSORFLOW)
     if found is None:
         return Finding("NumPy", "problem", "not installed", "pip install numpy")
     if tensorflow and version_key(found[1]) >= (2,) and version_key(tensorflow[1]) < (2, 18):
@@ -46,7 +52,7 @@ def _numpy() -> Finding:
 
 
 def _tensorflow() -> Finding:
-    found = version_of(*_TENSORFLOW)
+    found = version_of(*TENSORFLOW)
     if found is None:
         return Finding("TensorFlow", "note", "not installed", "pip install 'hpcckpt[tf]' to save Keras models")
     name, version = found
@@ -58,7 +64,7 @@ def _tensorflow() -> Finding:
 
 
 def _keras() -> Finding:
-    found, tensorflow = version_of("keras", "tf-keras"), version_of(*_TENSORFLOW)
+    found, tensorflow = version_of("keras", "tf-keras"), version_of(*TENSORFLOW)
     if found is None:
         return Finding("Keras", "note", "not installed")
     name, version = found
@@ -85,9 +91,9 @@ def _horovod() -> Finding:
         return Finding("Horovod", "note", "not installed")
     binary = next((folder / "tensorflow").glob("mpi_lib*.so"), None)
     if binary is None:
-        remedy = "reinstall it with HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_MPI=1 pip install --no-build-isolation"
+        remedy = "reinstall it with HOROVOD_WITHTENSORFLOW=1 HOROVOD_WITH_MPI=1 pip install --no-build-isolation"
         return Finding("Horovod", "problem", f"{found[1]}, built without TensorFlow", remedy)
-    built_for, tensorflow = _built_for(folder / "metadata.json"), version_of(*_TENSORFLOW)
+    built_for, tensorflow = _built_for(folder / "metadata.json"), version_of(*TENSORFLOW)
     parts = _horovod_parts(binary)
     message = f"{found[1]}, built for TensorFlow {built_for} with {', '.join(parts) or 'neither MPI nor Gloo'}"
     if tensorflow and built_for not in {"?", tensorflow[1]}:
@@ -106,17 +112,20 @@ def _built_for(metadata: Path) -> str:
 
 
 def _horovod_parts(binary: Path) -> list[str]:
-    mpi, nccl = linked_libraries(binary, "mpi"), linked_libraries(binary, "nccl")
+    linked = linked_libraries(binary, "mpi|nccl")
+    mpi, nccl = [name for name in linked if "mpi" in name], [name for name in linked if "nccl" in name]
     has_gloo = b"N4gloo" in binary.read_bytes()  # linked statically: a mangled C++ name is all there is to see
     return [*([f"MPI ({', '.join(mpi)})"] if mpi else []), *(["NCCL"] if nccl else []), *(["Gloo"] if has_gloo else [])]
 
 
-def _h5py() -> Finding:
+def _h5py(*, is_quick: bool) -> Finding:
     found = version_of("h5py")
     if found is None:
         return Finding(
             "h5py", "note", "not installed", "pip install 'hpcckpt[hdf5]' for HDF5 checkpoints and .weights.h5"
         )
+    if is_quick:
+        return Finding("h5py", "ok", found[1])
     answer = ask_python(_H5PY_CODE)
     if "error" in answer:
         return Finding(

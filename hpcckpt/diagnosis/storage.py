@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcckpt import discovery, lock
+from hpcckpt.diagnosis import locks, quota, stripe
 from hpcckpt.diagnosis.finding import Finding, Level
 from hpcckpt.mounts import Mount, mount_of
 from hpcckpt.pruning import tree_nbytes
@@ -20,14 +21,33 @@ _TYPES: dict[str, tuple[Level, str, str]] = {
     "nfs": ("warning", "NFS: other nodes may see changes late, and link counts cannot be trusted",
             "use the parallel file system; or mount with actimeo=1, and let one node write"),
     "9p": ("warning", "9p: fsync may not reach a disk", "keep checkpoints on a local or parallel file system"),
+    "cifs": ("warning", "a share of Windows: no hard links, and fsync is as good as the server",
+             "use the parallel file system"),
+    "smb": ("warning", "a share of Windows: no hard links, and fsync is as good as the server",
+            "use the parallel file system"),
+    "afs": ("warning", "AFS: written when a file is closed, and the job loses its ticket in the end",
+            "use the parallel file system"),
     "fuse": ("warning", "FUSE: rename and fsync are as good as the program behind it", "prefer a kernel file system"),
 }  # fmt: skip
 _PARALLEL = {"lustre", "gpfs", "beegfs", "wekafs", "panfs", "ceph", "pvfs2", "daos", "dvs", "orangefs"}
 
 
-def findings(directory: Path) -> Iterator[Finding]:
-    """Yield what there is to say about a run directory, which need not exist yet. Independent."""
-    base = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+def existing_part(directory: Path) -> Path:
+    """Return the nearest directory that exists, upwards from here. Independent."""
+    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+
+
+def findings(directory: Path, *, is_quick: bool = False) -> Iterator[Finding]:
+    """Yield what there is to say about a run directory, which need not exist yet. Independent.
+
+    Parameters
+    ----------
+    directory : Path
+        Where checkpoints are or would be written.
+    is_quick : bool, optional
+        Whether to leave out what other programs must be asked.
+    """
+    base = existing_part(directory)
     if not base.is_dir():
         yield Finding("directory", "problem", f"{base} is not a directory", "give the directory of a run")
         return
@@ -35,6 +55,11 @@ def findings(directory: Path) -> Iterator[Finding]:
     mount = mount_of(base)
     if mount:
         yield _file_system(mount)
+    if os.access(base, os.W_OK | os.X_OK):
+        yield from locks.findings(base)
+    if mount and not is_quick:
+        yield from stripe.findings(base, mount)
+        yield from quota.findings(mount)
     yield from _space(directory, base)
     if directory.is_dir():
         yield _lock(directory)
@@ -65,18 +90,18 @@ def _space(directory: Path, base: Path) -> Iterator[Finding]:
     free, total = held.f_bavail * held.f_frsize, held.f_blocks * held.f_frsize
     newest = discovery.newest_restorable(directory) if directory.is_dir() else None
     wanted = newest.manifest.nbytes if newest and newest.manifest else 0
-    message = f"{_gib(free)} of {_gib(total)} free"
+    message, gist = f"{_gib(free)} of {_gib(total)} free", str(total)
     if free <= wanted or free == 0:
         remedy = "free space: hpcckpt prune --keep-last N"
         yield Finding(
-            "space", "problem", f"{message}, a checkpoint takes {_gib(wanted)}: the next save would fail", remedy
+            "space", "problem", f"{message}, a checkpoint takes {_gib(wanted)}: the next save would fail", remedy, gist
         )
     elif free < 3 * wanted:
         yield Finding(
-            "space", "warning", f"{message}, enough for {free // wanted} more checkpoints", "free some space soon"
+            "space", "warning", f"{message}, enough for {free // wanted} more checkpoints", "free some space soon", gist
         )
     else:
-        yield Finding("space", "ok", message)
+        yield Finding("space", "ok", message, gist=gist)
     if held.f_files and held.f_favail < 1000:
         yield Finding(
             "space", "problem", f"only {held.f_favail} more files can be made", "remove files; ask for more inodes"

@@ -10,6 +10,8 @@ on first use.  Everything here is used alike on all ranks of Horovod, or of one 
     Around a state of ``hvd.elastic``: commits stay in memory, every so many go to disk.
 `load_model`
     A model from a checkpoint, its optimizer wrapped in ``hvd.DistributedOptimizer``.
+`start`
+    In place of ``hvd.init()`` where mpi4py communicates too: returns the communicator.
 `broadcast_state`, `check_equal`
     What the callback does, for training loops of one's own.
 """
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from hpcckpt.horovod.callbacks import RestoreCallback
     from hpcckpt.horovod.elastic import DurableState
     from hpcckpt.horovod.models import load_model
-    from hpcckpt.horovod.ranks import communicator
+    from hpcckpt.horovod.ranks import communicator, start
     from hpcckpt.horovod.replicas import broadcast_state, check_equal
 
 _HOME = {
@@ -33,9 +35,10 @@ _HOME = {
     "check_equal": "hpcckpt.horovod.replicas",
     "communicator": "hpcckpt.horovod.ranks",
     "load_model": "hpcckpt.horovod.models",
+    "start": "hpcckpt.horovod.ranks",
 }
 
-__all__ = ["DurableState", "RestoreCallback", "broadcast_state", "check_equal", "communicator", "load_model"]
+__all__ = ["DurableState", "RestoreCallback", "broadcast_state", "check_equal", "communicator", "load_model", "start"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcckpt.collective.communicator import Communicator, SerialCommunicator
+from hpcckpt.collective.communicator import Communicator, SerialCommunicator, as_communicator
 from hpcckpt.errors import CodeError, MpiError, OptionError
+
+
+def start() -> Communicator:
+    """Start Horovod on all ranks that were started, as ``hvd.init()`` does, and return its communicator. Collective.
+
+    MPI is started before it: a Horovod that starts MPI also ends it, on all ranks, when the first of them exits, while
+    others may still talk.  Where Horovod runs already, it stays as it is.
+
+    Raises
+    ------
+    MpiError
+        If Horovod's ranks are not those of mpi4py, or it is not clear who started them.
+    """
+    import horovod.tensorflow as hvd
+
+    as_communicator(None).free()
+    hvd.init()
+    return communicator()
 
 
 def communicator(process_set: Any = None) -> Communicator:

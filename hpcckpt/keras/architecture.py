@@ -13,7 +13,7 @@ from typing import Any
 from hpcckpt.errors import ConfigError
 from hpcckpt.keras.layers import is_layer
 from hpcckpt.keras.quiet import quiet
-from hpcckpt.keras.safe_config import refuse_code
+from hpcckpt.keras.safe_config import know_own, refuse_code
 
 NAME = "architecture"
 """The last part of the name under which a state's object holds the architecture, beside the model's weights."""
@@ -69,6 +69,7 @@ def build_architecture(
     try:
         config = json.loads(stored) if isinstance(stored, str) else dict(stored)
         compiled = config.pop("compile_config", None)  # Keras 3 has it there
+        know_own([config, dict(architecture)])
         if not is_trusted:
             refuse_code(config, custom_objects)
         with quiet(), saving.custom_object_scope(dict(custom_objects or {})), _trust(is_trusted):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from keras.callbacks import Callback
 
+from hpcckpt import journal, tiers
 from hpcckpt.collective.communicator import as_communicator
 from hpcckpt.config import Best, Level
 from hpcckpt.discovery import pins, scan
@@ -27,6 +28,9 @@ from hpcckpt.retention import retire
 from hpcckpt.run import Restored, SavedStep
 
 __all__ = ["BackupAndRestore"]
+
+_SIDE_FILES = {journal.NAME, tiers.MARK}
+"""What says nothing once the last step is gone."""
 
 
 class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
@@ -66,6 +70,11 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         Storage backend.
     backend_options : mapping, optional
         Options of the backend.
+    scratch : path_like, optional
+        A faster directory that all ranks see: backups are committed there, and drained to `backup_dir` while the
+        training goes on; see the page on tiers.
+    scratch_bandwidth : float, optional
+        Bytes per second that all ranks together may drain meanwhile.
     async_save : bool
         Whether training goes on while a backup is written.
     verbose : int
@@ -105,6 +114,8 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         keep_best: Best | str | None = None,
         backend: str = "rankfile",
         backend_options: Mapping[str, Any] | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        scratch_bandwidth: float | None = None,
         async_save: bool = True,
         verbose: int = 1,
         data: DataPosition | None = None,
@@ -133,6 +144,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
             "on_newer": "aside",
         }
         options |= {"backend": backend, "backend_options": backend_options}
+        options |= {"scratch": scratch, "scratch_bandwidth": scratch_bandwidth}
         self._saves = Saves(backup_dir, comm, options, self._committed)
         self._backup: Backup | None = None
         self._stands_last = False
@@ -288,7 +300,7 @@ def plain_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _delete_all(directory: Path) -> None:
-    """Retire all steps that nobody has pinned, oldest first, and the directory if nothing else is in it. Root only."""
+    """Retire all steps that nobody has pinned, oldest first, and the directory if no more is in it. Root only."""
     if not directory.is_dir():
         return
     with RunLock.take(directory):
@@ -297,4 +309,7 @@ def _delete_all(directory: Path) -> None:
             if info.step not in pinned:
                 retire(directory, info.path.name)
     with contextlib.suppress(OSError):
+        if set(os.listdir(directory)) <= _SIDE_FILES:
+            for name in _SIDE_FILES:
+                (directory / name).unlink(missing_ok=True)
         directory.rmdir()

@@ -23,7 +23,15 @@ def describe(model: Any) -> dict[str, Any]:
         return {"model": about | {"problem": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}}
     if not is_json(config):
         return {"model": about | {"problem": "its configuration is nested too deep"}}
-    return {"model": about, NAME: {"model": config, **_built(model), **_compiled(model)}}
+    return {"model": about, NAME: {"model": _named(config, model), **_built(model), **_compiled(model)}}
+
+
+def _named(config: Any, model: Any) -> Any:
+    """Return a config with the name under which Keras knows the class, which Keras 2.15 leaves out at the top."""
+    from keras import saving
+
+    name = saving.get_registered_name(type(model))
+    return config if "registered_name" in config or ">" not in name else {**config, "class_name": name}
 
 
 def _built(model: Any) -> dict[str, Any]:

@@ -21,16 +21,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from hpcckpt.errors import OptionError, StateError
-from hpcckpt.keras.iterators import read_iterator, write_iterator
+from hpcckpt.keras.iterators import (
+    NO_STATE,
+    forgets_repeats,
+    read_iterator,
+    repeats_what_is_shuffled,
+    shuffles_what_is_shuffled,
+    write_iterator,
+)
 from hpcckpt.keras.progress import Skipping
 from hpcckpt.snapshot import Array
 
 Mode = Literal["exact", "skip", "auto"]
 Method = Literal["saved", "replayed", "skipped", "own", "none"]
-NO_STATE = np.empty(0, np.uint8)
 _ARRAYS = {"ArrayDataAdapter", "GenericArrayLikeDataAdapter", "ListsOfScalarsDataAdapter", "TensorLikeDataAdapter"}
 
 
@@ -206,6 +210,8 @@ class Feed(ABC):
     def _is_restored(self, iterator: Any, place: Place) -> bool:
         if not place.state.size or self._plan.mode == "skip":
             return False
+        if forgets_repeats(iterator, place.state):
+            return False  # nobody knows how often they had drawn, but to read again
         try:
             write_iterator(iterator, place.state)
         except StateError as error:
@@ -217,12 +223,20 @@ class Feed(ABC):
 
     def _read(self, iterator: Any, count: int) -> None:
         """Read so many batches and drop them."""
-        for _ in self._plan.skipping.over(range(count)):
+        for _ in self._plan.skipping.over(range(count), count):
             try:
                 next(iterator)
             except StopIteration:
                 self.warnings.append("there was less data to skip than was trained on")
                 break
+
+    def _draw(self, iterator: Any) -> None:
+        """Have the shuffles draw as often as in an epoch that is over: by reading as much of it as that takes."""
+        if repeats_what_is_shuffled(iterator):
+            for _ in self._plan.skipping.over(iterator, self.steps):
+                pass
+        elif shuffles_what_is_shuffled(iterator):
+            next(iterator, None)
 
 
 class HandlerFeed(Feed):
@@ -257,8 +271,7 @@ class HandlerFeed(Feed):
         def enumerate_epochs() -> Iterator[tuple[int, Any]]:
             for epoch, iterator in original():
                 if place is not None and epoch < place.epoch:
-                    if self.goes_on and place.is_read and not place.state.size:
-                        self._read(iterator, self.steps or 0)
+                    self._pass_epoch(iterator, place)
                     continue
                 self.iterator = iterator
                 if self.method == "none":
@@ -266,6 +279,13 @@ class HandlerFeed(Feed):
                 yield epoch, iterator
 
         self.source.enumerate_epochs = enumerate_epochs
+
+    def _pass_epoch(self, iterator: Any, place: Place) -> None:
+        """Go through an epoch, reading its data only if what comes after depends on that."""
+        if place.is_read and self.goes_on and not place.state.size:
+            self._read(iterator, self.steps or 0)
+        elif place.is_read and not self.goes_on:
+            self._draw(iterator)
 
 
 class EpochIteratorFeed(Feed):
@@ -324,6 +344,8 @@ class EpochIteratorFeed(Feed):
         for _, _, iterator in itertools.islice(original(), None if steps else 1):
             if first and self.source.steps_per_epoch is not None and not place.state.size:
                 self._read(iterator, steps or 0)
+            elif first and self.source.steps_per_epoch is None:
+                self._draw(iterator)
             first = False
         if not steps:
             self.adapter.on_epoch_end()

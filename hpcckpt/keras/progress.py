@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from hpcckpt.keras.lines import write_line
+from hpcckpt.keras.rng import undrawn
 
+T = TypeVar("T")
 PATIENCE_S = 2.0
 """Whoever waits longer is told what for, also in a log."""
 
@@ -25,24 +28,27 @@ class Skipping:
     def __init__(self, *, is_shown: bool) -> None:
         self._is_shown = is_shown
 
-    def over(self, batches: Sequence[int]) -> Iterator[int]:
-        """Yield `batches`, and show how far that has got."""
+    def over(self, batches: Iterable[T], total: int | None) -> Iterator[T]:
+        """Yield `batches`, of which there are `total` if that is known, and show how far that has got."""
         began = time.monotonic()
-        with self._bar(len(batches)) as advance:
-            for number in batches:
-                yield number
+        count = 0
+        with self._bar(total) as advance:
+            for batch in batches:
+                yield batch
                 advance()
+                count += 1
         seconds = time.monotonic() - began
-        if self._is_shown and batches and seconds > PATIENCE_S:
-            write_line(f"hpcckpt: skipped batches={len(batches)} seconds={seconds:.1f}")
+        if self._is_shown and count and seconds > PATIENCE_S:
+            write_line(f"hpcckpt: skipped batches={count} seconds={seconds:.1f}")
 
     @contextlib.contextmanager
-    def _bar(self, total: int) -> Iterator[Callable[[], None]]:
-        if not (self._is_shown and total and sys.stderr.isatty()):
+    def _bar(self, total: int | None) -> Iterator[Callable[[], None]]:
+        if not (self._is_shown and total != 0 and sys.stderr.isatty()):
             yield lambda: None
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        with undrawn():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("skipping batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -11,7 +11,8 @@ from hpcckpt.checkpointer import Checkpointer
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import inspect_step, newest_restorable, step_numbers
 from hpcckpt.errors import StepNotFoundError
-from hpcckpt.keras.feeds import NO_STATE, Place
+from hpcckpt.keras.feeds import Place
+from hpcckpt.keras.iterators import NO_STATE
 from hpcckpt.keras.position import Position
 from hpcckpt.keras.training import Training, is_of_training
 from hpcckpt.run import Restored

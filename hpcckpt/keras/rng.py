@@ -7,10 +7,11 @@ instance, it hands in itself.  What kernels of TensorFlow count for themselves c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,16 @@ from hpcckpt.snapshot import Array
 
 _WORDS = 625
 """Of a Mersenne Twister in Python: 624 of state, and the position."""
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """Leave the stream of Python's `random` as it is, whatever happens meanwhile: rich draws of it to be imported."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def read_streams() -> dict[str, Array]:

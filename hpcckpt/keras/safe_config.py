@@ -9,6 +9,7 @@ the program that loads it knows it already: by ``custom_objects``, or registered
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,6 +53,25 @@ def refuse_code(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
                 "names; build the model yourself and have it filled (--model package.module:function, or "
                 "hpcckpt.keras.load_weights), or name what it needs in custom_objects"
             )
+
+
+OWN = "hpcckpt>"
+_OWN_MODULES = (
+    "losses.smoothed", "models.lenet5", "models.one_head_net", "models.networks.small_conv_net",
+    "models.networks.small_res_net", "models.networks.small_transformer", "models.components.convolution",
+    "models.components.patches", "models.components.residual", "models.components.transformer",
+)  # fmt: skip
+
+
+def know_own(config: Any) -> None:
+    """Have Keras know models and losses of this package, if a config names one. Independent.
+
+    They are registered when their modules are imported.  Which these are stands here, and not in the config.
+    """
+    named = (one for value in _objects(config) for one in (value["class_name"], value.get("registered_name")))
+    if any(isinstance(one, str) and one.startswith(OWN) for one in named):
+        for module in _OWN_MODULES:
+            importlib.import_module(f"hpcckpt.train.{module}")
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -25,7 +25,8 @@ from typing import Any
 
 from hpcckpt.errors import OptionError
 from hpcckpt.keras import metrics, others, rng, statistics
-from hpcckpt.keras.feeds import NO_STATE, Feed
+from hpcckpt.keras.feeds import Feed
+from hpcckpt.keras.iterators import NO_STATE
 from hpcckpt.keras.layers import named_weights
 from hpcckpt.keras.optimizers import optimizer_leaves
 from hpcckpt.keras.packing import pack, unpack

@@ -210,6 +210,7 @@ class Guard:
         self._period_began = time.monotonic()
         self._is_open = True
         self._forget_saves = ckpt.on_saved(self._take_in)
+        self._forget_drains = ckpt.on_drained(self._take_in_drained)
         self._say_what_is_watched(left_s)
 
     # -- at each boundary ------------------------------------------------------------------------------
@@ -327,10 +328,12 @@ class Guard:
             If no stop was agreed on.
         """
         stop = self._agreed_stop()
+        self._ckpt.journal.stopped(stop.step, stop.reason)
         self._ckpt.close()
         if self._halt is not None and self._agreement.comm.is_root:
             self._take_halt_away(self._halt, stop.step)
         self._forget_saves()
+        self._forget_drains()
         self._is_open = False
         self._agreement.release()
         if self._options.signals:
@@ -406,9 +409,13 @@ class Guard:
 
     def _take_in(self, saved: SavedStep) -> None:
         """Learn from a save that is committed. Independent."""
-        self._needed.observe_save(saved.seconds)
         self._planner.observe_save(saved.stall_seconds, saved.seconds)
+        self._ckpt.journal.cost(saved.step, self._planner.last_cost_s)
         self._period_began = max(self._period_began, time.monotonic() - saved.seconds)
+
+    def _take_in_drained(self, saved: SavedStep) -> None:
+        """Learn how long a step takes to the run directory, where the last one has to come too. Independent."""
+        self._needed.observe_save(saved.seconds)
 
     def _agreed_stop(self) -> Advice:
         self._check_open()
@@ -422,6 +429,7 @@ class Guard:
 
     def _give_back(self) -> None:
         self._forget_saves()
+        self._forget_drains()
         self._flag.release(self)
 
     def _take_halt_away(self, halt: HaltWatch, step: int) -> None:

@@ -91,6 +91,23 @@ def read_halt(directory: str | os.PathLike[str]) -> Halt | None:
     return parse_halt(raw.decode("utf-8", errors="replace"))
 
 
+def take_back_halt(directory: str | os.PathLike[str]) -> bool:
+    """Remove the file ``HALT`` of a run directory, whatever it says; say whether there was one. Independent.
+
+    Raises
+    ------
+    StorageError, ReadOnlyError
+        If it cannot be removed.
+    """
+    try:
+        os.unlink(os.path.join(directory, layout.HALT))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise from_os_error(error, "take the request back") from error
+    return True
+
+
 class HaltWatch:
     """Looks for the file now and then. Root only.
 

@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -217,3 +217,18 @@ def the_flag() -> SignalFlag:
     if _flag is None:
         _flag = SignalFlag()
     return _flag
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Keep the signals that ask a job to stop until it can obey: libraries and models take long. Independent.
+
+    Outside of the main thread, where Python installs no handlers, it does nothing.
+    """
+    holder, flag = object(), the_flag()
+    if threading.current_thread() is threading.main_thread():
+        flag.catch(signal_numbers(DEFAULT), holder)
+    try:
+        yield
+    finally:
+        flag.release(holder)

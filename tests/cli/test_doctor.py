@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcckpt.diagnosis import hardware, mpi, probe, quota, software, storage
+from hpcckpt.diagnosis import builds, hardware, mpi, probe, quota, software, storage
 from hpcckpt.mounts import Mount, mount_of
 
 Cli = Callable[..., Any]
@@ -38,17 +40,53 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the installation alone: no child processes."""
-    monkeypatch.setattr(software, "findings", lambda: iter(()))
+    monkeypatch.setattr(software, "findings", lambda **_: iter(()))
     monkeypatch.setattr(mpi, "findings", lambda: iter(()))
+    monkeypatch.setattr(builds, "findings", lambda: iter(()))
 
 
 def test_findings_about_the_installation(cli: Cli) -> None:
     result = cli("doctor", "--json")
     found = by_topic(result)
     assert {"hpcckpt", "Python", "NumPy", "TensorFlow", "Keras", "Horovod", "h5py", "mpi4py", "launcher", "native part",
-            "checksums", "cores", "backends"} <= set(found)  # fmt: skip
-    assert all(set(finding) == {"topic", "level", "message", "remedy"} for finding in found.values())
+            "checksums", "cores", "backends", "scratch", "started by", "time left"} <= set(found)  # fmt: skip
+    assert all(set(finding) == {"topic", "level", "message", "remedy", "ranks"} for finding in found.values())
     assert result.code == (0 if result.json["ok"] else 1)
+
+
+def test_a_job_script_gets_its_answer_at_once(spawn: Cli, tmp_path: Path) -> None:
+    """Without other programs being started: with nothing on the PATH the answer is the same."""
+    script = tmp_path / "scontrol"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    script.chmod(0o755)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = spawn("doctor", tmp_path, "--quick", "--json", PATH=str(tmp_path), SLURM_JOB_ID="7")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    assert result.code == 0, result.out
+    assert {"hpcckpt", "directory", "space", "file locks", "scratch", "time left"} <= set(by_topic(result))
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "level", "words"),
+    [
+        ({}, "note", "nothing says when this job ends"),
+        ({"HPCCKPT_JOB_END": "+7200"}, "ok", "HPCCKPT_JOB_END"),
+        ({"SLURM_JOB_END_TIME": "+100"}, "warning", "SLURM_JOB_END_TIME"),
+        ({"SLURM_JOB_END_TIME": "+-100"}, "warning", "it is not believed"),
+        ({"HPCCKPT_JOB_END": "soon"}, "problem", "HPCCKPT_JOB_END"),
+    ],
+)
+def test_the_time_that_is_left(
+    variables: dict[str, str], level: str, words: str, quick: None, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HPCCKPT_JOB_END", "SLURM_JOB_END_TIME", "COBALT_ENDTIME", "PBS_WALLTIME", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(int(time.time()) + int(value[1:])) if value.startswith("+") else value)
+    found = by_topic(cli("doctor", "--json", "--quick"))["time left"]
+    assert (found["level"], words in found["message"]) == (level, True), found
 
 
 def test_what_is_asked_about_is_not_imported(environment: Callable[..., dict[str, str]]) -> None:
@@ -168,6 +206,30 @@ def test_mpi4py_without_a_library(versions: Callable[..., None], monkeypatch: py
     (finding,) = mpi.findings()
     assert finding.level == "problem"
     assert "cannot load MPI library" in finding.message
+
+
+def test_mpi_that_does_not_start(versions: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    versions(mpi4py="4.1.2")
+    answers = {mpi._CODE: {"library": "Open MPI v4.1.4", "paths": []}, mpi._INIT_CODE: {"error": "no PMI here"}}
+    monkeypatch.setattr(mpi, "ask_python", answers.__getitem__)
+    (finding,) = [finding for finding in mpi.findings() if finding.topic == "thread level"]
+    assert (finding.level, finding.message) == ("problem", "MPI does not start: no PMI here")
+
+
+@pytest.mark.parametrize(
+    ("installed", "level", "expected"),
+    [({}, "SINGLE", "ok"), ({"horovod": "0.28.1"}, "MULTIPLE", "ok"), ({"horovod": "0.28.1"}, "FUNNELED", "warning")],
+)
+def test_thread_levels(installed: dict[str, str], level: str, expected: str, versions: Callable[..., None]) -> None:
+    versions(**installed)
+    assert mpi.thread_level(level).level == expected
+
+
+def test_another_mpi_in_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "h5p.cpython-311-x86_64-linux-gnu.so").write_bytes(b"\0libmpi.so.12\0")
+    monkeypatch.setattr(mpi, "package_folder", lambda _name: tmp_path)
+    assert [finding.level for finding in mpi._hdf5_library(["/usr/lib/libmpi.so.40.30.4"])] == ["problem"]
+    assert list(mpi._hdf5_library(["/usr/lib/libmpi.so.12.1.8"])) == []
 
 
 def test_children_never_raise(monkeypatch: pytest.MonkeyPatch) -> None:

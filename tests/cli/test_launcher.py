@@ -54,6 +54,27 @@ def test_one_rank_needs_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.run_on_root(lambda: 3) == 3
 
 
+def test_nobody_acts_where_launchers_disagree(spawn: Cli, saved: Path) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}
+    mpirun = LAUNCHERS["mpirun"] | {"OMPI_COMM_WORLD_RANK": "0"}
+    result = spawn("prune", saved, "--keep-last", "1", "--yes", **mpirun, **step)
+    assert result.code == 1
+    assert "OMPI_COMM_WORLD_SIZE=2, srun says SLURM_STEP_NUM_TASKS=4" in result.err
+    assert len(list(saved.glob("step-*"))) == 3
+
+
+def test_a_shell_that_a_rank_has_left_says_why_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in LAUNCHERS["srun without PMI"].items():
+        monkeypatch.setenv(name, value.format(rank=1))
+    assert launcher.run_on_root(lambda: pytest.fail("only rank 0 acts")) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert launcher.run_on_root(lambda: pytest.fail("only rank 0 acts")) == 0
+    assert "HPCCKPT_LAUNCHER=none" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("n_ranks", [2, 3])
 def test_every_rank_gets_rank_0_s_code(n_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")

@@ -92,6 +92,16 @@ def test_a_metric_that_is_not_a_number_becomes_text(cli: Cli, tmp_path: Path) ->
     assert cli("list", tmp_path / "run").code == 0
 
 
+def test_what_is_left_of_a_save_without_a_number_has_none(cli: Cli, saved: Path) -> None:
+    (saved / ".next-abc").mkdir()
+    found = cli("list", saved, "--json").json["checkpoints"][-1]
+    assert (found["step"], found["tags"]) == (None, ["incomplete"])
+    result = cli("list", saved)
+    assert result.out.splitlines()[-1].split()[0] == "-"
+    assert "a save: left by a killed job" in result.err
+    assert "step -1" not in result.out + result.err
+
+
 @pytest.mark.parametrize("words", [[], ["--valid-only"]])
 def test_an_empty_run_exits_with_4(words: list[str], cli: Cli, tmp_path: Path) -> None:
     result = cli("list", tmp_path, "--json", *words)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from listing import listed
 
 Cli = Callable[..., Any]
 LEFT = (".step-0000000040.tmp-abcdef", ".retired-abcdef")
@@ -26,7 +27,7 @@ def steps(cli: Cli, run: Path) -> list[int]:
 
 
 def names(run: Path) -> set[str]:
-    return {path.name for path in run.iterdir()}
+    return set(listed(run))
 
 
 def test_without_rules_only_leftovers_go(cli: Cli, cluttered: Path) -> None:

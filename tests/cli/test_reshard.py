@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import errors, native, resharding
@@ -117,7 +118,7 @@ def test_in_place_the_step_is_exchanged(cli: Cli, tmp_path: Path, n_files: int) 
     assert result.code == 0
     assert f"ranks 2 -> {n_files}" in result.out
     assert same_bytes(run, twin)
-    assert os.listdir(run) == ["step-0000000010"]
+    assert listed(run) == ["step-0000000010"]
     assert len(list((run / "step-0000000010" / "data").iterdir())) == n_files
 
 
@@ -155,7 +156,7 @@ def test_a_dry_run_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     assert result.code == 0
     assert "would write" in result.out
     assert not (tmp_path / "out").exists()
-    assert os.listdir(run) == ["step-0000000010"]
+    assert listed(run) == ["step-0000000010"]
 
 
 def test_a_step_that_is_there_is_not_replaced(cli: Cli, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_damage_is_noticed_on_the_way_and_nothing_is_published(cli: Cli, tmp_pat
     assert cli("reshard", run, "--files", 1, "--out", tmp_path / "out").code == 3
     assert cli("reshard", run, "--files", 1, "--in-place", "--yes").code == 3
     assert os.listdir(tmp_path / "out") == []
-    assert os.listdir(run) == ["step-0000000010"]
+    assert listed(run) == ["step-0000000010"]
     assert path.exists()
 
 
@@ -240,7 +241,7 @@ def test_killed_in_place_the_old_step_or_the_new_one_is_there(cli: Cli, tmp_path
     assert read_manifest(run / "step-0000000010").n_ranks == (2 if phase[0] in "56" else 1)
     assert cli("reshard", run, "--files", 3, "--in-place", "--yes").code == 0
     assert cli("prune", run, "--yes").code == 0
-    assert set(os.listdir(run)) - {".pins"} == {"step-0000000010"}
+    assert set(listed(run)) - {".pins"} == {"step-0000000010"}
     assert same_bytes(run, twin)
 
 
@@ -254,4 +255,4 @@ def test_a_disk_that_is_full_leaves_all_as_it_was(cli: Cli, tmp_path: Path, monk
     monkeypatch.setattr(native, "preallocate", fail)
     assert cli("reshard", run, "--files", 1, "--in-place", "--yes").code == 7
     assert read_manifest(run / "step-0000000010") == before
-    assert os.listdir(run) == ["step-0000000010"]
+    assert listed(run) == ["step-0000000010"]

@@ -16,6 +16,7 @@ import tensorflow as tf
 from models import IS_KERAS_3, assert_equal, rows, small, values
 
 import hpcckpt as hc
+from hpcckpt import tiers
 from hpcckpt.discovery import scan
 from hpcckpt.errors import OptionError, StepNotFoundError
 from hpcckpt.keras import BackupAndRestore, ModelCheckpoint, levels, progress, rng, statistics
@@ -264,6 +265,17 @@ def test_state_of_the_users_own_is_saved_and_restored(run_dir: Path, fit: Fit) -
 def test_double_checkpoint_keeps_the_backup_before_the_last_one(run_dir: Path, fit: Fit) -> None:
     fit(small(), rows(), 3, backup(run_dir, double_checkpoint=True, max_to_keep=1))
     assert [info.step for info in scan(run_dir)] == [20, 30]
+
+
+def test_with_scratch_the_backups_are_in_the_run_directory_when_the_training_ends(
+    run_dir: Path, tmp_path: Path, fit: Fit
+) -> None:
+    fit(small(), rows(), 2, backup(run_dir, scratch=tmp_path / "scratch"))
+    assert [info.step for info in scan(run_dir)] == [10, 20]
+    assert 20 in {info.step for info in scan(tiers.scratch_directory(run_dir, tmp_path / "scratch"))}
+    callback = backup(run_dir)
+    fit(small(), rows(), 2, callback)
+    assert callback.step == 20
 
 
 class Halts(keras.callbacks.Callback):

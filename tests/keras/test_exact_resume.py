@@ -105,6 +105,14 @@ def pipeline() -> dict[str, Any]:
     return {"x": tf.data.Dataset.from_tensor_slices(rows()).shuffle(20).batch(5).prefetch(2)}
 
 
+def pipeline_shuffled_twice() -> dict[str, Any]:
+    return {"x": tf.data.Dataset.from_tensor_slices(rows()).shuffle(20).batch(5).shuffle(3)}
+
+
+def pipeline_repeated_within_epochs() -> dict[str, Any]:
+    return {"x": tf.data.Dataset.from_tensor_slices(rows()).shuffle(20).repeat(2).batch(10).prefetch(2)}
+
+
 def endless_pipeline() -> dict[str, Any]:
     return {"x": tf.data.Dataset.from_tensor_slices(rows()).shuffle(20).repeat().batch(5), "steps_per_epoch": STEPS}
 
@@ -193,7 +201,24 @@ def test_whatever_the_data_is_a_run_that_is_killed_twice_ends_as_if_never_killed
     assert_equal(values(model), expected)
 
 
-@pytest.mark.parametrize("data", [pipeline, generator, sequence], ids=lambda data: data.__name__)
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(
+    "data", [pipeline, pipeline_shuffled_twice, pipeline_repeated_within_epochs], ids=lambda data: data.__name__
+)
+def test_later_epochs_keep_their_order_where_all_data_had_been_read_ahead(
+    data: Data, epoch: int, tmp_path: Path
+) -> None:
+    last = epoch * STEPS + STEPS - 1
+    train(tmp_path, data, KillAt(last + 1), every_n_batches=last)
+    model, callback = train(tmp_path, data)
+    assert resumed_at(callback) == (epoch, STEPS - 1)
+    assert_equal(values(model), straight(data)[0])
+
+
+BETWEEN = [pipeline, pipeline_shuffled_twice, pipeline_repeated_within_epochs, generator, sequence]
+
+
+@pytest.mark.parametrize("data", BETWEEN, ids=lambda data: data.__name__)
 def test_the_order_of_the_next_epoch_is_the_same_for_a_run_killed_between_epochs(data: Data, tmp_path: Path) -> None:
     train(tmp_path, data, KillAt(25), every_n_batches=None)
     model, callback = train(tmp_path, data, every_n_batches=None)

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from listing import listed
 from models import IS_KERAS_3, rows, small
 
 import hpcckpt as hc
@@ -412,7 +413,7 @@ def test_a_name_that_a_manifest_gives_never_leads_out_of_the_run_directory(
     damage.reseal(manifest, lambda document: document["objects"]["user"]["checkpoint"].update(name=hostile))
     go_on(run, [0.4], iterations=5)
     assert steps_in(run) == [5, 10]
-    assert sorted(os.listdir(run)) == ["01-0.40", "step-0000000005", "step-0000000010"]
+    assert listed(run) == ["01-0.40", "step-0000000005", "step-0000000010"]
     assert not os.path.lexists(outside)
 
 

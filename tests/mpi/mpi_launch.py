@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,8 +51,9 @@ class Finished(NamedTuple):
     err: str
 
     def lines(self, word: str) -> list[Any]:
-        """Return the JSON values of the lines that programs print as ``WORD {…}``."""
-        return [json.loads(line[len(word) :]) for line in self.out.splitlines() if line.startswith(word + " ")]
+        """Return the JSON values that programs print as ``WORD {…}``, a line each, or joined by mpirun."""
+        starts = re.finditer(rf"(?:^|(?<=[\]}}])){re.escape(word)} ", self.out, re.MULTILINE)
+        return [json.JSONDecoder().raw_decode(self.out, start.end())[0] for start in starts]
 
 
 def find_mpirun() -> str | None:

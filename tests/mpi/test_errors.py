@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from listing import listed
 from mpi_launch import PROGRAMS, mpirun
 
 import hpcckpt as hc
@@ -68,7 +69,7 @@ def test_a_job_that_ends_without_closing_leaves_the_step_whole_or_absent(tmp_pat
     steps = step_numbers(tmp_path)
     assert steps in ([[1], [1, 2]] if is_mistake else [[1, 2]])
     assert hc.load(tmp_path)["w"].tolist() == [float(steps[-1])] * 100_000
-    assert is_mistake or sorted(os.listdir(tmp_path)) == [layout.step_dirname(1), layout.step_dirname(2)]
+    assert is_mistake or listed(tmp_path) == [layout.step_dirname(1), layout.step_dirname(2)]
 
 
 SILENT = """

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import checkpointer, errors, layout, phases
@@ -414,7 +415,7 @@ def test_closing_waits_for_all_saves_and_gives_everything_back_whatever_failed(r
         results = run_ranks(n_ranks, body)
     assert results == [results[0]] * n_ranks
     assert results[0][0] == "NoSpaceError"
-    names = sorted(path.name for path in run_dir.iterdir())
+    names = listed(run_dir)
     assert names == [name for name in names if layout.parse_step(name) is not None]
     assert len(names) == 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import layout
@@ -49,7 +49,7 @@ def check_whole_or_absent(run_dir: Path, *whole: int) -> None:
         assert set(hc.load(run_dir / layout.step_dirname(step))["w"].tolist()) == {float(step)}
     with hc.Checkpointer(run_dir, max_to_keep=None) as ckpt:
         ckpt.save(99, {"w": np.full(3, 99.0)}).result()
-    assert sorted(os.listdir(run_dir)) == [layout.step_dirname(step) for step in (*whole, 99)]
+    assert listed(run_dir) == [layout.step_dirname(step) for step in (*whole, 99)]
 
 
 ENDS = {
@@ -97,7 +97,7 @@ ckpt.save(1, {'w': w})
     assert "save step 1: write: [rank 0]" in ended.stderr
     assert "No space left on device" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert os.listdir(run_dir) == []
+    assert listed(run_dir) == []
 
 
 def test_the_second_of_two_saves_is_committed_though_the_first_fails(run_dir):

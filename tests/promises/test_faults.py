@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import types
 from typing import Any
 
 import numpy as np
 import pytest
+from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import discovery, errors, snapshot
@@ -85,7 +85,7 @@ def _check_failed_save(
     assert (left, steps) == ([], [1])
     assert (values, epoch) == ([1.0] * 100, 1)
     assert hc.load(run_dir)["w"].tolist() == [3.0] * 100
-    assert sorted(os.listdir(run_dir)) == ["step-0000000001", "step-0000000002", "step-0000000003"]
+    assert listed(run_dir) == ["step-0000000001", "step-0000000002", "step-0000000003"]
 
 
 @pytest.mark.parametrize(("who", "name"), CASES)
@@ -139,7 +139,7 @@ def test_a_failure_of_retention_is_a_warning_for_the_step_is_committed(ranks, ru
     step, (warning,), latest, kept = results[0]
     assert (step, latest, kept) == (2, 2, 1)
     assert "step 2" in warning
-    assert sorted(os.listdir(run_dir)) == ["step-0000000003"]
+    assert listed(run_dir) == ["step-0000000003"]
 
 
 @pytest.mark.parametrize(("who", "name"), CASES)

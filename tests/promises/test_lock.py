@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import errors, layout, lock, phases
@@ -96,7 +97,7 @@ def test_the_lock_of_a_killed_job_is_taken_over(run_dir, other_job):
     other_job.wait()
     assert (run_dir / layout.LOCK).exists()
     save(run_dir, 2)
-    assert sorted(os.listdir(run_dir)) == [layout.step_dirname(1), layout.step_dirname(2)]
+    assert listed(run_dir) == [layout.step_dirname(1), layout.step_dirname(2)]
 
 
 def test_a_job_that_is_only_stopped_keeps_its_lock(run_dir, other_job):
@@ -279,7 +280,7 @@ def test_a_lock_needs_no_hard_links(run_dir, monkeypatch):
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.save(1, {"w": np.ones(10)})
         assert lock.read_holder(run_dir / layout.LOCK).pid == os.getpid()
-    assert os.listdir(run_dir) == [layout.step_dirname(1)]
+    assert listed(run_dir) == [layout.step_dirname(1)]
 
 
 def test_a_lock_of_another_container_of_this_host_is_respected_until_it_expires(run_dir):

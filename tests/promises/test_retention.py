@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import discovery, errors, layout
@@ -41,7 +42,7 @@ def saved(*steps: int) -> dict[int, float | None]:
 def test_the_newest_steps_are_kept(ranks, run_dir):
     results = save_all(ranks, run_dir, saved(1, 2, 3, 4, 5), max_to_keep=2)
     assert results == [([4, 5], [1, 2, 2, 2, 2])] * ranks.size
-    assert sorted(os.listdir(run_dir)) == [layout.step_dirname(4), layout.step_dirname(5)]
+    assert listed(run_dir) == [layout.step_dirname(4), layout.step_dirname(5)]
 
 
 def test_without_a_limit_all_are_kept(ranks, run_dir):
@@ -111,14 +112,14 @@ def test_a_damaged_step_is_never_removed_and_counts_for_nothing(ranks, run_dir, 
     save_all(ranks, run_dir, saved(1, 2, 3), max_to_keep=None)
     ranks.on_root(lambda: damage.cut(damage.first_file(run_dir / layout.step_dirname(2))))
     assert save_all(ranks, run_dir, saved(4), max_to_keep=2)[0][0] == [3, 4]
-    assert sorted(os.listdir(run_dir)) == [layout.step_dirname(step) for step in (2, 3, 4)]
+    assert listed(run_dir) == [layout.step_dirname(step) for step in (2, 3, 4)]
 
 
 def test_a_step_without_a_manifest_is_never_removed(ranks, run_dir):
     save_all(ranks, run_dir, saved(1, 2), max_to_keep=None)
     ranks.on_root((run_dir / layout.step_dirname(1) / layout.MANIFEST).unlink)
     save_all(ranks, run_dir, saved(3), max_to_keep=1)
-    assert sorted(os.listdir(run_dir)) == [layout.step_dirname(1), layout.step_dirname(3)]
+    assert listed(run_dir) == [layout.step_dirname(1), layout.step_dirname(3)]
 
 
 def test_foreign_files_in_the_run_directory_are_left_alone(ranks, run_dir):
@@ -130,7 +131,7 @@ def test_foreign_files_in_the_run_directory_are_left_alone(ranks, run_dir):
 
     ranks.on_root(put)
     save_all(ranks, run_dir, saved(1, 2, 3), max_to_keep=1)
-    assert sorted(os.listdir(run_dir)) == ["notes.txt", "step-0000000003", "step-0000000009.bak", "step-7"]
+    assert listed(run_dir) == ["notes.txt", "step-0000000003", "step-0000000009.bak", "step-7"]
 
 
 @pytest.mark.parametrize("phase", ["2-write", "4-durable", "6-parent-synced"])
@@ -240,4 +241,4 @@ def test_a_leftover_that_cannot_be_removed_stops_nothing(run_dir, monkeypatch):
         (warning,) = ckpt.save(2, state(2)).result().warnings
         assert "Directory not empty" in warning
         assert ckpt.all_steps() == [2]
-    assert sorted(os.listdir(run_dir)) == [stuck.name, layout.step_dirname(2)]
+    assert listed(run_dir) == [stuck.name, layout.step_dirname(2)]

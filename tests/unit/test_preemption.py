@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from listing import listed
 
 import hpcckpt as hc
 from hpcckpt.errors import CorruptError, OptionError
@@ -329,7 +330,7 @@ with hc.preemption.watch(ckpt) as guard:
 """
     ended = run(tmp_path, script)
     assert ended.returncode == 75, ended.stderr
-    assert os.listdir(tmp_path / "run") == ["step-0000000002"]
+    assert listed(tmp_path / "run") == ["step-0000000002"]
     assert f"stopping step=2 reason='{name} on rank 0'" in ended.stderr
     assert "stopped step=2 exit=75" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -215,7 +215,7 @@ def _aside_problems(view: View, promise: Promise) -> list[str]:
 
 # -- whether the next job can go on --------------------------------------------------------------
 
-_KEPT = re.compile(r"step-\d{10,}|\.bad-[0-9a-f]{12}|\.aside-step-.*|\.pins")
+_KEPT = re.compile(r"step-\d{10,}|\.bad-[0-9a-f]{12}|\.aside-step-.*|\.pins|journal\.jsonl")
 _NONCE = re.compile(r"[0-9a-f]{12}|\d{10,}")
 AFTER = 900
 """The version that the next job saves."""

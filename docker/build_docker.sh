@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Builds the image hpcckpt:VERSION from this checkout, wherever it is called from.
+#   build_docker.sh [--tag NAME:TAG] [--base IMAGE] [--no-cache] [--dry-run]
+# --tag       its name, in place of hpcckpt:VERSION
+# --base      what it begins from, in place of debian:bookworm-slim: a Debian 12, perhaps from a mirror or pinned by digest
+# --no-cache  build every layer anew
+# --dry-run   show the commands, do nothing
+# CONTAINER_ENGINE=docker|podman|buildah chooses the engine; PIP_CONFIG_FILE, if set, is lent to pip for the build, and stays
+# out of the image; http_proxy, https_proxy and no_proxy hold for the build alone.
+set -euo pipefail
+# shellcheck source=docker/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+image=$(default_image)
+options=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --tag) image=$(value_of "$@") || exit; shift ;;
+        --base) base=$(value_of "$@") || exit; check_image "$base"; options+=(--build-arg "BASE=$base"); shift ;;
+        --no-cache) options+=(--no-cache) ;;
+        --dry-run) DRY_RUN=1 ;;
+        -h | --help) usage; exit ;;
+        *) misused "what is '$1'?" ;;
+    esac
+    shift
+done
+check_image "$image"
+ENGINE=$(engine)
+
+if [ -n "${PIP_CONFIG_FILE:-}" ]; then
+    [ -r "$PIP_CONFIG_FILE" ] || die "PIP_CONFIG_FILE=$PIP_CONFIG_FILE cannot be read"
+    options+=(--secret "id=pip,src=$PIP_CONFIG_FILE")
+fi
+for name in http_proxy https_proxy no_proxy; do
+    if [ -n "${!name:-}" ]; then options+=(--build-arg "$name"); fi # without a value: the engine reads it from here
+done
+# Docker finds the ignore file beside the Dockerfile by itself, if BuildKit builds; the others are told.
+case $ENGINE in
+    docker) export DOCKER_BUILDKIT=1 ;;
+    *) options+=(--ignorefile "$ROOT/docker/Dockerfile.dockerignore" --format docker) ;;
+esac
+run "$ENGINE" build --file "$ROOT/docker/Dockerfile" --tag "$image" --build-arg "VERSION=$(version)" \
+    ${options[@]+"${options[@]}"} "$ROOT"
+
+[ "$DRY_RUN" = 0 ] || exit 0
+say "built $image; train with it:
+  mkdir -p runs
+  ${ENGINE/buildah/podman} run --rm -it --init --shm-size=512m --user \"\$(id -u):\$(id -g)\" -v \"\$PWD/runs:/runs\" $image \\
+      mpirun -n 2 hpcckpt train -c /opt/hpcckpt/examples/configs/mnist.hjson --run mnist"

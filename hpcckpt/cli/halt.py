@@ -1,0 +1,188 @@
+"""``hpcckpt halt``: ask a running job to save and to stop, or take that back."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import click
+
+from hpcckpt import layout
+from hpcckpt.cli import options, output
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.errors import CorruptError, OptionError, StepNotFoundError
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What was asked for; its fields are the keys of ``--json``."""
+
+    directory: str
+    file: str
+    asked: str | None
+    after_step: int | None
+    at: float | None
+    cancelled: bool
+    before: str | None
+    writing: str
+    newest_step: int | None
+
+
+@click.command("halt")
+@options.directory_argument
+@click.option("--after-step", type=click.IntRange(0, layout.MAX_STEP), metavar="N", help="Stop behind step N.")
+@click.option(
+    "--at", "moment", metavar="TIME", help="Stop at 18:30, 2026-12-01T08:00, in +90m, or at seconds since 1970."
+)
+@click.option("--cancel", "is_cancelling", is_flag=True, help="Take the request back.")
+@options.json_option
+@options.quiet_option
+def command(
+    directory: Path, after_step: int | None, moment: str | None, *, is_cancelling: bool, is_json: bool, is_quiet: bool
+) -> int:
+    """Ask a running job to save and to stop.
+
+    It writes a file HALT into the run directory. The job looks for it every few seconds, saves, exits with 75, and
+    takes the file away. Without an option it stops behind the next batch. Only a job that watches for it (hpcckpt
+    train, the Keras callbacks, preemption.watch) can hear it.
+    """
+    options.existing(directory)
+    if sum((after_step is not None, moment is not None, is_cancelling)) > 1:
+        raise click.UsageError("--after-step, --at and --cancel exclude one another")
+    before = _standing(directory)
+    if is_cancelling:
+        done = _cancel(directory, before)
+    else:
+        done = _ask(directory, before, after_step, None if moment is None else read_moment(moment, time.time()))
+    if is_json:
+        output.write_json(asdict(done))
+    else:
+        _tell(done, is_quiet=is_quiet)
+    return ExitCode.OK
+
+
+def read_moment(text: str, now: float) -> float:
+    """Return the moment that ``--at`` means, as seconds since 1970. Pure.
+
+    Raises
+    ------
+    OptionError
+        If it is not understood, or past.
+    """
+    from hpcckpt.preemption.clock import duration_s, moment_s, moment_text
+
+    text = text.strip()
+    if text.startswith("+"):
+        return now + duration_s(text[1:])
+    clock = _clock(text)
+    if clock is not None:
+        here = datetime.fromtimestamp(now).astimezone()
+        then = here.replace(hour=clock[0], minute=clock[1], second=0, microsecond=0)
+        return (then if then > here else then + timedelta(days=1)).timestamp()
+    at = moment_s(text)
+    if at <= now:
+        raise OptionError(f"--at: {moment_text(at)} is past; leave it out to stop now")
+    return at
+
+
+def _clock(text: str) -> tuple[int, int] | None:
+    hours, _, minutes = text.partition(":")
+    is_clock = all(part.isascii() and part.isdigit() and len(part) == 2 for part in (hours, minutes))
+    return (int(hours), int(minutes)) if is_clock and int(hours) < 24 and int(minutes) < 60 else None
+
+
+def _places(directory: Path) -> list[Path]:
+    """Return where a request may stand: the run directory, and those of its cycles, to which it is handed on."""
+    from hpcckpt.reporting.parts import cycles_of
+
+    return [directory, *(part.path for part in cycles_of(directory))]
+
+
+def _standing(directory: Path) -> str | None:
+    """Return what is asked for already; ``None`` if nothing is."""
+    from hpcckpt.preemption.halt import read_halt
+
+    for place in _places(directory):
+        try:
+            found = read_halt(place)
+        except (OptionError, CorruptError):
+            return "something that is not understood"
+        if found is not None:
+            return str(found) or "now"
+    return None
+
+
+def _cancel(directory: Path, before: str | None) -> _Outcome:
+    from hpcckpt.preemption.halt import take_back_halt
+
+    if not sum(take_back_halt(place) for place in _places(directory)):  # all of them, not only the first
+        raise StepNotFoundError(f"{directory}: nobody has asked the job to stop, or it has stopped already")
+    return _outcome(directory, before, cancelled=True)
+
+
+def _ask(directory: Path, before: str | None, after_step: int | None, at: float | None) -> _Outcome:
+    from hpcckpt.preemption.halt import Halt, take_back_halt, write_halt
+
+    for place in _places(directory)[1:]:
+        take_back_halt(place)  # an older request that was handed on: the new one counts
+    halt = Halt(after_step, at)
+    write_halt(directory, halt, remark=f"{_who()}, {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}: hpcckpt halt")
+    return _outcome(directory, before, asked=str(halt) or "now", after_step=after_step, at=at)
+
+
+def _who() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container without a user of this number
+        name = "somebody"
+    return "".join(letter if letter.isprintable() else "?" for letter in f"{name}@{socket.gethostname()}")
+
+
+def _outcome(
+    directory: Path,
+    before: str | None,
+    *,
+    asked: str | None = None,
+    after_step: int | None = None,
+    at: float | None = None,
+    cancelled: bool = False,
+) -> _Outcome:
+    from hpcckpt import discovery
+    from hpcckpt.cli.summary import holder_of
+
+    places = _places(directory)
+    holders = [holder for place in places if (holder := holder_of(place))]
+    newest = [step for place in places for step in discovery.step_numbers(place)[-1:]]
+    file = str(directory / layout.HALT)
+    writing, step = "".join(holders[-1:]), newest[-1] if newest else None
+    return _Outcome(str(directory), file, asked, after_step, at, cancelled, before, writing, step)
+
+
+def _tell(done: _Outcome, *, is_quiet: bool) -> None:
+    if done.cancelled:
+        output.write_line(f"taken back: {done.before}")
+        return
+    output.write_line(f"{done.file}: {_sentence(done)}")
+    if done.before is not None:
+        output.say(f"it replaces: {done.before}", is_quiet=is_quiet)
+    if done.after_step is not None and done.newest_step is not None and done.newest_step >= done.after_step:
+        output.say(f"step {done.newest_step} is there already: the job stops at once", is_quiet=is_quiet)
+    if not done.writing:
+        output.say(
+            "no job has saved here and goes on now: the next one that runs here will stop, unless you --cancel",
+            is_quiet=is_quiet,
+        )
+
+
+def _sentence(done: _Outcome) -> str:
+    who = f" ({done.writing})" if done.writing else ""
+    if done.after_step is not None:
+        return f"the job{who} is asked to save and stop behind step {done.after_step}"
+    if done.at is not None:
+        when = datetime.fromtimestamp(done.at).astimezone()
+        return f"the job{who} is asked to save and stop at {when:%Y-%m-%d %H:%M:%S %z}"
+    return f"the job{who} is asked to save and stop now"

@@ -1,0 +1,70 @@
+"""``hpcckpt report``: what became of a run, as one HTML page and as a picture."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from hpcckpt.cli import options, output
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.errors import OptionError
+
+
+@click.command("report")
+@options.directory_argument
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.html",
+              help="Where to write the page. By default report.html; - is the standard output.")  # fmt: skip
+@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Draw a picture too.")
+@options.metric_option
+@options.json_option
+@options.quiet_option
+def command(
+    directory: Path, out: Path | None, png: Path | None, metric: str | None, *, is_json: bool, is_quiet: bool
+) -> int:
+    """Write what became of a run as one HTML page.
+
+    Time line, stall, bandwidth, size and fate of each step, restarts, failures and metrics, from the run's journal and
+    its steps. The page needs no network and no other file. With --json the figures and all events are printed instead,
+    and the page is written only where -o says so.
+    """
+    from hpcckpt.reporting.reading import read_story
+
+    if png is not None and png.suffix.lower() != ".png":
+        raise OptionError(f"--png: {str(png)!r} – a file that ends in .png")
+    if is_json and str(out) == "-":
+        raise click.UsageError("--json and -o - both want the standard output")
+    story = read_story(directory, options.read_metric(metric))
+    written = []
+    if png is not None:
+        from hpcckpt.reporting.drawing import write_whole
+        from hpcckpt.reporting.picture import picture_of
+
+        write_whole(png, picture_of(story))
+        written.append(png)
+    if out is not None or not is_json:
+        written += _write_page(story, Path("report.html") if out is None else out)
+    if is_json:
+        from hpcckpt.reporting.figures import figures_of
+
+        output.write_json({**asdict(story), "figures": asdict(figures_of(story)), "written": written})
+    else:
+        for path in written:
+            output.say(f"wrote {path}", is_quiet=is_quiet)
+    return ExitCode.OK
+
+
+def _write_page(story: object, out: Path) -> list[Path]:
+    from hpcckpt.reporting.drawing import write_whole
+    from hpcckpt.reporting.page import page_of
+    from hpcckpt.reporting.story import Story
+
+    assert isinstance(story, Story)
+    page = page_of(story, time.time())
+    if str(out) == "-":
+        click.echo(page, nl=False)
+        return []
+    write_whole(out, page.encode("utf-8"))
+    return [out]

@@ -1,0 +1,244 @@
+"""``hpcckpt train``: training from a configuration, on any number of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcckpt.cli import failures, options, output
+from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.launcher import connect
+from hpcckpt.cli.output import Column
+from hpcckpt.cli.text import count_text, metric_text
+from hpcckpt.collective.communicator import launched_rank, launched_size
+from hpcckpt.errors import CollectiveError, ConfigError
+from hpcckpt.train.problems import ConfigError as WrongConfigError
+
+if TYPE_CHECKING:
+    from hpcckpt.collective.communicator import Communicator
+    from hpcckpt.train.cycles import Cycle
+    from hpcckpt.train.environment import CycleSummary
+    from hpcckpt.train.reading import Document
+
+
+class OnEveryRank(click.Command):
+    """A verb that all ranks run, and of which rank 0 alone speaks where all would say the same."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the words; what is wrong with them, and help, is told once."""
+        if _is_root():
+            return super().make_context(*args, **extra)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                return super().make_context(*args, **extra)
+        except click.ClickException as error:
+            raise SystemExit(error.exit_code) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run; an error that all ranks have is told once, one that only this rank has ends the job."""
+        try:
+            return super().invoke(ctx)
+        except (CollectiveError, ConfigError, click.ClickException) as error:
+            if _is_root():
+                raise
+            raise SystemExit(error.exit_code) from None
+        except Exception as error:
+            if getattr(sys.excepthook, "aborts_job", False):
+                sys.excepthook(type(error), error, error.__traceback__)
+            raise
+
+
+@click.command("train", cls=OnEveryRank)
+@click.option("-c", "--config", "path", required=True, metavar="FILE", help="JSON or Hjson; - is the standard input.")
+@click.option("--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Run directory. By default runs/ and the name of FILE.")  # fmt: skip
+@click.option("--resume", default="auto", show_default=True, metavar="auto|latest|best|STEP|never",
+              help="Where to go on in a run that was interrupted; 2:500 is step 500 of the second cycle.")  # fmt: skip
+@click.option("--overwrite", "is_overwriting", is_flag=True, help="With --resume never: move an earlier run aside.")
+@click.option("--set", "sets", multiple=True, metavar="PATH=VALUE",
+              help="Change a value: [1].optimizer.learning_rate=0.1. May be repeated.")  # fmt: skip
+@click.option("--allow", multiple=True, metavar="ROOT",
+              help="Trust a package, or one thing in it, to be named in FILE. May be repeated.")  # fmt: skip
+@click.option("--print-config", "is_printing", is_flag=True, help="Print the effective cycles; train nothing.")
+@click.option("--check", "is_checking", is_flag=True, help="Build everything; train nothing.")
+@options.json_option
+@options.quiet_option
+def command(
+    path: str,
+    run_dir: Path | None,
+    resume: str,
+    sets: tuple[str, ...],
+    allow: tuple[str, ...],
+    *,
+    is_overwriting: bool,
+    is_printing: bool,
+    is_checking: bool,
+    is_json: bool,
+    is_quiet: bool,
+) -> int:
+    """Train from a configuration file, on any number of ranks.
+
+    FILE lists train cycles; each inherits what it leaves out from the one before. It is checked as a whole before
+    anything is built, and runs no code that came with it: it may name Keras' own layers, losses and so on, and what
+    stands in hpcckpt.train; --allow adds packages that you trust.
+
+    Run it alone or under mpirun, srun or aprun. Started again, it goes on where it was interrupted. Exits with 2 if the
+    configuration is wrong, with 75 if it was asked to stop, has saved, and wants to be requeued.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    source = "stdin" if path == "-" else path
+    try:
+        if not (is_checking or is_printing):
+            from hpcckpt.preemption.signals import listening
+
+            click.get_current_context().with_resource(listening())
+        cycles = _read(path, sets, allow, is_checked=not is_printing)
+        if is_printing:
+            return _print(cycles)
+        from hpcckpt.train.environment import Environment
+
+        environment = Environment(run_dir, resume, allow, verbose=0 if is_quiet else 1, overwrite=is_overwriting)
+        act = _check if is_checking else _train
+        return act(environment, cycles, source, is_json=is_json, is_quiet=is_quiet)
+    except WrongConfigError as error:
+        return _tell(error.of_file(source), is_json=is_json)
+
+
+def _is_root() -> bool:
+    return launched_rank() in {None, 0}
+
+
+# -- the configuration -----------------------------------------------------------------------------
+
+
+def _read(path: str, sets: Sequence[str], allow: Sequence[str], *, is_checked: bool) -> tuple[Cycle, ...]:
+    """Read the configuration on root, and check it as far as nothing need be built for it, on every rank. Collective.
+
+    Raises
+    ------
+    ConfigError
+        Telling of everything that is wrong with it, alike on every rank.
+    """
+    try:
+        from hpcckpt.train.catalogue import Catalogue
+        from hpcckpt.train.cycles import cycles
+        from hpcckpt.train.reading import read
+    except ImportError as error:
+        raise ConfigError(f"{error}; training from a configuration needs it: pip install 'hpcckpt[train]'") from error
+
+    comm = connect() if launched_size() != 1 and launched_rank() is not None else None
+    document = _from_root(comm, lambda: read(path))
+
+    def check() -> tuple[Cycle, ...]:
+        catalogue = Catalogue(allow)  # imports what is allowed: what it exports may be named
+        return cycles(document, sets, catalogue=catalogue if is_checked else None)
+
+    if comm is None or not is_checked:
+        return check()
+    from hpcckpt.train.building import together
+
+    return together(comm, "check the configuration", check)
+
+
+def _from_root(comm: Communicator | None, act: Callable[[], Document]) -> Document:
+    """Return what `act` returns on root, or raise what it raises there. Collective.
+
+    An error of the configuration travels as data: it has one cause, and needs no rank before its text.
+    """
+    if comm is None:
+        return act()
+
+    def attempt() -> Document | WrongConfigError:
+        try:
+            return act()
+        except WrongConfigError as error:
+            return error
+
+    found = comm.on_root("read the configuration", attempt)
+    if isinstance(found, WrongConfigError):
+        raise found
+    return found
+
+
+def _print(cycles: Sequence[Cycle]) -> int:
+    from hpcckpt.train.cycles import effective
+
+    if _is_root():
+        output.write_json(effective(cycles))
+    return ExitCode.OK
+
+
+def _tell(error: WrongConfigError, *, is_json: bool) -> int:
+    """Say what is wrong with the configuration, as all ranks have it: to people, and to programs each problem apart."""
+    if not _is_root():
+        return error.exit_code
+    complaint = failures.tell(error)
+    if is_json:
+        document = {"kind": complaint.kind, "message": complaint.message, "problems": error.problems}
+        output.write_json({"error": document})
+    return complaint.exit_code
+
+
+# -- training, and its rehearsal -------------------------------------------------------------------
+
+
+def _check(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: bool, is_quiet: bool) -> int:
+    """Build everything, and say what would be trained. Collective."""
+    found = environment.check(cycles, source)
+    if not _is_root():
+        return ExitCode.OK
+    if is_json:
+        output.write_json({"ok": True, "cycles": found})
+    else:
+        output.write_table(_BUILT, [_built_cells(each) for each in found])
+        output.say(f"{count_text(len(cycles), 'cycle')}, nothing wrong", is_quiet=is_quiet)
+    return ExitCode.OK
+
+
+_BUILT = (
+    Column("CYCLE", is_number=True), Column("MODEL"), Column("PARAMETERS", is_number=True),
+    Column("TRAINED", is_number=True), Column("EPOCHS", is_number=True), Column("BATCHES", is_number=True),
+    Column("VALID", is_number=True), Column("RANKS", is_number=True), Column("FROZEN"),
+)  # fmt: skip
+
+
+def _built_cells(each: CycleSummary) -> list[str]:
+    numbers = (each.parameters, each.trained, each.epochs, each.batches, each.valid_batches, each.ranks)
+    cells = ["-" if number is None else f"{number:,}" for number in numbers]
+    return [str(each.number), each.model, *cells, ", ".join(each.frozen)]
+
+
+def _train(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: bool, is_quiet: bool) -> int:
+    """Train, and write what came of it. Collective."""
+    histories = [_history(each) for each in environment.run(cycles, source)]
+    if not _is_root():
+        return ExitCode.OK
+    if is_json:
+        output.write_json({"cycles": [{"cycle": i, "history": each} for i, each in enumerate(histories, 1)]})
+    elif not is_quiet:
+        _write(histories)
+    return ExitCode.OK
+
+
+def _history(found: Any) -> Mapping[str, list[float]]:
+    return {name: [float(value) for value in values] for name, values in found.history.items()}
+
+
+def _write(histories: Sequence[Mapping[str, list[float]]]) -> None:
+    """Write a line for each cycle: how long it was, and what its metrics were in the end."""
+    names = list(dict.fromkeys(name for each in histories for name in each))
+    columns = [Column("CYCLE", is_number=True), Column("EPOCHS", is_number=True)]
+    columns += [Column(name.upper(), is_number=True) for name in names]
+    rows = []
+    for number, each in enumerate(histories, 1):
+        epochs = max(map(len, each.values()), default=0)
+        last = [metric_text(each[name][-1] if each.get(name) else None) for name in names]
+        rows.append([str(number), str(epochs), *last])
+    output.write_table(columns, rows)

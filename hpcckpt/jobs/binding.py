@@ -1,0 +1,72 @@
+"""``python -m hpcckpt.jobs.binding COMMAND``: give this rank the GPU that is its own, then become COMMAND.
+
+To be put between a launcher and its command: which devices a process sees must stand in its environment before MPI and
+the framework look, and both look as soon as they are imported.  A rank that sees one device or none, because the
+scheduler has bound it already, is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID",
+)  # fmt: skip
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+CHOICE = "HPCCKPT_GPUS"
+"""The devices of a node in the order in which ranks take them: ``3,2,1,0``, ``0.0,0.1,1.0,1.1``."""
+
+
+def bound(environ: Mapping[str, str], n_nvidia: int) -> dict[str, str]:
+    """Return what has to be set so that a rank sees its own device only; nothing, if nothing has to. Pure.
+
+    Parameters
+    ----------
+    environ : mapping
+        The environment of the rank.
+    n_nvidia : int
+        How many NVIDIA devices there are on the node; they are taken if no variable names any.
+    """
+    rank = _local_rank(environ)
+    variable = next((name for name in VISIBLE if environ.get(name)), VISIBLE[0])
+    devices = _split(environ.get(CHOICE, "")) or _split(environ.get(variable, ""))
+    if not devices and variable not in environ:
+        devices = [str(number) for number in range(n_nvidia)]
+    if rank is None or len(devices) < 2:
+        return {}
+    return {variable: devices[rank % len(devices)]}
+
+
+def _local_rank(environ: Mapping[str, str]) -> int | None:
+    found = (environ.get(name, "") for name in LOCAL_RANKS)
+    return next((int(value) for value in found if value.isdecimal()), None)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def count_nvidia(names: Iterable[str]) -> int:
+    """Count the NVIDIA devices among the names in ``/dev``. Pure."""
+    return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
+
+
+def main(words: Sequence[str]) -> int:
+    """Become a command that sees its own device only; return an exit code if it cannot be. Independent."""
+    if not words:
+        sys.stderr.write("hpcckpt: error: which command? LAUNCHER... python -m hpcckpt.jobs.binding COMMAND...\n")
+        return 2
+    os.environ.update(bound(os.environ, count_nvidia(os.listdir("/dev"))))
+    sys.stdout.flush()
+    try:
+        os.execvp(words[0], list(words))
+    except OSError as error:
+        sys.stderr.write(f"hpcckpt: error: {words[0]!r} cannot be started: {error.strerror}\n")
+        return 127
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

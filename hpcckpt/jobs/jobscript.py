@@ -1,0 +1,303 @@
+"""What a batch script is asked for: read from what people write, and checked, every problem at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from hpcckpt.errors import OptionError, Problem, list_problems
+from hpcckpt.jobs.directives_values import KINDS
+from hpcckpt.jobs.jobscript_systems import SYSTEMS, System
+from hpcckpt.preemption.clock import duration_s, duration_text
+
+SCHEDULERS = ("slurm", "pbs", "cobalt")
+LAUNCHERS = frozenset({"aprun", "hpcckpt-supervise", "mpiexec", "mpirun", "srun"})
+_MAX_SIGNAL_S = 65535
+_MAX_NODES = 1_000_000
+TASK = "{task}"
+"""Stands for the number of a job within an array, in the program's words and in the run directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job as people ask for it: texts, as they were written; ``None`` is what was left out."""
+
+    command: tuple[str, ...] = ()
+    scheduler: str | None = None
+    system: str | None = None
+    nodes: str | None = None
+    ranks_per_node: str | None = None
+    gpus_per_node: str | None = None
+    cpus_per_rank: str | None = None
+    time: str | None = None
+    account: str | None = None
+    queue: str | None = None
+    partition: str | None = None
+    name: str | None = None
+    run: str | None = None
+    scratch: str | None = None
+    filesystems: str | None = None
+    array: str | None = None
+    signal_lead: str | None = None
+    max_restarts: str | None = None
+    setup: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that can be asked for.
+
+    Attributes
+    ----------
+    scheduler : str
+        ``slurm``, ``pbs`` or ``cobalt``.
+    system : System or None
+        The machine, if it is one that is known.
+    command : tuple of str
+        The program that every rank runs.
+    n_nodes, ranks_per_node, gpus_per_node, cpus_per_rank : int
+        How large it is; 0 CPUs: whatever there are.
+    has_own_cpus : bool
+        Whether nobody has said how many CPUs a rank gets, so that the machine's own division holds.
+    seconds : int
+        How long it may take.
+    lead_s : int or None
+        How long before its end it is told; ``None``: by what its saves take.
+    account, queue, name, scratch, filesystems, array, setup : str
+        As they are written into the script; "" is left out.
+    run : pathlib.Path or None
+        The run directory.
+    max_restarts : int
+        How often it is begun again.
+    warnings : tuple of str
+        What people should know, and what is no reason to refuse it.
+    """
+
+    scheduler: str
+    system: System | None
+    command: tuple[str, ...]
+    n_nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+    cpus_per_rank: int
+    has_own_cpus: bool
+    seconds: int
+    lead_s: int | None
+    account: str
+    queue: str
+    name: str
+    run: Path | None
+    scratch: str
+    filesystems: str
+    array: str
+    setup: str
+    max_restarts: int
+    warnings: tuple[str, ...] = ()
+
+
+def read_request(request: Request) -> Job:
+    """Return the job that is asked for.
+
+    Raises
+    ------
+    OptionError
+        Naming everything that is wrong with it.
+    """
+    reader = _Reader(request)
+    job = reader.read()
+    if job is None or reader.problems:
+        raise OptionError(list_problems(reader.problems))
+    return job
+
+
+class _Reader:
+    """Reads a request value by value, and remembers what is wrong."""
+
+    def __init__(self, request: Request) -> None:
+        self.problems: list[Problem] = []
+        self._asked = request
+
+    def read(self) -> Job | None:
+        """Return the job; ``None``, or one that means nothing, if there are problems."""
+        asked = self._asked
+        self._check_lines()
+        system = self._system()
+        scheduler = self._scheduler(system)
+        if scheduler is None:
+            return None
+        n_nodes = self._number("nodes", low=1, high=_MAX_NODES, needed=True)
+        gpus = self._number("gpus_per_node", low=0, high=64, default=system.gpus if system else 0)
+        ranks = self._number("ranks_per_node", low=1, high=4096, default=max(1, gpus))
+        seconds = self._seconds("time", needed=True) or 0
+        lead_s = self._lead(seconds, scheduler)
+        cpus = self._number("cpus_per_rank", low=1, high=4096, default=_cpus(system, ranks))
+        self._check_node(system, ranks, gpus, cpus)
+        self._check_command()
+        queue, warnings = self._queue(system, n_nodes, seconds)
+        return Job(
+            scheduler, system, asked.command, n_nodes, ranks, gpus, cpus, asked.cpus_per_rank is None,
+            seconds, lead_s,
+            account=self._text("account", "IDENTIFIER"), queue=queue, name=self._name(),
+            run=Path(asked.run) if asked.run else None, scratch=self._scratch(system),
+            filesystems=self._filesystems(scheduler, system), array=self._array(scheduler),
+            setup=asked.setup or "", max_restarts=self._number("max_restarts", low=0, high=10_000, default=20),
+            warnings=tuple(warnings),
+        )  # fmt: skip
+
+    # -- each value ------------------------------------------------------------------------------
+
+    def _wrong(self, name: str, message: str) -> None:
+        option = f"--{name.replace('_', '-')}" if name else "COMMAND"
+        self.problems.append(Problem(option, message))
+
+    def _check_lines(self) -> None:
+        """Refuse what would not stay in its line: a batch script is read line by line."""
+        for field in fields(self._asked):
+            value = getattr(self._asked, field.name)
+            if isinstance(value, str) and (not value.strip() or re.search(r"[\x00-\x1f\x7f]", value)):
+                self._wrong(field.name, f"{value!r} is empty, or has characters that are not for a line of a script")
+
+    def _system(self) -> System | None:
+        name = self._asked.system
+        if name is not None and name not in SYSTEMS:
+            self._wrong("system", f"{name!r} – one of {', '.join(SYSTEMS)}; without it the script fits any machine")
+        return SYSTEMS.get(name or "")
+
+    def _scheduler(self, system: System | None) -> str | None:
+        name = self._asked.scheduler or (system.scheduler if system else None)
+        if name not in SCHEDULERS:
+            what = "is needed" if name is None else f"{name!r}"
+            self._wrong("scheduler", f"{what} – one of {', '.join(SCHEDULERS)}")
+            return None
+        if system is not None and name != system.scheduler:
+            self._wrong("scheduler", f"{system.name} has {system.scheduler}, not {name}")
+        return name
+
+    def _number(self, name: str, *, low: int, high: int, default: int = 0, needed: bool = False) -> int:
+        text = getattr(self._asked, name)
+        if text is None:
+            if needed:
+                self._wrong(name, f"is needed – a number from {low}")
+            return default
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+            self._wrong(name, f"{text!r} – a number from {low} to {high}")
+            return max(default, low)
+        return int(text)
+
+    def _seconds(self, name: str, *, needed: bool = False) -> int | None:
+        text = getattr(self._asked, name)
+        if text is None:
+            if needed:
+                self._wrong(name, "is needed – such as 1:30:00, 2-12:00:00, 90m or 12h")
+            return None
+        try:
+            return round(duration_s(text))
+        except OptionError as error:
+            self._wrong(name, str(error))
+            return None
+
+    def _lead(self, seconds: int, scheduler: str) -> int | None:
+        text = self._asked.signal_lead
+        lead_s = int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else self._seconds("signal_lead")
+        if lead_s is None:
+            return None
+        if lead_s < 1 or (seconds and lead_s >= seconds):
+            self._wrong("signal_lead", f"{text!r} – from 1 s to less than the {duration_text(seconds)} of the job")
+        elif scheduler == "slurm" and lead_s > _MAX_SIGNAL_S:
+            self._wrong("signal_lead", f"{text!r} – Slurm takes at most {_MAX_SIGNAL_S} s")
+        return lead_s
+
+    def _check_node(self, system: System | None, ranks: int, gpus: int, cpus: int) -> None:
+        if system is None:
+            return
+        if gpus > system.gpus:
+            self._wrong("gpus_per_node", f"{gpus} – a node of {system.name} has {system.gpus}")
+        if ranks > system.threads:
+            self._wrong("ranks_per_node", f"{ranks} – a node of {system.name} has {system.threads} hardware threads")
+        elif ranks * cpus > system.threads:
+            much = f"{ranks} ranks of {cpus} CPUs are {ranks * cpus}"
+            self._wrong("cpus_per_rank", f"{much}, and a node of {system.name} has {system.threads}")
+
+    def _check_command(self) -> None:
+        words = self._asked.command
+        if not words:
+            self._wrong("", "no program: give it behind --, such as -- hpcckpt train -c FILE --run RUN")
+        elif Path(words[0]).name in LAUNCHERS:
+            self._wrong("", f"the script starts the ranks itself: leave {words[0]!r} and its options out")
+        if any(re.search(r"[\x00-\x08\x0a-\x1f\x7f]", word) for word in words):
+            self._wrong("", "the program's words have characters that are not for a line of a script")
+
+    def _text(self, name: str, kind: str) -> str:
+        text = getattr(self._asked, name)
+        complaint = KINDS[kind](text) if text is not None else None
+        if complaint:
+            self._wrong(name, complaint)
+        return text or ""
+
+    def _queue(self, system: System | None, n_nodes: int, seconds: int) -> tuple[str, list[str]]:
+        asked = self._asked
+        if asked.queue and asked.partition and asked.queue != asked.partition:
+            self._wrong("partition", f"{asked.partition!r}, but --queue says {asked.queue!r}: they mean the same")
+        name = self._text("queue", "IDENTIFIER") or self._text("partition", "IDENTIFIER")
+        if system is None or not n_nodes or not seconds:
+            return name, []
+        if not name:
+            fitting = system.queue_for(n_nodes, seconds)
+            if fitting is None:
+                size = f"{n_nodes} nodes for {duration_text(seconds)}"
+                self._wrong("queue", f"no queue of {system.name} that we know takes {size}: name one, or ask for less")
+                return "", []
+            return fitting.name, [f"queue {fitting.name}: {fitting.note}"] if fitting.note else []
+        known = system.queue(name)
+        if known is None:
+            names = ", ".join(queue.name for queue in system.queues)
+            return name, [f"queue {name}: not one of those of {system.name} that we know ({names})"]
+        refusal = known.refusal(n_nodes, seconds)
+        return name, [f"queue {name}: {reason}" for reason in (refusal, known.note) if reason]
+
+    def _name(self) -> str:
+        if self._asked.name is not None:
+            return self._text("name", "IDENTIFIER")
+        run = Path((self._asked.run or "").replace(f"/{TASK}", ""))
+        found = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.")
+        return found[:60] or "hpcckpt"
+
+    def _scratch(self, system: System | None) -> str:
+        text = self._asked.scratch
+        if text == "auto":
+            return system.scratch if system else ""
+        if text is not None and not text.startswith(("/", "$")):
+            self._wrong("scratch", f"{text!r} – an absolute path, or 'auto'")
+        return text or ""
+
+    def _filesystems(self, scheduler: str, system: System | None) -> str:
+        text = self._asked.filesystems
+        if text is None:
+            return system.filesystems if system else ""
+        if scheduler != "pbs":
+            self._wrong("filesystems", f"{scheduler} is not told of them; ALCF's PBS is")
+        elif not re.fullmatch(r"[\w-]+(:[\w-]+)*", text):
+            self._wrong("filesystems", f"{text!r} – names with : between, such as home:eagle")
+        return text
+
+    def _array(self, scheduler: str) -> str:
+        text = self._asked.array
+        if text is None:
+            return ""
+        if scheduler == "cobalt":
+            self._wrong("array", "Cobalt has no job arrays: submit the script several times")
+            return ""
+        if not any(TASK in word for word in self._asked.command):
+            self._wrong(
+                "array",
+                f"all its jobs would do the same in one place: write {TASK}, their number, into the program's words",
+            )
+        return self._text("array", {"slurm": "ARRAY", "pbs": "RANGE"}[scheduler])
+
+
+def _cpus(system: System | None, ranks: int) -> int:
+    """Return how many CPUs a rank gets if nobody says it: its part of the cores, then of the threads."""
+    if system is None:
+        return 0
+    return max(1, system.cores // ranks)

@@ -1,0 +1,73 @@
+"""How long before its end a job is told to save and stop: by what its saves have taken so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcckpt.errors import OptionError
+from hpcckpt.jobs.surveying import parts
+from hpcckpt.journal import NAME, read_lines
+
+LEAST_S = 60
+UNMEASURED_S = 300
+FACTOR = 2.0
+MARGIN_S = 30.0
+"""To end the batch that is under way, finalize MPI and exit."""
+_LOG = "log.jsonl"
+"""What ``hpcckpt train`` writes; it tells of saves too."""
+_LONGEST_S = 1e6
+
+
+class Lead(NamedTuple):
+    """How long before the end, and why."""
+
+    seconds: int
+    why: str
+
+
+def choose_lead(run: Path | None, job_s: int) -> Lead:
+    """Return the lead for a job of so many seconds by the measured saves of its run. Independent.
+
+    Raises
+    ------
+    OptionError
+        If the job is too short for it.
+    CorruptError
+        If its journal is no ordinary file.
+    StorageError
+        If its journal cannot be read.
+    """
+    saves = list(_saves(run)) if run is not None else []
+    if not saves:
+        where = f"{run} tells of no saves yet" if run is not None else "no run was given to measure saves of"
+        seconds = min(UNMEASURED_S, max(LEAST_S, job_s // 4))
+        rule = f"so {UNMEASURED_S} s" if seconds == UNMEASURED_S else "so a quarter of its time, and a minute at least"
+        return _fitting(Lead(seconds, f"{where}, {rule}"), job_s)
+    longest = max(saves)
+    seconds = max(LEAST_S, math.ceil(FACTOR * longest + MARGIN_S))
+    why = f"twice the longest of {len(saves)} measured saves ({longest:.1f} s) and {MARGIN_S:.0f} s to end in"
+    if seconds == LEAST_S:
+        why += " are less than a minute"
+    return _fitting(Lead(seconds, why), job_s)
+
+
+def _fitting(lead: Lead, job_s: int) -> Lead:
+    if lead.seconds >= job_s:
+        raise OptionError(
+            f"--time: {job_s} s are too short, it would be told to stop {lead.seconds} s before its end: {lead.why}"
+        )
+    return lead
+
+
+def _saves(run: Path) -> Iterator[float]:
+    """Yield how long each save took, by the journals of a run, else by the log of its training."""
+    found = [seconds for part in parts(run) for seconds in _told(part / NAME)]
+    yield from found or _told(run / _LOG)
+
+
+def _told(path: Path) -> list[float]:
+    told = [entry.get("seconds") for entry in read_lines(path) if entry["event"] == "saved"]
+    return [float(each) for each in told if isinstance(each, int | float) and 0 <= each < _LONGEST_S]

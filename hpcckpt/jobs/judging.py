@@ -1,0 +1,100 @@
+"""What becomes of a batch job whose step has ended: decided by its exit code, and by what is known besides. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+from hpcckpt.jobs.schedulers import Command, Scheduler
+from hpcckpt.jobs.stepping import Ended
+from hpcckpt.preemption import EXIT_CODE
+from hpcckpt.preemption.clock import duration_text
+
+ENDING_S = 60.0
+"""A TERM that comes no longer than this before the end of the job is the end of the job."""
+
+
+class Verdict(NamedTuple):
+    """What is done now.
+
+    Attributes
+    ----------
+    text : str
+        Why, and what to do next, for people.
+    code : int
+        The exit code of the job.
+    command : tuple of str
+        What the scheduler is told; ``()`` for nothing.
+    """
+
+    text: str
+    code: int
+    command: Command = ()
+
+
+class Circumstances(NamedTuple):
+    """What counts besides the exit code.
+
+    Attributes
+    ----------
+    max_restarts : int
+        How often the job may be put into the queue again, all in all.
+    chain : str
+        The name of the chain that it is one job of; "" if it is none.
+    is_halted : bool
+        A file HALT has stopped the run.
+    is_taken : bool
+        The scheduler has ended the job already: somebody cancelled it, or a node is lost.
+    left_s : float or None
+        What was left of the job when it was asked to stop; ``None`` if nobody knows.
+    """
+
+    max_restarts: int
+    chain: str = ""
+    is_halted: bool = False
+    is_taken: bool = False
+    left_s: float | None = None
+
+
+def judge(ended: Ended, about: Circumstances, scheduler: Scheduler) -> Verdict:
+    """Say what becomes of the job. Pure."""
+    if ended.code == EXIT_CODE:
+        return Verdict(*_checkpointed(ended, about, scheduler))
+    if about.is_taken:  # its code means nothing: srun has 0 where a node is lost
+        text = f"ended from outside, with code {ended.code}: cancelled, or a node is lost; its newest checkpoint stands"
+        return Verdict(text, ended.code or 1)
+    chain_ends = scheduler.end_chain(about.chain) if about.chain else ()
+    if ended.code == 0:
+        return Verdict("done", 0, chain_ends)
+    text = f"failed: code {ended.code} is neither 0 nor {EXIT_CODE}, so it is not started again"
+    return Verdict(text, ended.code, chain_ends)
+
+
+def _checkpointed(ended: Ended, about: Circumstances, scheduler: Scheduler) -> tuple[str, int, Command]:
+    if about.is_halted:
+        chain_ends = scheduler.end_chain(about.chain) if about.chain else ()
+        return "halted: a file HALT has stopped it; submit it again to go on", EXIT_CODE, chain_ends
+    if about.chain:
+        return f"checkpointed: the next job of the chain {about.chain} goes on", EXIT_CODE, ()
+    if _is_ended_early(ended, about):
+        left = "" if about.left_s is None else f", {duration_text(about.left_s)} before its end"
+        return f"checkpointed: ended by somebody{left}; submit it again to go on", EXIT_CODE, ()
+    requeue = scheduler.requeue()
+    if requeue is None:
+        return "checkpointed: nobody starts it again here; the same command goes on", EXIT_CODE, ()
+    if scheduler.restarts >= about.max_restarts:
+        text = (
+            f"checkpointed, but it was started again {scheduler.restarts} times already (--max-restarts "
+            f"{about.max_restarts}): see whether it gets on, then submit it again"
+        )
+        return text, EXIT_CODE, ()
+    note = f" ({requeue.note})" if requeue.note else ""
+    turn = f"restart {scheduler.restarts + 1} of at most {about.max_restarts}"
+    return f"checkpointed: {turn}: {shlex.join(requeue.command)}{note}", EXIT_CODE, requeue.command
+
+
+def _is_ended_early(ended: Ended, about: Circumstances) -> bool:
+    """Say whether somebody has ended the job, and not its time: then it is not for us to begin it again. Pure."""
+    if about.left_s is None:
+        return about.is_taken
+    return (about.is_taken or ended.asked_by == "SIGTERM") and about.left_s > ENDING_S

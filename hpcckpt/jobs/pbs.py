@@ -1,0 +1,104 @@
+"""PBS Professional, as a batch job sees it.
+
+PBS lets operators alone run a job again (qrerun(1B)), and no exit code does.  So a job that is to go on submits itself
+anew, as it was submitted: with the options that the server remembers of it, and the script that it is running.  The new
+job has another id, waits for this one's end, and knows by ``HPCCKPT_RESTARTS`` how many there were before it.
+
+What PBS runs again by itself, because a node failed or another job was given its place (``-r y``), is the same job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from functools import cached_property
+from typing import Any
+
+from hpcckpt.errors import OptionError, RetryError
+from hpcckpt.jobs.schedulers import Command, Requeue, Scheduler, act
+from hpcckpt.preemption.clock import duration_s
+from hpcckpt.preemption.walltime import Found, JobEnd
+
+RESTARTS = "HPCCKPT_RESTARTS"
+SCRIPT = "HPCCKPT_SCRIPT"
+"""What the batch script says of itself: where it is."""
+ASKING_S = 20.0
+_OF_THIS_JOB = frozenset({RESTARTS, SCRIPT, "HPCCKPT_DRY_RUN", "HPCCKPT_JOB_END", "HPCCKPT_JOB_START"})
+_RESOURCES = ("select", "place", "walltime", "filesystems")
+
+
+class Pbs(Scheduler):
+    """A job of PBS: put into the queue again it is a new job that waits for the end of this one."""
+
+    name = "pbs"
+
+    @property
+    def job_id(self) -> str:
+        """The job, as ``qstat`` takes it: ``1234.polaris-pbs-01``, ``1234[7].polaris-pbs-01``."""
+        return self.environ["PBS_JOBID"]
+
+    @property
+    def restarts(self) -> int:
+        """How many jobs there were before this one, and how often PBS has run this one again by itself."""
+        count = self.environ.get(RESTARTS, "")
+        before = int(count) if count.isdecimal() else 0
+        runs = self._job.get("run_count")
+        return before + (max(0, runs - 1) if isinstance(runs, int) else 0)
+
+    def job_end(self) -> Found:
+        """Find out when this job ends: as the server says, for a script's ``PBS_WALLTIME`` may have been overruled."""
+        limit, began = self._job.get("Resource_List", {}).get("walltime"), self._job.get("stime")
+        if self.environ.get("HPCCKPT_JOB_END") or not limit or not began:
+            return super().job_end()
+        try:
+            start_s = time.mktime(time.strptime(began, "%a %b %d %H:%M:%S %Y"))
+            return Found(JobEnd(start_s + duration_s(limit), "qstat"))
+        except (OptionError, ValueError, TypeError, OverflowError):
+            return super().job_end()
+
+    def requeue(self) -> Requeue | None:
+        """Return what submits this job anew. None of an array, and none whose script nobody knows, can be."""
+        script = self.environ.get(SCRIPT, "")
+        if "[" in self.job_id or not os.path.isfile(script):
+            return None
+        note = f"a new job goes on behind {self.job_id}"
+        if not self._job:
+            note += "; qstat told nothing of this one, so only the options in its script are the same"
+        return Requeue(("qsub", *self._options(), script), note)
+
+    def end_chain(self, chain: str) -> Command:
+        """Return what takes the jobs of a chain that wait for this one out of the queue."""
+        return ("sh", "-c", f"qselect -N {shlex.quote(chain)} -s HQ | xargs -r qdel")
+
+    # -- what the server remembers -----------------------------------------------------------------
+
+    @cached_property
+    def _job(self) -> dict[str, Any]:
+        """The job as the server describes it; nothing, where that cannot be had."""
+        try:
+            answer = json.loads(act(("qstat", "-f", "-F", "json", self.job_id), ASKING_S))
+            jobs = answer["Jobs"]
+            return dict(jobs.get(self.job_id) or next(iter(jobs.values())))
+        except (RetryError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+            return {}
+
+    def _options(self) -> list[str]:
+        wanted = {
+            "-N": self.environ.get("PBS_JOBNAME") or self._job.get("Job_Name"),
+            "-A": self._job.get("Account_Name"),
+            "-q": self.environ.get("PBS_O_QUEUE"),  # PBS_QUEUE is where a routing queue has sent it
+        }
+        options = [word for name, value in wanted.items() if value for word in (name, str(value))]
+        asked = self._job.get("Resource_List", {})
+        for name in _RESOURCES:
+            options += ["-l", f"{name}={asked[name]}"] if name in asked else []
+        return [*options, "-W", f"depend=afterany:{self.job_id}", "-v", ",".join(self._variables())]
+
+    def _variables(self) -> list[str]:
+        """Return what is handed on; a name alone stands for its value here, so that no value needs quotation marks."""
+        remembered = set(self._job.get("Variable_List", {}))
+        given = {name for name in remembered if name in self.environ and not name.startswith("PBS_O_")}
+        ours = {name for name in self.environ if name.startswith("HPCCKPT_")}
+        return [*sorted((given | ours) - _OF_THIS_JOB), f"{RESTARTS}={self.restarts + 1}"]

@@ -1,0 +1,178 @@
+"""What a batch job needs of its scheduler, and which scheduler this is.
+
+A scheduler is one subclass of `Scheduler` in a file of its own.  It reads the environment that it was given, and names
+the commands that put a job into the queue or take one out of it, so that a dry run can show them; `act` runs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from hpcckpt.errors import RetryError
+from hpcckpt.preemption.walltime import Found, find_job_end
+
+Environment = Mapping[str, str]
+Command = tuple[str, ...]
+ANSWER_S = 60.0
+"""How long a scheduler may take for an answer: busy ones need half a minute."""
+
+
+class Requeue(NamedTuple):
+    """How a job is put into the queue again.
+
+    Attributes
+    ----------
+    command : tuple of str
+        What does it; ``()`` if nothing need be done beyond the exit code.
+    note : str
+        What people should know of it: that it is a job with another id, say.
+    """
+
+    command: Command
+    note: str = ""
+
+
+class Scheduler(ABC):
+    """A scheduler, as the one process sees it that a batch script has become.
+
+    Who is asked what, in this order, all of it Independent, and outside of MPI:
+
+    1) `job_id`, `restarts`, `job_end`: what is said at the start; `step_environment` goes to the ranks;
+    2) `signal_step`: a signal came, and is handed on to the ranks;
+    3) `is_running`: the step has ended; is that its own doing, or has somebody ended the job?
+    4) `requeue`: it has ended with 75, and the job is to begin again;
+    5) `end_chain`: it has ended otherwise, and what waits in the queue for it is not needed.
+
+    Parameters
+    ----------
+    environ : mapping
+        The environment of the batch script.
+    """
+
+    name: ClassVar[str]
+    """How options and messages call it: ``slurm``, ``pbs``, ``cobalt``, ``none``."""
+
+    def __init__(self, environ: Environment) -> None:
+        self.environ = environ
+
+    @property
+    @abstractmethod
+    def job_id(self) -> str:
+        """What people call this job: ``42``, ``42_7`` for one of an array."""
+
+    @property
+    @abstractmethod
+    def restarts(self) -> int:
+        """How often this job was begun before."""
+
+    def job_end(self) -> Found:
+        """Find out when this job ends. Independent."""
+        return find_job_end(environ=self.environ)
+
+    def step_environment(self) -> dict[str, str]:
+        """Return what the ranks should find in their environment besides. Independent."""
+        return {}
+
+    def signal_step(self, launcher: str, signal_name: str) -> bool:  # noqa: ARG002 - for those who can
+        """Send a signal to the ranks, and return ``True``; ``False``: signal the launcher, it hands it on. Independent.
+
+        Parameters
+        ----------
+        launcher : str
+            The name of the program that started the ranks: ``srun``, ``mpirun``, ``aprun``, ``python``.
+        signal_name : str
+            ``USR1``, ``USR2`` or ``TERM``.
+
+        Raises
+        ------
+        RetryError
+            If it could not be sent now; it is tried again.
+        """
+        return False
+
+    def is_running(self) -> bool:
+        """Say whether the scheduler, too, takes this job for running: not for cancelled, or lost. Independent.
+
+        Where it cannot be asked, or does not answer, the job runs: this very process is part of it.
+        """
+        return True
+
+    @abstractmethod
+    def requeue(self) -> Requeue | None:
+        """Return how this job is put into the queue again; ``None`` if it cannot be. Independent."""
+
+    def end_chain(self, chain: str) -> Command:  # noqa: ARG002 - for those who have one
+        """Return what takes the waiting jobs of a chain out of the queue; ``()`` if nothing does. Independent.
+
+        Parameters
+        ----------
+        chain : str
+            The name that all its jobs have, and no others (``HPCCKPT_CHAIN``).
+        """
+        return ()
+
+
+class NoScheduler(Scheduler):
+    """A laptop, or an allocation that is used by hand: nobody starts anything again."""
+
+    name = "none"
+
+    @property
+    def job_id(self) -> str:
+        """There is none."""
+        return "-"
+
+    @property
+    def restarts(self) -> int:
+        """Nobody counts."""
+        return 0
+
+    def requeue(self) -> Requeue | None:
+        """Say that nobody starts it again. Independent."""
+        return None
+
+
+_KNOWN = {  # the variable by which a job of it is known, and who speaks for it
+    "SLURM_JOB_ID": "hpcckpt.jobs.slurm:Slurm",
+    "PBS_JOBID": "hpcckpt.jobs.pbs:Pbs",
+    "COBALT_JOBID": "hpcckpt.jobs.cobalt:Cobalt",
+}
+
+
+def detect(environ: Environment = os.environ) -> Scheduler:
+    """Return the scheduler whose job this is. Independent."""
+    for variable, target in _KNOWN.items():
+        if environ.get(variable):
+            module, _, name = target.partition(":")
+            kind: type[Scheduler] = getattr(importlib.import_module(module), name)
+            return kind(environ)
+    return NoScheduler(environ)
+
+
+def act(command: Sequence[str], timeout_s: float = ANSWER_S) -> str:
+    """Run a command of the scheduler, and return what it prints. Independent.
+
+    Raises
+    ------
+    RetryError
+        With what the command says, if it fails, is not there, or does not answer.
+    """
+    text = " ".join(command)
+    if shutil.which(command[0]) is None:
+        raise RetryError(f"{text}: there is no {command[0]} on the PATH of this node")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RetryError(f"{text}: {error}") from error
+    if done.returncode != 0:
+        raise RetryError(f"{text}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[:300]}")
+    return done.stdout

@@ -1,0 +1,245 @@
+"""``hpcckpt supervise``: what a batch job does around its one step.
+
+1. Say what this job is, how long it has, and what it goes on from.
+2. Start the step, and hand on to its ranks what asks the job to stop.
+3. Show what stands in the run directory.
+4. Put the job into the queue again, end the chain, or do nothing: by the exit code of the step.
+
+======  ======================================================================================
+code    what it means
+======  ======================================================================================
+0       done: the chain ends
+75      checkpointed, please requeue: done so, unless the job was begun too often, was halted
+        by people, or was ended by somebody long before its time
+other   failed: the chain ends
+======  ======================================================================================
+
+A job that the scheduler itself has ended, because a node is lost, is left to the scheduler, whatever the code.
+
+A step that finds the run locked (code 8) is started again for a while.  A job whose node is lost keeps its lock: nobody
+can know that it is dead before its heartbeat has been silent for long enough, and Slurm may be quicker than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcckpt.diagnosis.scratch import find_scratch
+from hpcckpt.errors import LockedError, RetryError
+from hpcckpt.jobs import surveying
+from hpcckpt.jobs.judging import Circumstances, Verdict, judge
+from hpcckpt.jobs.schedulers import Scheduler, act
+from hpcckpt.jobs.stepping import Deadline, Ears, Ended, Say, started
+from hpcckpt.preemption import EXIT_CODE
+from hpcckpt.preemption.clock import duration_text
+from hpcckpt.preemption.walltime import JobEnd, seconds_left
+from hpcckpt.units import nbytes_text
+
+BUSY_S = 900.0
+"""For how long a step that finds its run locked is started again: a lock expires after 600 s of silence."""
+BUSY_AGAIN_S = 30.0
+TOOL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a batch script asks for.
+
+    Attributes
+    ----------
+    command : tuple of str
+        The step: a launcher, and what it launches.
+    run : pathlib.Path or None
+        The run directory.
+    max_restarts : int
+        How often the job may be put into the queue again, all in all.
+    lead_s : float or None
+        How long before the end of the job the step is told, if the scheduler does not.
+    chain : str
+        The name of the chain that this job is one of; "" if it is none.
+    is_talking : bool
+        Whether what other verbs print for people (``doctor``, ``list``) stands on stdout.
+    """
+
+    command: tuple[str, ...]
+    run: Path | None = None
+    max_restarts: int = 20
+    lead_s: float | None = None
+    chain: str = ""
+    is_talking: bool = True
+
+
+class Report(NamedTuple):
+    """What became of a job: its exit code, and the rest for programs."""
+
+    code: int
+    document: Mapping[str, Any]
+
+
+def supervise(settings: Settings, scheduler: Scheduler, say: Say) -> Report:
+    """Run the step of a batch job, and see to what comes then. Independent, and outside of MPI.
+
+    Raises
+    ------
+    OptionError
+        If the step cannot be started, or what the user says of the end of the job cannot be read.
+    """
+    with Ears() as ears:
+        end = introduce(settings, scheduler, say)  # step 1
+        began = time.time()
+        environ = {**os.environ, **surroundings(settings, scheduler, end)}
+        ended = _work(settings, environ, scheduler, ears, _deadline(settings, end), say)  # step 2
+        show(settings)  # step 3
+        is_halted = settings.run is not None and surveying.was_halted(settings.run, began)
+        left_s = None if end is None else end.at - (ended.asked_at or time.time())
+        is_taken = not scheduler.is_running()
+        about = Circumstances(settings.max_restarts, settings.chain, is_halted, is_taken, left_s)
+        verdict = judge(ended, about, scheduler)
+        carry_out(verdict, say)  # step 4
+    facts = {"job": scheduler.job_id, "scheduler": scheduler.name, "restarts": scheduler.restarts, "run": settings.run}
+    return Report(verdict.code, {**facts, **ended._asdict(), "verdict": verdict._asdict()})
+
+
+def _deadline(settings: Settings, end: JobEnd | None) -> Deadline:
+    return Deadline() if end is None or settings.lead_s is None else Deadline(end.at, settings.lead_s)
+
+
+# -- 1. what this job is ---------------------------------------------------------------------------
+
+
+def introduce(settings: Settings, scheduler: Scheduler, say: Say) -> JobEnd | None:
+    """Say what is known of this job; return when it ends. Independent."""
+    found = scheduler.job_end()
+    left_s = seconds_left(found.end)
+    words = [
+        f"job={scheduler.job_id}",
+        f"scheduler={scheduler.name}",
+        f"host={socket.gethostname()}",
+        f"restart={scheduler.restarts}/{settings.max_restarts}",
+        f"left={'unknown' if left_s is None else duration_text(left_s)}",
+    ]
+    if found.end is not None:
+        words.append(f"end={str(found.end).replace(' ', '')}")
+    if settings.chain:
+        words.append(f"chain={settings.chain}")
+    say(" ".join(words))
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+    if settings.run is not None:
+        say(f"run={settings.run} latest={surveying.latest(settings.run) or 'none'}")
+    _say_scratch(say)
+    if settings.is_talking:
+        _tool("doctor", "--quick", "--quiet", *([] if settings.run is None else [str(settings.run)]))
+    return found.end
+
+
+def _say_scratch(say: Say) -> None:
+    found = find_scratch(os.environ)
+    if found.chosen is not None:
+        say(f"scratch={found.chosen} free={nbytes_text(shutil.disk_usage(found.chosen).free)}")
+    wanted = os.environ.get("HPCCKPT_SCRATCH")
+    for path, source, reason in found.rejected:
+        if found.chosen is None or str(path) == wanted:
+            say(f"warning: {path} ({source}) is no scratch: {reason}")
+
+
+def surroundings(settings: Settings, scheduler: Scheduler, end: JobEnd | None) -> dict[str, str]:
+    """Return what the ranks find in their environment; but for the count, what the user has set stays. Independent."""
+    found = dict(scheduler.step_environment())
+    if end is not None:
+        found["HPCCKPT_JOB_END"] = f"{end.at:.0f}"
+    if settings.run is not None:
+        found["HPCCKPT_RUN"] = str(settings.run)
+    scratch = find_scratch(os.environ).chosen
+    if scratch is not None:
+        found["HPCCKPT_SCRATCH"] = str(scratch)
+    kept = {name: os.environ.get(name) or value for name, value in found.items()}
+    return {**kept, "HPCCKPT_RESTART_COUNT": str(scheduler.restarts)}
+
+
+# -- 2. its step -----------------------------------------------------------------------------------
+
+
+def _work(
+    settings: Settings, environ: Mapping[str, str], scheduler: Scheduler, ears: Ears, deadline: Deadline, say: Say
+) -> Ended:
+    """Run the step; again, as long as it finds its run locked by a job that may be dead. Independent."""
+    patience_ends = time.monotonic() + BUSY_S
+    while True:
+        say(f"step: {shlex.join(settings.command)}")
+        with started(settings.command, environ, scheduler, say) as step:
+            ended = step.attend(ears, deadline)
+        asked = f" asked_by={ended.asked_by}" if ended.asked_by else ""
+        say(f"step ended code={ended.code} seconds={ended.seconds:.0f}{asked}")
+        if ended.code != LockedError.exit_code or ended.asked_by or time.monotonic() > patience_ends:
+            return ended
+        say(f"the run is locked by another job, which may be dead: the step is started again in {BUSY_AGAIN_S:.0f} s")
+        if ears.pause(BUSY_AGAIN_S):
+            return ended
+
+
+# -- 3. what stands in the run directory -----------------------------------------------------------
+
+
+def show(settings: Settings) -> None:
+    """List the checkpoints of a run on stdout, as ``hpcckpt list`` does. Independent."""
+    found = None if settings.run is None or not settings.is_talking else surveying.latest(settings.run)
+    if found is not None:
+        _tool("list", str(found.path.parent))
+
+
+def _tool(*words: str) -> None:
+    """Run another verb, for what it prints; nothing depends on whether it can. Independent."""
+    sys.stdout.flush()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            [sys.executable, "-m", "hpcckpt", *words], check=False, stdin=subprocess.DEVNULL, timeout=TOOL_S
+        )  # fmt: skip
+
+
+# -- 4. what becomes of the job --------------------------------------------------------------------
+
+
+def carry_out(verdict: Verdict, say: Say) -> None:
+    """Say what becomes of the job, and tell the scheduler. Independent."""
+    say(verdict.text)
+    if verdict.command:
+        try:
+            act(verdict.command)
+        except RetryError as error:
+            say(f"warning: {error}; submit the job again by hand to go on")
+
+
+# -- a rehearsal -----------------------------------------------------------------------------------
+
+
+def rehearse(settings: Settings, scheduler: Scheduler, say: Say) -> Report:
+    """Say what `supervise` would do, on any machine, and start nothing. Independent."""
+    end = introduce(settings, scheduler, say)
+    environ = surroundings(settings, scheduler, end)
+    for name, value in sorted(environ.items()):
+        say(f"would set {name}={value}")
+    say(f"would start: {shlex.join(settings.command)}")
+    if shutil.which(settings.command[0]) is None:
+        say(f"warning: there is no {settings.command[0]} on this machine")
+    if settings.lead_s is not None:
+        say(f"would ask it to stop {settings.lead_s:.0f} s before the end of the job")
+    about = Circumstances(settings.max_restarts, settings.chain)
+    verdicts = {code: judge(Ended(code, "", 0.0), about, scheduler) for code in (EXIT_CODE, 0, 1)}
+    for code, verdict in verdicts.items():
+        command = shlex.join(verdict.command)
+        told = "" if not command or command in verdict.text else f": {command}"
+        say(f"on code {code}: {verdict.text}{told}")
+    on_code = {code: verdict._asdict() for code, verdict in verdicts.items()}
+    return Report(0, {"environment": environ, "command": settings.command, "on_code": on_code})

@@ -1,0 +1,295 @@
+"""The journal of a run, ``RUN/journal.jsonl``: what happened there, one JSON object a line, for the operator's tools.
+
+It is a side file: nothing that restores, keeps or removes a step reads it, and losing it costs nothing but its
+history.  Root alone writes it, and only while it holds the run's lock, so that whoever merely reads a run leaves no
+trace.  Lines go to its end whole, each with what came before it in one ``write``, and are not synced; a line that a
+crash has cut is passed over by readers.  What is told before the first step stands is kept in memory until it does.
+
+The file is bounded: beyond `MAX_NBYTES` the older half of its lines is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcckpt import layout
+from hpcckpt._version import __version__
+from hpcckpt.discovery import open_regular
+from hpcckpt.errors import Failure, as_failure, from_os_error
+from hpcckpt.lock import process_start
+
+NAME = "journal.jsonl"
+SWITCH = "HPCCKPT_JOURNAL"
+MAX_NBYTES = 4 << 20
+MAX_READ_NBYTES = 16 * MAX_NBYTES
+MAX_LINE_NBYTES = 16 << 10
+MAX_TEXT = 500
+MAX_METRICS = 64
+MAX_WAITING = 200
+SCHEDULERS = {"SLURM_JOB_ID": "slurm", "PBS_JOBID": "pbs", "COBALT_JOBID": "cobalt", "LSB_JOBID": "lsf"}
+
+_log = logging.getLogger("hpcckpt")
+
+
+class Journal:
+    """Writes the journal of a run. Root only; on other ranks it takes everything and writes nothing.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The run directory.
+    is_writing : bool
+        Whether this is root. The variable ``HPCCKPT_JOURNAL=off`` silences root too.
+    """
+
+    def __init__(self, directory: Path, *, is_writing: bool = True) -> None:
+        self.path = directory / NAME
+        self._is_writing = is_writing and os.environ.get(SWITCH, "").lower() not in {"0", "off", "no", "false"}
+        self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
+        self._guard = threading.RLock()
+        self._is_begun = False
+        self._has_complained = False
+        self._made = time.time()
+
+    # -- what happened ---------------------------------------------------------------------------
+
+    def begin(self, *, n_ranks: int, backend: str) -> None:
+        """Tell that a job begins to write in the run. Root only, under the lock."""
+        self._is_begun = True
+        facts = {"time": self._made, **this_job(), "n_ranks": n_ranks, "backend": backend}
+        self._note("start", facts, is_first=True)
+
+    def saved(self, saved: Any, content: Any, job: Any) -> None:
+        """Tell of a committed step: a `SavedStep`, its `Content` and its `SaveJob`. Root only."""
+        facts = {
+            "step": saved.step,
+            "epoch": epoch_of(content.objects),
+            "bytes": saved.nbytes,
+            "linked_bytes": saved.linked_nbytes,
+            "files": saved.files,
+            "stall_seconds": saved.stall_seconds,
+            "seconds": saved.seconds,
+            "bytes_per_second": saved.nbytes / max(saved.seconds, 1e-9),
+            "kept": saved.kept,
+            "n_ranks": job.n_ranks,
+            "level": content.level,
+            "save_id": job.save_id,
+            "metrics": dict(list(content.metrics.items())[:MAX_METRICS]),
+        }
+        self._note("saved", {**facts, "warnings": list(saved.warnings)} if saved.warnings else facts, is_step=True)
+
+    def drained(self, step: int, seconds: float, scratch: Path) -> None:
+        """Tell that a step has come from scratch to the run directory, so long after its save began. Root only."""
+        self._note("drained", {"step": step, "seconds": seconds, "from": str(scratch)})
+
+    def failed(self, step: int, phase: str, failures: Mapping[int, Failure]) -> None:
+        """Tell of a save that failed, and of what on which ranks. Root only."""
+        first = min(failures)
+        kind, text = failures[first].kind, failures[first].text
+        ranks = sorted(failures)[:16]
+        self._note("failed", {"step": step, "phase": phase, "kind": kind, "message": text, "ranks": ranks})
+
+    @contextlib.contextmanager
+    def telling(self, step: int, phase: str) -> Iterator[None]:
+        """Tell of whatever the block raises. Root only."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(step, phase, {0: as_failure(error)})
+            raise
+
+    def restored(self, restored: Any, n_ranks: int, skipped: Sequence[str]) -> None:
+        """Tell of a restore: a `Restored`, by how many ranks, and which steps were passed over. Root only."""
+        facts = {
+            "step": restored.step,
+            "from": str(restored.path),
+            "ranks_before": restored.n_ranks,
+            "n_ranks": n_ranks,
+            "level": restored.level,
+            "seconds": restored.seconds,
+            "skipped": len(skipped),
+        }
+        self._note("restored", facts)
+
+    def removed(self, steps: Sequence[int]) -> None:
+        """Tell which steps retention took away. Root only."""
+        if steps:
+            self._note("removed", {"steps": sorted(steps)[:256], "n_steps": len(steps)})
+
+    def cost(self, step: int, seconds: float) -> None:
+        """Tell what a save cost the training, slowed batches included; written with what comes next. Root only."""
+        self._note("cost", {"step": step, "seconds": seconds}, is_later=True)
+
+    def stopped(self, step: int, reason: str) -> None:
+        """Tell that the job saves and stops, and why. Root only."""
+        self._note("halted" if reason.startswith(layout.HALT) else "preempted", {"step": step, "reason": reason})
+
+    def end(self, error: str = "") -> None:
+        """Tell that the job has done with the run; `error` is what broke it off. Root only, under the lock."""
+        if self._is_begun:
+            self._note("end", {"error": error} if error else {})
+            self._is_begun = False
+
+    # -- how it is written -----------------------------------------------------------------------
+
+    def _note(
+        self,
+        event: str,
+        facts: Mapping[str, Any],
+        *,
+        is_first: bool = False,
+        is_step: bool = False,
+        is_later: bool = False,
+    ) -> None:
+        """Write a line, after those that wait; or let it wait too, as long as nothing may be written yet."""
+        if not self._is_writing:
+            return
+        line = _line({"time": time.time(), "event": event, **facts})
+        with self._guard:
+            self._waiting.appendleft(line) if is_first else self._waiting.append(line)
+            if is_later or not self._is_begun or not (is_step or self.path.exists()):
+                return
+            lines = b"".join(self._waiting)
+            self._waiting.clear()
+            try:
+                self._append(lines)
+            except OSError as error:
+                self._complain(error)
+
+    def _append(self, lines: bytes) -> None:
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            nbytes = os.fstat(fd).st_size
+            if nbytes and os.pread(fd, 1, nbytes - 1) != b"\n":  # a crash has cut the last line: it is to stay alone
+                lines = b"\n" + lines
+            os.write(fd, lines)
+        finally:
+            os.close(fd)
+        if nbytes + len(lines) > MAX_NBYTES:
+            self._drop_older_half()
+
+    def _drop_older_half(self) -> None:
+        """Keep the newer lines only; the file is whole before and after."""
+        text = self.path.read_bytes()[-MAX_NBYTES // 2 :]
+        draft = self.path.with_name(f".{NAME}.draft")
+        draft.write_bytes(text[text.find(b"\n") + 1 :])
+        os.replace(draft, self.path)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            _log.warning("hpcckpt: the journal %s cannot be written (%s); the run goes on without it", self.path, error)
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    """Return an entry as one line; one that is far too long goes without its metrics. Pure."""
+    line = json.dumps(_plain(entry), separators=(",", ":")).encode("ascii") + b"\n"
+    if len(line) <= MAX_LINE_NBYTES:
+        return line
+    kept = {name: value for name, value in entry.items() if not isinstance(value, Mapping | list)}
+    return json.dumps(_plain(kept), separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, short: numbers that it has not, such as NaN, become texts. Pure."""
+    if isinstance(value, Mapping):
+        return {str(name)[:MAX_TEXT]: _plain(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) and abs(value) < 1e8 else _large(value)
+    return str(value)[:MAX_TEXT]
+
+
+def _large(value: float) -> float | str:
+    return round(value, 3) if math.isfinite(value) else str(value)
+
+
+def this_job() -> dict[str, Any]:
+    """Return what the journal says of the job that begins: where, under which scheduler, and how often. Independent."""
+    variable = next((name for name in SCHEDULERS if os.environ.get(name)), "")
+    restarts = os.environ.get("HPCCKPT_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT", "")
+    return {
+        "job": os.environ.get(variable, ""),
+        "scheduler": SCHEDULERS.get(variable, ""),
+        "restart": int(restarts) if restarts.isascii() and restarts.isdigit() and len(restarts) < 10 else None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "born": process_start(os.getpid()),
+        "version": __version__,
+    }
+
+
+def epoch_of(objects: Mapping[str, Any], depth: int = 4) -> int | None:
+    """Return the epoch that the program recorded, if it did: the first object that is called ``epoch``. Pure."""
+    for name, value in objects.items():
+        if name.rpartition("/")[2] == "epoch" and isinstance(value, int) and not isinstance(value, bool):
+            return value
+    nested = (value for value in objects.values() if isinstance(value, Mapping) and depth > 1)
+    return next((epoch for value in nested if (epoch := epoch_of(value, depth - 1)) is not None), None)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return what the journal of a run says, oldest first; what is no entry is passed over. Independent.
+
+    Raises
+    ------
+    CorruptError
+        If it is no ordinary file.
+    StorageError
+        If it cannot be read.
+    """
+    return read_lines(os.path.join(directory, NAME))
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the entries of a file of JSON lines, of a very large one the last; none if there is none. Independent.
+
+    Raises
+    ------
+    CorruptError
+        If it is no ordinary file.
+    StorageError
+        If it cannot be read.
+    """
+    try:
+        text = _tail(os.fspath(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise from_os_error(error, "read the journal") from error
+    return [entry for line in text.split(b"\n") if (entry := _entry(line)) is not None]
+
+
+def _tail(path: str) -> bytes:
+    """Return the last bytes of a file, as many as a journal may have and a good deal more."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ_NBYTES))
+        return file.read(MAX_READ_NBYTES)
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return what a line says; ``None`` if it is cut, or no entry. Pure."""
+    if not line or len(line) > 4 * MAX_LINE_NBYTES:
+        return None
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("event"), str) else None

@@ -1,0 +1,175 @@
+"""From directory to story: the journals of all parts, what stands now, and what ``hpcckpt train`` wrote. Read only.
+
+A journal may be cut, lost or foreign: what it does not tell is taken from the steps, and what it tells is believed
+only as far as it has the form of an entry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcckpt import discovery, journal, layout, lock
+from hpcckpt.config import Best
+from hpcckpt.discovery import StepInfo
+from hpcckpt.errors import HpcckptError
+from hpcckpt.preemption.halt import read_halt
+from hpcckpt.reporting.chapters import Chapter, Entry, joined, read_entries
+from hpcckpt.reporting.fields import count_of, iso_time, metrics_of, time_of
+from hpcckpt.reporting.parts import LOG, Part, parts_of
+from hpcckpt.reporting.story import Epoch, Save, Story
+
+JUST_NOW_S = 5.0
+
+
+def read_story(
+    directory: Path, best: Best | None = None, *, manifests: dict[Path, discovery.Manifests] | None = None
+) -> Story:
+    """Return what became of a run. Independent.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The run directory, of one run or of ``hpcckpt train``.
+    best : Best, optional
+        What "best" means; by default the validation loss if steps have it, else the loss.
+    manifests : dict, optional
+        Those that were read before, of each part: for whoever looks again and again.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no run.
+    """
+    parts = parts_of(directory)
+    holders = [holder for part in parts if (holder := _holder(part.path))]
+    known = {} if manifests is None else manifests
+    standing = {part.name: _standing(part, best, known.setdefault(part.path, discovery.Manifests())) for part in parts}
+    log = read_entries(directory / LOG)
+    chapters = [Chapter(part).read(log) for part in parts]
+    jobs = joined([job for chapter in chapters for job in chapter.jobs], is_running=bool(holders))
+    saves = [save for chapter in chapters for save in _with_fate(chapter, standing[chapter.part.name])]
+    problems = [info.problem for found in standing.values() for info in found.steps if info.problem]
+    return Story(
+        directory=str(directory),
+        parts=tuple(part.name for part in parts),
+        jobs=tuple(jobs),
+        saves=tuple(sorted(saves, key=lambda save: save.time)),
+        failures=_by_time(each for chapter in chapters for each in chapter.failures),
+        restores=_by_time(each for chapter in chapters for each in chapter.restores),
+        epochs=_by_time(_epochs(log)),
+        writing="".join(holders[-1:]),
+        asked=_asked([directory, *(part.path for part in parts)]),
+        has_journal=any(chapter.has_journal for chapter in chapters),
+        problems=tuple(problems),
+    )
+
+
+def _by_time(events: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(events, key=lambda event: event.time))
+
+
+def _holder(directory: Path) -> str:
+    found = lock.describe(directory)
+    return "" if found is None or found[1] else str(found[0])
+
+
+def _asked(places: Sequence[Path]) -> str:
+    for place in places:
+        try:
+            halt = read_halt(place)
+        except (HpcckptError, OSError):
+            return "something that is not understood"
+        if halt is not None:
+            return str(halt) or "now"
+    return ""
+
+
+# -- what stands ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    steps: tuple[StepInfo, ...]
+    tags: dict[int, tuple[str, ...]]
+
+
+def _standing(part: Part, best: Best | None, manifests: discovery.Manifests) -> _Standing:
+    steps = tuple(info for info in discovery.scan(part.path, manifests) if info.manifest or info.path.exists())
+    named = {name for info in steps if info.manifest for name in info.manifest.metrics}
+    chosen = best or next((Best(name) for name in ("val_loss", "loss") if name in named), None)
+    found = discovery.best_of(steps, chosen)[:1] if chosen else []
+    newest = max((info.step for info in steps if info.is_restorable), default=None)
+    pinned = discovery.pins(part.path)
+    tags = {}
+    for info in steps:
+        facts = {
+            "best": info.step in found,
+            "latest": info.step == newest,
+            "pinned": info.step in pinned,
+            "damaged": bool(info.problem),
+        }
+        tags[info.step] = tuple(tag for tag, is_so in facts.items() if is_so)
+    return _Standing(steps, tags)
+
+
+def _with_fate(chapter: Chapter, standing: _Standing) -> list[Save]:
+    """Return the saves of a part, each with what became of it; steps that the journal does not know come first."""
+    there = {info.step: info for info in standing.steps}
+    last = {save.step: number for number, save in enumerate(chapter.saves)}
+    told = []
+    for number, save in enumerate(chapter.saves):
+        stands = last[save.step] == number and _stands(save, there.get(save.step), chapter.part)
+        state = "stands" if stands else "removed" if save.step in chapter.removed else "gone"
+        told.append(replace(save, state=state, tags=standing.tags.get(save.step, ()) if stands else ()))
+    known = {save.step for save in told if save.state == "stands"}
+    untold = [_untold(info, chapter.part, standing) for info in standing.steps if info.step not in known]
+    if chapter.has_journal:  # a step stands a moment before the journal tells of it
+        untold = [save for save in untold if not _is_new(save)]
+    return [*untold, *told]
+
+
+def _stands(save: Save, info: StepInfo | None, part: Part) -> bool:
+    if info is None:  # it may have come while the journal was read
+        return _is_new(save) and (part.path / layout.step_dirname(save.step)).is_dir()
+    return info.manifest is None or not save.save_id or info.manifest.save_id == save.save_id
+
+
+def _is_new(save: Save) -> bool:
+    return abs(time.time() - save.time) < JUST_NOW_S
+
+
+def _untold(info: StepInfo, part: Part, standing: _Standing) -> Save:
+    """Return a step that stands and that no journal tells of, from its manifest."""
+    manifest = info.manifest
+    created = iso_time(manifest.created) if manifest else None
+    if created is None:
+        created = info.path.stat().st_mtime if info.path.exists() else 0.0
+    return Save(
+        part=part.name,
+        time=created,
+        step=info.step,
+        nbytes=manifest.nbytes if manifest else 0,
+        epoch=journal.epoch_of(manifest.objects) if manifest else None,
+        files=len(manifest.files) if manifest else None,
+        n_ranks=manifest.n_ranks if manifest else None,
+        level=manifest.level if manifest else "",
+        save_id=manifest.save_id if manifest else "",
+        metrics=dict(manifest.metrics) if manifest else {},
+        tags=standing.tags[info.step],
+    )
+
+
+# -- what hpcckpt train wrote ----------------------------------------------------------------------
+
+
+def _epochs(log: Sequence[Entry]) -> list[Epoch]:
+    found = []
+    for entry in log:
+        when, epoch, cycle = time_of(entry), count_of(entry, "epoch"), count_of(entry, "cycle")
+        if entry["event"] == "epoch" and when is not None and epoch is not None and cycle is not None:
+            found.append(Epoch(f"cycle-{cycle}", when, epoch, count_of(entry, "step") or 0, metrics_of(entry)))
+    return found

@@ -1,0 +1,162 @@
+"""What became of a run: its jobs, saves, failures and steps. Data, no behaviour but what follows from it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that worked in the run.
+
+    Attributes
+    ----------
+    began, last : float
+        When it began, and the last that is heard of it; seconds since 1970.
+    end : str
+        ``ended``, ``halted``, ``preempted``, ``failed``, ``running``, or ``died``: without a word.
+    reason : str
+        Why it stopped, or the error that broke it off.
+    job, scheduler, host : str
+        Where it ran.
+    restart : int or None
+        How often the scheduler had started it again.
+    restored : int or None
+        The step that it went on from.
+    ranks_before : int or None
+        How many ranks had saved that.
+    """
+
+    began: float
+    last: float
+    end: str
+    reason: str = ""
+    job: str = ""
+    scheduler: str = ""
+    host: str = ""
+    n_ranks: int = 0
+    backend: str = ""
+    version: str = ""
+    restart: int | None = None
+    restored: int | None = None
+    ranks_before: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it is known to have run."""
+        return max(0.0, self.last - self.began)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it ended otherwise than it was to."""
+        return self.end in {"died", "failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A step that was committed.
+
+    Attributes
+    ----------
+    part : str
+        The cycle; "" where there are none.
+    time : float
+        When it was committed.
+    stall_s, seconds, cost_s : float or None
+        How long it held the training up, how long it took in all, and what it cost with the batches that were slower
+        meanwhile; ``None`` if nobody told.
+    state : str
+        ``stands``, ``removed`` by retention, or ``gone``: somebody else removed or replaced it.
+    tags : tuple of str
+        ``latest``, ``best``, ``pinned``, ``damaged``.
+    """
+
+    part: str
+    time: float
+    step: int
+    nbytes: int
+    epoch: int | None = None
+    files: int | None = None
+    stall_s: float | None = None
+    seconds: float | None = None
+    cost_s: float | None = None
+    n_ranks: int | None = None
+    level: str = ""
+    save_id: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    state: str = "stands"
+    tags: tuple[str, ...] = ()
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second, from the call to the commit."""
+        return self.nbytes / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSave:
+    """A save that failed."""
+
+    part: str
+    time: float
+    step: int
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A restore of a job."""
+
+    part: str
+    time: float
+    step: int
+    seconds: float
+    n_ranks: int
+    ranks_before: int
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The metrics of an epoch, as ``hpcckpt train`` writes them."""
+
+    part: str
+    time: float
+    epoch: int
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What became of a run, each list in the order of time.
+
+    Attributes
+    ----------
+    directory : str
+        The run directory.
+    parts : tuple of str
+        The cycles; ``("",)`` where there are none.
+    writing : str
+        Who holds a lock there now; "" if nobody does.
+    asked : str
+        What a file ``HALT`` there asks; "" if there is none.
+    has_journal : bool
+        Whether there was a journal; otherwise all is from the steps that stand.
+    problems : tuple of str
+        What is wrong with steps that stand.
+    """
+
+    directory: str
+    parts: tuple[str, ...]
+    jobs: tuple[Job, ...]
+    saves: tuple[Save, ...]
+    failures: tuple[FailedSave, ...]
+    restores: tuple[Restore, ...]
+    epochs: tuple[Epoch, ...]
+    writing: str = ""
+    asked: str = ""
+    has_journal: bool = True
+    problems: tuple[str, ...] = ()

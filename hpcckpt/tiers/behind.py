@@ -1,0 +1,378 @@
+"""The run directory behind a run on scratch: what is drained to it, and what is restored from where."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcckpt import copying, discovery, layout, phases, publishing
+from hpcckpt.collective import commit
+from hpcckpt.collective.planner import SavePlan
+from hpcckpt.config import Options
+from hpcckpt.copying import Pace, Rules
+from hpcckpt.discovery import StepInfo
+from hpcckpt.draining import DRAIN_NICE, Draining, Outcome, Task
+from hpcckpt.errors import CollectiveError, Failure, HpcckptError, as_failure
+from hpcckpt.holding import ArenaPool
+from hpcckpt.journal import Journal
+from hpcckpt.manifest import Manifest
+from hpcckpt.plan import SaveJob, StoredEntry
+from hpcckpt.retention import apply_retention, retire
+from hpcckpt.run import Candidate, Lineage, Run, SavedStep
+from hpcckpt.tiers.counting import counting, is_same
+from hpcckpt.tiers.drain import Answer, Drain, answer_of, error_of, failures_of, manifest_of
+from hpcckpt.tiers.place import mark_of, put_mark, translated
+
+_log = logging.getLogger("hpcckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """How a run has two tiers: the options of the run directory, bytes per second, steps to keep on scratch."""
+
+    home: Options
+    bandwidth: float | None = None
+    keep: int = 1
+
+    @property
+    def near(self) -> Options:
+        """The options of the run on scratch."""
+        return replace(self.home, max_to_keep=self.keep, keep_best=None, keep_period=None)
+
+
+class Tiers:
+    """The run directory behind a run on scratch.
+
+    Parameters
+    ----------
+    near : Run
+        The run on scratch, which saves go to.
+    directory : pathlib.Path
+        The run directory.
+    options : TierOptions
+        How steps get there, and which of them stay.
+    """
+
+    def __init__(self, near: Run, directory: Path, options: TierOptions) -> None:
+        comm = near.comm
+        self.near = near
+        self.draining = Draining(comm.duplicate(), options.home.peer_timeout_s)
+        own = replace(options.home, recycle=False)
+        self.home = Run(directory, comm, near.backend, own, self.draining, ArenaPool(1))
+        near.journal, self.home.journal = self.home.journal, Journal(directory, is_writing=False)
+        near.tier = self
+        self._drains: list[Drain] = []
+        self._lag = options.home.max_in_flight - 1 + options.keep
+        rate = None if options.bandwidth is None else options.bandwidth / comm.size
+        self._rules = Rules(1, Pace(rate), nice=DRAIN_NICE)
+        self._n_begun = 0
+        self._is_open = False
+
+    # -- before the first save ---------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open both directories for writing, and drain what an earlier job left on scratch. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If another job writes in one of them, or they cannot be written.
+        """
+        if self._is_open:
+            return
+        for info in self.near.comm.on_root("open run directory and scratch", self._open):
+            assert info.manifest is not None
+            m = info.manifest
+            left = SavedStep(info.step, info.path, m.nbytes, len(m.files), 0.0, 0.0, 0, m.backend, tier="scratch")
+            self._begin(Drain(-1, left, m.save_id, overwrite=False, began=time.monotonic()))
+        self._is_open = True
+
+    def _open(self) -> list[StepInfo]:
+        """Take both locks, take away what scratch has of another history; return what is to be drained. Root only."""
+        self._open_home()
+        publishing.regain(self.near)
+        publishing.open_for_writing(self.near)
+        with translated("open scratch"):
+            is_ours = self._is_ours()
+            put_mark(self.near.directory, mark_of(self.home.directory) or put_mark(self.home.directory))
+            far = self._far()
+            counting = self._counting(far) if is_ours else []
+            for info in discovery.scan(self.near.directory):
+                discovery.unpin(self.near.directory, info.step)
+                if info.step not in {each.step for each in counting}:
+                    _log.warning("hpcckpt: %s: the run went on without it; removed from scratch", info.path)
+                    retire(self.near.directory, info.path.name)
+        base = self.near.lineage.step
+        wanted = [i for i in counting if i.is_restorable and base is not None and i.step <= base]
+        wanted = [i for i in wanted if not is_same(i, far.get(i.step))]
+        for info in wanted:
+            self.committed(info.step)
+        return wanted
+
+    def _open_home(self) -> None:
+        publishing.regain(self.home)
+        publishing.open_for_writing(self.home)
+
+    # -- what counts -------------------------------------------------------------------------------
+
+    def _far(self) -> dict[int, StepInfo]:
+        """Return what the run directory holds. Root only."""
+        return {info.step: info for info in discovery.scan(self.home.directory, self.home.manifests)}
+
+    def _is_ours(self) -> bool:
+        """Say whether what is on scratch is of this run directory, not of one that was here before. Root only."""
+        mark = mark_of(self.home.directory)
+        return bool(mark) and mark == mark_of(self.near.directory)
+
+    def _counting(self, far: Mapping[int, StepInfo]) -> list[StepInfo]:
+        """Return the steps on scratch that the run directory has too, or has not gone on without. Root only."""
+        near = discovery.scan(self.near.directory, self.near.manifests)
+        return counting(near, tuple(far.values()))
+
+    def candidates(self) -> list[Candidate]:
+        """Return the steps that may be restored, newest first, of each the copy on scratch first. Root only."""
+        far = self._far()
+        near = {info.step: info for info in self._counting(far)} if self._is_ours() else {}
+        found = []
+        for step in sorted({*far, *near}, reverse=True):
+            found += [Candidate(step, self.near.directory)] if step in near else []
+            found += [Candidate(step, self.home.directory)] if step in far else []
+        return found
+
+    def infos(self) -> tuple[StepInfo, ...]:
+        """Return one restorable copy of each step, the nearest, in rising order. Root only."""
+        found: dict[int, StepInfo] = {}
+        for candidate in self.candidates():
+            info = discovery.inspect_step(candidate.directory, candidate.step)
+            if info.is_restorable:
+                found.setdefault(info.step, info)
+        return tuple(found[step] for step in sorted(found))
+
+    def look_ahead(self, step: int, *, overwrite: bool) -> None:
+        """Refuse what could not be published in the run directory. Root only."""
+        self._open_home()
+        with (
+            self.home.naming
+        ):  # a drain may be giving a step its name just now, which is then what this run goes on from
+            publishing.look_ahead(self.home, step, overwrite=overwrite)
+
+    def stands_on(self, lineage: Lineage) -> None:
+        """Take in which step was restored: the run goes on from there in both directories. Independent."""
+        self.home.lineage = lineage
+
+    # -- a drain -----------------------------------------------------------------------------------
+
+    def committed(self, step: int) -> None:
+        """Pin a step on scratch until it is drained; a failure costs no more than that. Root only."""
+        try:
+            discovery.pin(self.near.directory, step)  # S1
+        except HpcckptError as error:
+            _log.warning("hpcckpt: step %d cannot be pinned on scratch: %s", step, error)
+
+    def begin(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> None:
+        """Begin to drain a step that was committed on scratch. Independent."""
+        self._begin(Drain(number, saved, job.save_id, overwrite, time.monotonic() - saved.seconds))  # S2
+
+    def _begin(self, drain: Drain) -> None:
+        number = self._n_begun
+        before = next((d.matter.part for d in reversed(self._drains) if d.matter is not None), None)
+        if drain not in self._drains:
+            self._drains.append(drain)
+        drain.matter = self.draining.start(
+            2 * number,
+            f"drain step {drain.saved.step}",
+            lambda: self._copy(drain, before),
+            lambda outcomes: self._look_at_copy(drain, outcomes),
+            lambda outcome: self._go_on(drain, number, outcome),
+        )
+        self._n_begun += 1
+
+    def _copy(self, drain: Drain, before: Task | None) -> None:
+        """Copy this rank's share of the pieces, and make it durable. Independent."""
+        if before is not None:
+            before.join()
+        comm = self.near.comm
+        phases.reached("drain-begun", comm.rank)
+        with translated(f"drain step {drain.saved.step}"):
+            manifest = manifest_of(drain)
+            staged = copying.staging_of(self.home.directory, manifest)
+            if comm.is_root:
+                self._get_ready(drain, manifest, staged)
+            for directory in (staged.path, staged.path / layout.DATA):
+                directory.mkdir(exist_ok=True)
+            pieces = copying.share(copying.pieces_of(manifest.files), comm.rank, comm.size, lambda piece: piece.nbytes)
+            copying.copy_pieces(drain.saved.path, staged.path, pieces, self._rules, is_resumed=False)  # D1
+            copying.sync_files(staged.path, {piece.path for piece in pieces})  # D2
+
+    def _look_at_copy(self, drain: Drain, outcomes: Sequence[Outcome]) -> Answer:
+        """Find what is to be read back, if all ranks copied their shares. Root only."""
+        failures = failures_of(outcomes)
+        if not failures:
+            try:
+                manifest = manifest_of(drain)
+                return Answer(entries=tuple(copying.entries_of(drain.saved.path, manifest, manifest.files)))
+            except Exception as error:  # noqa: BLE001 - every rank will hear of it
+                failures = {0: as_failure(error)}
+        return self._give_up(drain, failures)
+
+    def _go_on(self, drain: Drain, number: int, outcome: Outcome) -> None:
+        """Begin to read the copy back, unless it failed. Independent."""
+        answer = answer_of(outcome)
+        if answer.failures:
+            self._settle(drain, outcome)
+            return
+        drain.matter = self.draining.start(
+            2 * number + 1,
+            f"drain step {drain.saved.step}",
+            lambda: self._verify(drain, answer.entries),
+            lambda outcomes: self._conclude(drain, outcomes),
+            lambda outcome: self._settle(drain, outcome),
+        )
+
+    def _verify(self, drain: Drain, entries: Sequence[StoredEntry]) -> None:
+        """Compare this rank's share of the copy with the checksums of the save. Independent."""
+        comm = self.near.comm
+        with translated(f"drain step {drain.saved.step}"):
+            manifest = manifest_of(drain)
+            staged = copying.staging_of(self.home.directory, manifest)
+            mine = copying.share(entries, comm.rank, comm.size, lambda entry: entry.nbytes)
+            files = manifest.files if comm.is_root else ()
+            copying.verify_files(drain.saved.path, staged.path, manifest, files, mine, self._rules)  # D3
+
+    def _get_ready(self, drain: Drain, manifest: Manifest, staged: commit.Staged) -> None:
+        """Do what may fail before the first byte. Root only."""
+        self.home.staged[staged.name] = 0
+        self._open_home()
+        if not self._is_home(drain):
+            publishing.look_ahead(self.home, manifest.step, overwrite=drain.overwrite)
+        need = SavePlan((), manifest.tensors, manifest.nbytes, ())
+        commit.check_space(self.home.directory, need, self.near.comm.size)
+
+    def _is_home(self, drain: Drain) -> bool:
+        found = discovery.inspect_step(self.home.directory, drain.saved.step)
+        return found.is_restorable and found.manifest is not None and found.manifest.save_id == drain.save_id
+
+    def _conclude(self, drain: Drain, outcomes: Sequence[Outcome]) -> Answer:
+        """Publish what all ranks copied, or say what failed. Root only."""
+        failures = failures_of(outcomes)
+        if not failures:
+            try:
+                return Answer(self._publish(drain))
+            except Exception as error:  # noqa: BLE001 - every rank will hear of it
+                failures = {0: as_failure(error)}
+        return self._give_up(drain, failures)
+
+    def _give_up(self, drain: Drain, failures: Mapping[int, Failure]) -> Answer:
+        """Remove what was copied; the step stays on scratch. Root only."""
+        staged = copying.staged_as(self.home.directory, drain.saved.step, drain.save_id)
+        self.home.staged.pop(staged.name, None)
+        commit.abandon(staged)
+        _log.error("hpcckpt: %s", error_of(drain, failures))
+        return Answer(failures=failures)
+
+    def _publish(self, drain: Drain) -> SavedStep:
+        """Give the step its name in the run directory, and retire old ones there. Root only."""
+        home, manifest = self.home, manifest_of(drain)
+        staged = copying.staging_of(home.directory, manifest)
+        publishing.open_for_writing(home)  # the lock may have been lost
+        path = home.directory / layout.step_dirname(manifest.step)
+        if self._is_home(drain):
+            commit.abandon(staged)
+        else:
+            with home.naming:
+                way = publishing.look_ahead(home, manifest.step, overwrite=drain.overwrite)
+                copying.publish(staged, manifest, home.lock, way)  # D4
+                home.lineage = Lineage(manifest.run_id, manifest.save_id, manifest.step)
+        home.staged.pop(staged.name, None)
+        phases.reached("drain-published", 0)
+        kept, warnings = self._retain(drain)
+        seconds = time.monotonic() - drain.began
+        self.near.journal.drained(manifest.step, seconds, self.near.directory)
+        _log.info("hpcckpt: drained step=%d to=%s durable=%.3fs", manifest.step, path, seconds)
+        return replace(drain.saved, path=path, seconds=seconds, kept=kept, warnings=warnings, tier="run")
+
+    def _retain(self, drain: Drain) -> tuple[int, tuple[str, ...]]:
+        """Retire old steps of the run directory, and give up the one on scratch; a failure is a warning. Root only."""
+        home = self.home
+        try:
+            kept = apply_retention(home.directory, home.options, home.marked, manifests=home.manifests)
+            self.near.journal.removed(kept.removed)
+            discovery.unpin(self.near.directory, drain.saved.step)  # D5
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
+            return 0, (f"retention after step {drain.saved.step} failed: {as_failure(error).text}",)
+        return kept.n_steps, ()
+
+    def _settle(self, drain: Drain, outcome: Outcome) -> None:
+        """Take in how a drain ended. Independent."""
+        answer = answer_of(outcome)
+        if answer.home is not None and not self.near.comm.is_root:
+            self.home.lineage = Lineage(self.near.lineage.run_id, drain.save_id, drain.saved.step)
+        drain.home, drain.failures = answer.home, answer.failures or None
+        drain.matter, drain.is_told = None, False  # D6
+        if drain.home is not None:
+            for hear in tuple(self.home.listeners):
+                hear(drain.home)
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a step is on its way, as far as known here."""
+        return any(not drain.is_over for drain in self._drains)
+
+    def durable(self, number: int) -> SavedStep:
+        """Wait until a save that was committed is in the run directory. Collective."""
+        return self.wait(next(drain for drain in self._drains if drain.number == number))
+
+    def wait(self, drain: Drain) -> SavedStep:
+        """Wait until a step is in the run directory, as fast as it goes; raise what kept it from that. Collective."""
+        self._rules.pace.lift()
+        try:
+            while drain.matter is not None and not drain.is_over:
+                self.draining.wait(drain.matter)
+        finally:
+            self._rules.pace.limit()
+        drain.is_told = True
+        if drain.home is None:
+            raise error_of(drain, drain.failures or {})
+        return drain.home
+
+    def make_room(self, n_saves: int) -> None:
+        """Wait for the drains that a save of this number must not overtake; raise once what one failed of. Collective.
+
+        Which are waited for depends on nothing but the number, so all ranks raise the same.
+        """
+        for drain in [d for d in self._drains if d.number < n_saves - self._lag and not d.is_told]:
+            self.wait(drain)
+
+    def make_way(self, step: int) -> None:
+        """Wait until a step that will be replaced is not being drained. Collective, when no save is under way."""
+        for drain in [d for d in self._drains if d.saved.step == step and not d.is_told]:
+            self.wait(drain)
+
+    def finish(self) -> None:
+        """Wait for all drains, and try those again that failed; raise, once, what the first failed of. Collective.
+
+        Call it when no save is under way.
+        """
+        failure: CollectiveError | None = None
+        for drain in list(self._drains):
+            is_told = drain.is_told
+            try:
+                self._finish(drain)
+            except CollectiveError as error:
+                failure = failure or (None if is_told else error)
+        if failure is not None:
+            raise failure
+
+    def _finish(self, drain: Drain) -> None:
+        with contextlib.suppress(CollectiveError):
+            self.wait(drain)
+            return
+        drain.failures = None
+        self._begin(drain)  # never the only copy on scratch, if that can be helped
+        self.wait(drain)

@@ -1,0 +1,36 @@
+"""Which steps on scratch count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcckpt.discovery import StepInfo
+
+
+def counting(near: Sequence[StepInfo], far: Sequence[StepInfo]) -> list[StepInfo]:
+    """Return the steps on scratch that count. Pure.
+
+    Those that the run directory holds too; those whose parents lead to its newest step, or any if it has none; and
+    those that cannot be read, which a restore tells of and passes over.
+    """
+    known = {info.manifest.save_id: info.step for info in far if info.manifest and info.is_restorable}
+    newest = max(known, key=lambda save_id: known[save_id], default=None)
+    parents = {info.manifest.save_id: info.manifest.parent for info in near if info.manifest}
+
+    def is_counting(info: StepInfo) -> bool:
+        if info.manifest is None or known.get(info.manifest.save_id) == info.step or newest is None:
+            return True
+        ancestor, seen = info.manifest.parent, {info.manifest.save_id}
+        while ancestor is not None and ancestor not in known and ancestor in parents and ancestor not in seen:
+            seen.add(ancestor)
+            ancestor = parents[ancestor]
+        return ancestor == newest
+
+    return [info for info in near if is_counting(info)]
+
+
+def is_same(near: StepInfo, far: StepInfo | None) -> bool:
+    """Say whether the run directory has the save that is on scratch. Pure."""
+    if far is None or not far.is_restorable or near.manifest is None or far.manifest is None:
+        return False
+    return near.manifest.save_id == far.manifest.save_id

@@ -1,0 +1,84 @@
+"""One step on its way from scratch to the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hpcckpt import discovery
+from hpcckpt.draining import Matter, Outcome
+from hpcckpt.errors import CollectiveError, Failure, RetiredError, collective_error
+from hpcckpt.manifest import Manifest
+from hpcckpt.plan import StoredEntry
+from hpcckpt.run import SavedStep
+
+
+@dataclass(slots=True, eq=False)
+class Drain:
+    """One step on its way home, on this rank.
+
+    Attributes
+    ----------
+    number : int
+        Which save of the checkpointer it is; -1 of one that an earlier job left.
+    saved : SavedStep
+        The step on scratch.
+    overwrite : bool
+        Whether it replaces another save of its number.
+    matter : Matter or None
+        What goes on, once it has begun.
+    home : SavedStep or None
+        The step in the run directory, when it is there.
+    failures : mapping of int to Failure
+        What kept it from that.
+    """
+
+    number: int
+    saved: SavedStep
+    save_id: str
+    overwrite: bool
+    began: float
+    matter: Matter | None = None
+    home: SavedStep | None = None
+    failures: Mapping[int, Failure] | None = None
+    is_told: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its outcome is known here."""
+        return self.home is not None or self.failures is not None
+
+
+class Answer(NamedTuple):
+    """What root tells all ranks of a drain: that the step is home, or what failed where, or what is to be read back."""
+
+    home: SavedStep | None = None
+    failures: Mapping[int, Failure] = {}
+    entries: tuple[StoredEntry, ...] = ()
+
+
+def answer_of(outcome: Outcome) -> Answer:
+    """Return what root said; that it failed, if it could not. Pure."""
+    if outcome.failure is not None:
+        return Answer(failures={0: outcome.failure})
+    answer: Answer = outcome.value
+    return answer
+
+
+def failures_of(outcomes: Sequence[Outcome]) -> dict[int, Failure]:
+    """Return what failed on which ranks. Pure."""
+    return {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure is not None}
+
+
+def manifest_of(drain: Drain) -> Manifest:
+    """Read the manifest of a step on scratch. Independent."""
+    manifest = discovery.read_manifest(drain.saved.path)
+    if manifest.save_id != drain.save_id:
+        raise RetiredError(f"{drain.saved.path} was replaced on scratch before it was drained")
+    return manifest
+
+
+def error_of(drain: Drain, failures: Mapping[int, Failure]) -> CollectiveError:
+    """Make the error that every rank raises. Pure."""
+    return collective_error(f"drain step {drain.saved.step} from {drain.saved.path} to the run directory", failures)

@@ -1,0 +1,61 @@
+"""Training from a configuration, on any number of ranks, checkpointed and resumable.
+
+    from hpcckpt.train import Environment
+
+    histories = Environment("runs/a").run([{"datasets": …, "model": …, "loss": …}])
+
+What a configuration says is in ``docs/train.md``.  Importing this package loads no framework; names are loaded on first
+use.
+
+`Environment`
+    Trains what a configuration says: its cycles, one after another, each from where it was interrupted.
+`KerasTrainLoop`, `CustomTrainLoop`, `TrainLoop`
+    How a cycle is trained: by ``fit``, or by a step of one's own within it; and what both are.
+`export_config`
+    Makes a class or function of a program's own visible in configurations, by its bare name.
+`datasets`, `models`, `losses`
+    What configurations may be made of, beside Keras' own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcckpt.train.custom_loop import CustomTrainLoop
+    from hpcckpt.train.environment import Environment
+    from hpcckpt.train.exporting import export_config
+    from hpcckpt.train.loops import KerasTrainLoop, TrainLoop
+
+_HOME = {
+    "CustomTrainLoop": "hpcckpt.train.custom_loop",
+    "Environment": "hpcckpt.train.environment",
+    "KerasTrainLoop": "hpcckpt.train.loops",
+    "TrainLoop": "hpcckpt.train.loops",
+    "export_config": "hpcckpt.train.exporting",
+}
+_ROOMS = {"datasets", "losses", "models"}
+
+__all__ = [
+    "CustomTrainLoop",
+    "Environment",
+    "KerasTrainLoop",
+    "TrainLoop",
+    "datasets",
+    "export_config",
+    "losses",
+    "models",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"hpcckpt.train.{name}")
+    raise AttributeError(f"module 'hpcckpt.train' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,91 @@
+"""The callbacks that back a cycle up: as anywhere, and they tell of each step that is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.horovod.replicas import check_equal
+from hpcckpt.keras.callbacks import BackupAndRestore
+from hpcckpt.keras.lines import saved_line, write_line
+from hpcckpt.run import SavedStep
+from hpcckpt.snapshot import flatten
+
+__all__ = ["Backup", "MpiBackup", "Telling", "broadcast"]
+
+Hear = Callable[[SavedStep, int], None]
+"""Told of a committed step, and of the epochs done there."""
+
+
+class Telling(BackupAndRestore):
+    """Tells others of each step that is committed, on every rank.
+
+    Attributes
+    ----------
+    hearers : list of callable
+        Who is told.
+    says_steps : bool
+        Whether root writes a line for each step.
+    """
+
+    hearers: Sequence[Hear] = ()
+    says_steps = True
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a step is on its way that is not known to be committed."""
+        checkpointer = self._saves._checkpointer
+        return checkpointer is not None and checkpointer.is_saving
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the training that runs, or ran last, began with a checkpoint."""
+        return self.restored is not None
+
+    def _committed(self, saved: SavedStep) -> None:
+        epoch = self._running.epochs.pop(saved.step, 0)
+        lines = [saved_line(saved, epoch)] if self.says_steps else []
+        if self.verbose:
+            self._saves.say(*lines, *(f"hpcckpt: warning: {text}" for text in saved.warnings))
+        for hear in self.hearers:
+            hear(saved, epoch)
+
+
+class Backup(Telling):
+    """Of one rank."""
+
+
+class MpiBackup(Telling):
+    """Of several ranks of MPI: those that were not restored begin with root's state, and all are compared."""
+
+    def begin_training(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Restore or broadcast, and prove that all ranks begin alike. Collective."""
+        super().begin_training(logs)
+        if not self.is_restored:
+            broadcast({"model": self.model}, self._comm)
+        n_equal = check_equal({"model": self.model}, comm=self._comm)
+        if self.verbose and self._comm.is_root:
+            how = "restored" if self.is_restored else "broadcast"
+            write_line(f"hpcckpt: {n_equal} tensors {how}, equal on {self._comm.size} ranks before the first batch")
+
+
+def broadcast(state: Any, comm: Communicator) -> None:
+    """Give all ranks root's state; what each rank has for itself, such as random streams, stays. Collective.
+
+    Raises
+    ------
+    CollectiveError
+        If ranks do not hold the same tensors, or one cannot take a value.
+    """
+    tree = comm.agree("broadcast: read state", lambda: flatten(state))
+    leaves = [leaf for leaf in tree.tensors.values() if leaf.declaration.spec.kind != "per-rank"]
+    values = comm.bcast([(leaf.declaration.spec, leaf.read()) for leaf in leaves] if comm.is_root else None)
+
+    def assign() -> None:
+        for leaf, (spec, value) in zip(leaves, values, strict=True):
+            if leaf.declaration.spec != spec:
+                raise ValueError(f"{leaf.declaration.spec} here, {spec} on rank 0: build the same model on all ranks")
+            leaf.assign(value)
+
+    comm.agree("broadcast: assign", assign if not comm.is_root else lambda: None)

@@ -1,0 +1,59 @@
+"""Moving aside what stands in the way of a run that goes back, or begins anew: nothing is ever deleted. Root only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcckpt import layout, native
+from hpcckpt.discovery import step_numbers
+from hpcckpt.errors import from_os_error
+from hpcckpt.lock import RunLock
+from hpcckpt.train.run_directory import CONFIG, ENVIRONMENT, LOG, METRICS
+from hpcckpt.train.run_state import RunState
+
+
+def go_back(state: RunState, index: int, step: int) -> list[Path]:
+    """Move aside what comes behind a step of a cycle: newer steps, its last weights, later cycles. Root only.
+
+    The newest goes first: whenever this is interrupted, what is left is a run that goes on from its newest step.
+    """
+    moved: list[Path] = []
+    for later in range(len(state.cycles) - 1, index, -1):
+        moved += _move_aside(state.path(later))
+    moved += _move_aside(state.final(index))
+    path = state.path(index)
+    newer = [number for number in step_numbers(path) if number > step]
+    if newer:
+        with RunLock.take(path):
+            moved += [_step_aside(path, number) for number in reversed(newer)]
+    return moved
+
+
+def begin_anew(state: RunState) -> list[Path]:
+    """Move aside all that there is of a run. Root only."""
+    moved: list[Path] = []
+    for index in reversed(range(len(state.cycles))):
+        moved += _move_aside(state.path(index))
+    documents = state.directory.move_aside([CONFIG, ENVIRONMENT, LOG, METRICS])
+    return [*moved, *([documents] if documents is not None else [])]
+
+
+def _move_aside(path: Path) -> list[Path]:
+    """Give a directory another name beside it, if it is there."""
+    if not os.path.lexists(path):
+        return []
+    return [_rename(path, path.with_name(f".aside-{path.name}-{layout.new_nonce()}"))]
+
+
+def _step_aside(directory: Path, step: int) -> Path:
+    return _rename(directory / layout.step_dirname(step), directory / layout.aside_dirname(step, layout.new_nonce()))
+
+
+def _rename(path: Path, target: Path) -> Path:
+    try:
+        os.rename(path, target)
+        native.fsync_dir(str(path.parent))
+    except OSError as error:
+        raise from_os_error(error, "move aside") from error
+    return target

@@ -1,0 +1,67 @@
+"""Images to train with, each data set in a folder of its own: a parser, a converter to TFRecords, and datasets.
+
+``<name>/parser.py``           ``parse()``: the raw data as arrays
+``<name>/raw_to_tfrecord.py``  ``convert()``: from there to shards of TFRecords, also ``python -m …raw_to_tfrecord``
+``<name>/dataset.py``          ``from_raw()`` and ``from_tfrecord()``: a pair of ``tf.data`` datasets, to train and to
+                               validate with, of which each rank has its share
+
+For a data set of one's own (``docs/train-parts.md``): a parser returns `Raw` of `Images`, `Feeding` is how they are to
+be handed out, `from_arrays` makes the datasets; a `Recipe` says how the data is made, `convert_once` makes TFRecords of
+it, `from_records` datasets of those.
+
+Importing this package loads neither TensorFlow nor what a data set needs; names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hpcckpt.train.datasets.sharing import Share, share, sharing
+
+if TYPE_CHECKING:
+    from hpcckpt.train.datasets import digits, mnist, synthetic
+    from hpcckpt.train.datasets.feeding import Feeding
+    from hpcckpt.train.datasets.images import Images, Raw
+    from hpcckpt.train.datasets.pipelines import from_arrays
+    from hpcckpt.train.datasets.tfrecords.converting import Recipe, convert_once
+    from hpcckpt.train.datasets.tfrecords.reading import from_records
+
+_FOLDERS = ("digits", "mnist", "synthetic")
+_HOME = {
+    "Feeding": "feeding",
+    "Images": "images",
+    "Raw": "images",
+    "Recipe": "tfrecords.converting",
+    "convert_once": "tfrecords.converting",
+    "from_arrays": "pipelines",
+    "from_records": "tfrecords.reading",
+}
+
+__all__ = [
+    "Feeding",
+    "Images",
+    "Raw",
+    "Recipe",
+    "Share",
+    "convert_once",
+    "digits",
+    "from_arrays",
+    "from_records",
+    "mnist",
+    "share",
+    "sharing",
+    "synthetic",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return importlib.import_module(f"hpcckpt.train.datasets.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"hpcckpt.train.datasets.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'hpcckpt.train.datasets' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,57 @@
+"""Metrics of an epoch averaged over the ranks, before any other callback looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras.callbacks import Callback
+
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.keras.callbacks import plain_metrics
+
+__all__ = ["MetricMeans", "mean_metrics"]
+
+VALIDATION = "val_"
+
+
+class MetricMeans(Callback):  # type: ignore[misc]  # Keras has no types
+    """Replaces each metric of an epoch by its mean over the ranks. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    n_valid : int or None
+        How many batches this rank validates on: ranks that validate on more count for more.
+    """
+
+    def __init__(self, comm: Communicator, n_valid: int | None = None) -> None:
+        super().__init__()
+        self._supports_tf_logs = True  # Keras 2.15: no copy of the logs to the host after each batch
+        self._comm, self._weight = comm, float(n_valid or 0)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Average. Collective."""
+        del epoch
+        if logs is None:
+            logs = {}
+        logs.update(mean_metrics(self._comm.allgather((self._weight, plain_metrics(logs)))))
+
+
+def mean_metrics(every: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Return the means of the metrics that all ranks have. Pure.
+
+    Parameters
+    ----------
+    every : sequence of (float, mapping)
+        Of each rank, how many batches it has validated on, and its metrics.
+    """
+    names = set.intersection(*(set(metrics) for _, metrics in every))
+    weights = [weight for weight, _ in every]
+    is_weighted = all(weight > 0 for weight in weights)
+    means = {}
+    for name in sorted(names):
+        shares = weights if is_weighted and name.startswith(VALIDATION) else [1.0] * len(every)
+        means[name] = sum(s * m[name] for s, (_, m) in zip(shares, every, strict=True)) / sum(shares)
+    return means

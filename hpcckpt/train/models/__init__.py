@@ -1,0 +1,38 @@
+"""Models to train: whole ones, networks that turn images into features, and the components of both.
+
+``OneHeadNet(num_outputs, base_model)``  any Keras model, with one dense layer behind it
+``LeNet5(num_outputs)``                  the classic, whole
+``networks``                             features of images: `SmallConvNet`, `SmallResNet`, `SmallTransformer`
+``components``                           what those are made of
+
+All of them are Keras models or layers with a config of plain values, on Keras 2.15 and Keras 3. Their parts are
+attributes that are named as their layers are, so that ``base_model@layer1@resample`` is a path, and the same in each.
+Importing this package loads no framework; names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcckpt.train.models import components, networks
+    from hpcckpt.train.models.lenet5 import LeNet5
+    from hpcckpt.train.models.one_head_net import OneHeadNet
+
+_HOME = {"LeNet5": "lenet5", "OneHeadNet": "one_head_net"}
+_ROOMS = ("components", "networks")
+
+__all__ = ["LeNet5", "OneHeadNet", "components", "networks"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"hpcckpt.train.models.{_HOME[name]}"), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"hpcckpt.train.models.{name}")
+    raise AttributeError(f"module 'hpcckpt.train.models' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

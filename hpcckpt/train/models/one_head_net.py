@@ -1,0 +1,68 @@
+"""One network with one head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hpcckpt.errors import OptionError
+from hpcckpt.train.models.configured import Network, base_config, check_counts, check_share, known
+from hpcckpt.train.models.networks import SmallConvNet
+
+layers = keras.layers
+
+
+@known
+class OneHeadNet(Network):
+    """A network that gives features, ``base_model``, and a dense layer that makes outputs of them, ``head``.
+
+    The outputs are logits: give the loss ``from_logits=True``.
+
+    Parameters
+    ----------
+    num_outputs : int
+        Outputs, as many as there are classes.
+    base_model : keras.Model, optional
+        Any: one of Keras' applications without its top, one of `networks`, one of yours. If it gives images or
+        sequences of features and not vectors, the mean over their places is taken. By default a `SmallConvNet`.
+    dropout : float
+        The share of features that is left out in each step of training.
+    **kwargs
+        Of `keras.Model`.
+    """
+
+    def __init__(self, num_outputs: int, base_model: Any = None, dropout: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_counts("OneHeadNet", num_outputs=num_outputs)
+        check_share("OneHeadNet", dropout=dropout)
+        if base_model is not None and not isinstance(base_model, layers.Layer):
+            raise OptionError(f"OneHeadNet: base_model: {type(base_model).__name__} – a Keras model, or nothing")
+        self.num_outputs, self.rate = num_outputs, dropout
+        self.base_model = SmallConvNet(name="base_model") if base_model is None else base_model
+        self.dropout = layers.Dropout(dropout, name="dropout")
+        self.head = layers.Dense(num_outputs, name="head")
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Return the outputs, as logits."""
+        features = self.base_model(inputs, training=training)
+        places = range(1, len(features.shape) - 1)
+        features = tf.reduce_mean(features, tuple(places)) if places else features
+        return self.head(self.dropout(features, training=training))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what it was made of."""
+        base_model = keras.saving.serialize_keras_object(self.base_model)
+        return {
+            **base_config(self),
+            "num_outputs": self.num_outputs,
+            "base_model": base_model,
+            "dropout": self.rate,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OneHeadNet:
+        """Return a model like the one that gave `config`, with weights of its own."""
+        base_model = keras.saving.deserialize_keras_object(config["base_model"], custom_objects)
+        return cls(**{**config, "base_model": base_model})

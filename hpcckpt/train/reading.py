@@ -1,0 +1,157 @@
+"""A configuration read from a file: JSON, or Hjson, which has comments and does not insist on commas and quotes.
+
+A number stays what it is written as: ``1.0`` is no integer.  What Hjson takes in silence, and nobody means, is a
+problem: a key that stands twice, and a text without quotes that has swallowed a comma or a comment, or that is
+Python's word for something JSON has (``True``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpcckpt.train.decoding import CLOSED, PYTHONS_WORDS, Loose, Pairs, decoded
+from hpcckpt.train.plain import kind_of, plain
+from hpcckpt.train.problems import ConfigError, Problem, inside, nearest, shown
+
+MOST_BYTES = 1 << 20
+_COMMENT = re.compile(r"\s(#|//|/\*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A configuration as it was read.
+
+    Attributes
+    ----------
+    raw : object
+        The list of train cycles, of what JSON has.
+    source : str
+        Where it was read.
+    problems : tuple of Problem
+        What is wrong with how it is written.
+    """
+
+    raw: Any
+    source: str
+    problems: tuple[Problem, ...] = ()
+
+
+def read(path: str | os.PathLike[str]) -> Document:
+    """Read a configuration. Independent.
+
+    Parameters
+    ----------
+    path : path_like
+        The file; ``-`` is the standard input.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or its syntax is wrong; it names line and column.
+    """
+    name = os.fspath(path)
+    return parse(_text(name), "standard input" if name == "-" else name)
+
+
+def parse(text: str, source: str) -> Document:
+    """Read a configuration from text; `source` says where it comes from.
+
+    Raises
+    ------
+    ConfigError
+        If the syntax is wrong, or there is nothing.
+    """
+    found = decoded(text, source)
+    if found in ({}, []) or found is None:
+        _refuse(source, "is empty", 'a configuration is a list of train cycles: [ { "datasets": …, "model": … } ]')
+    cycles = [found] if isinstance(found, dict) else found
+    if not isinstance(cycles, list):
+        _refuse(source, f"is {kind_of(found)}", 'a configuration is a list of train cycles: [ { "model": … } ]')
+    problems: list[Problem] = []
+    for i, cycle in enumerate(cycles):
+        _look(cycle, f"[{i}]", problems)
+    return Document(plain(cycles, "", problems), source, tuple(problems))
+
+
+def _text(name: str) -> str:
+    data = _data(name)
+    if len(data) > MOST_BYTES:
+        _refuse(name, f"has more than {MOST_BYTES >> 20} MiB: that is no configuration", "give another file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        _refuse(f"{name}:{line}", f"the byte 0x{data[error.start]:02x} is not UTF-8", "save the file as UTF-8")
+
+
+def _data(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
+    try:
+        with Path(name).open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        _refuse(name, "there is no such file", _other_file(Path(name)))
+    except IsADirectoryError:
+        _refuse(name, "is a directory", "give a file in it")
+    except (OSError, ValueError) as error:
+        _refuse(name, f"cannot be read: {getattr(error, 'strerror', None) or error}", "give a file that you may read")
+
+
+def _other_file(path: Path) -> str:
+    try:
+        found = nearest(path.name, os.listdir(path.parent))
+    except OSError:
+        return f"there is no directory {path.parent} either"
+    return f"did you mean {str(path.parent / found)!r}?" if found else "check the name"
+
+
+def _refuse(where: str, text: str, remedy: str) -> NoReturn:
+    raise ConfigError.of([Problem(where, text, remedy)]) from None
+
+
+# -- what is written otherwise than it is meant -----------------------------------------------------
+
+
+def _look(value: Any, where: str, problems: list[Problem]) -> None:
+    """Find what is written otherwise than it is meant."""
+    if isinstance(value, Pairs):
+        problems += [Problem(inside(where, name), "stands twice", "keep one of them") for name in value.repeated]
+        for name, item in value.items():
+            _look(item, inside(where, name), problems)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            _look(item, inside(where, i), problems)
+    elif isinstance(value, str):
+        problems += _doubts(value, where)
+
+
+def _doubts(value: str, where: str) -> Iterable[Problem]:
+    is_loose = isinstance(value, Loose)
+    word = value.rstrip(", ") if is_loose else value
+    if word in PYTHONS_WORDS:
+        yield Problem(where, f"is the text {value!r}", f"write {PYTHONS_WORDS[word]}")
+    elif is_loose and _COMMENT.search(value):
+        yield Problem(where, f"without quotes the comment belongs to the text {shown(value)!r}", "put quotes around it")
+    elif is_loose and CLOSED.search(value):
+        text = f"without quotes the text runs to the end of its line: {shown(value)!r}"
+        yield Problem(where, text, "put quotes around it")
+    elif is_loose and is_number(value):
+        yield Problem(
+            where, f"is the text {value!r}", "write a number as JSON does, 0.5 or 1e-3; or put quotes around it"
+        )
+
+
+def is_number(text: str) -> bool:
+    """Say whether Python would take a text for a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,209 @@
+"""Where a run begins, decided on root before anything is built.
+
+Steps::
+
+    1. look: which cycles have checkpoints, and which are complete
+    2. find the place that was asked for: the newest, the best, a step; or the beginning
+    3. compare the configurations of the cycles up to there
+    4. move aside, never delete, what stands in the way: newer steps, later cycles, or all of a run that is begun anew
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcckpt.discovery import find_step
+from hpcckpt.errors import HpcckptError, OptionError, StepNotFoundError
+from hpcckpt.train import clearing
+from hpcckpt.train.cycles import Cycle
+from hpcckpt.train.differences import Difference, check
+from hpcckpt.train.run_directory import RunDirectory
+from hpcckpt.train.run_state import RunState, best_by, read_final
+
+MODES = ("auto", "latest", "best", "never")
+_GOING_ON = {"latest", "best", "step"}
+"""Those that need something to go on from."""
+_STEP = re.compile(r"(?:([1-9][0-9]*):)?([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Where the user wants a run to begin.
+
+    Attributes
+    ----------
+    mode : str
+        ``auto``, ``latest``, ``best``, ``never`` or ``step``.
+    cycle : int or None
+        Number of the cycle of the step, from 1, if that was said.
+    step : int
+        The step.
+    """
+
+    mode: str
+    cycle: int | None = None
+    step: int = 0
+
+    def __str__(self) -> str:
+        if self.mode != "step":
+            return self.mode
+        return str(self.step) if self.cycle is None else f"{self.cycle}:{self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a run begins.
+
+    Attributes
+    ----------
+    is_new : bool
+        Whether nothing was there to go on from.
+    n_complete : int
+        Cycles that are complete, and are not trained again.
+    changes : tuple of Difference
+        What the configuration has that the run had not, and may.
+    aside : tuple of str
+        What was moved aside.
+    """
+
+    is_new: bool = True
+    n_complete: int = 0
+    changes: tuple[Difference, ...] = ()
+    aside: tuple[str, ...] = ()
+
+
+def parse(resume: str | int) -> Wanted:
+    """Return where the user wants a run to begin. Pure.
+
+    Raises
+    ------
+    OptionError
+        If it is none of ``auto``, ``latest``, ``best``, ``never``, ``STEP``, ``CYCLE:STEP``.
+    """
+    if isinstance(resume, str) and resume in MODES:
+        return Wanted(resume)
+    found = None if isinstance(resume, bool) else _STEP.fullmatch(str(resume))
+    if found is None:
+        raise OptionError(f"resume: {resume!r} – one of {', '.join(MODES)}, a step such as 500, or 2:500 of cycle 2")
+    return Wanted("step", int(found[1]) if found[1] else None, int(found[2]))
+
+
+def begin(
+    directory: RunDirectory,
+    cycles: Sequence[Cycle],
+    document: list[dict[str, Any]],
+    wanted: Wanted,
+    *,
+    overwrite: bool = False,
+    source: str = "",
+) -> Beginning:
+    """Find where a run begins, and clear the way. Root only.
+
+    Raises
+    ------
+    ConfigError
+        If the run directory has a run with another configuration.
+    StepNotFoundError
+        If there is no such step to go on from.
+    OptionError
+        If the run is to begin anew, and there is one already.
+    """
+    state = RunState(directory, cycles)  # step 1
+    if wanted.mode == "never" or not state.has_run:
+        return _anew(state, wanted, overwrite=overwrite)
+    index, step = _place(state, wanted)  # step 2
+    n_begun = index + 1 if state.cycles[index].has_begun else index
+    changes = (
+        () if state.before is None else check(state.before, document, n_begun, state.epochs_at(index, step), source)
+    )  # step 3
+    aside = [] if step is None else clearing.go_back(state, index, step)  # step 4
+    return Beginning(False, _n_complete(state, index, changes), tuple(changes), tuple(map(str, aside)))
+
+
+def check_there(directory: RunDirectory, wanted: Wanted) -> None:
+    """Refuse to go on where there is not even a directory, before one is made. Root only.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is none.
+    """
+    if wanted.mode in _GOING_ON and not directory.path.is_dir():
+        raise _no_run(directory, wanted)
+
+
+def _no_run(directory: RunDirectory, wanted: Wanted) -> StepNotFoundError:
+    return StepNotFoundError(f"resume={str(wanted)!r}: {directory.path} holds no run; use 'auto' to begin one")
+
+
+def _anew(state: RunState, wanted: Wanted, *, overwrite: bool) -> Beginning:
+    """Begin at the beginning."""
+    if not state.has_run:
+        if wanted.mode in _GOING_ON:
+            raise _no_run(state.directory, wanted)
+        return Beginning()
+    if not overwrite:
+        raise OptionError(
+            f"resume='never': there is a run already in {state}; go on with 'auto', choose another run directory, or "
+            "move this run aside with overwrite"
+        )
+    return Beginning(aside=tuple(map(str, clearing.begin_anew(state))))
+
+
+def _n_complete(state: RunState, index: int, changes: Sequence[Difference]) -> int:
+    """Return how many cycles are complete: those before the last that has begun; that one too, if it is at its end.
+
+    It counts for those before that another one went on from them, whatever is left of them in the directory.
+    """
+    if not state.cycles[index].has_begun:
+        return index
+    is_reopened = any(change.keys[:2] == (index, "train_loop") for change in changes)
+    is_complete = read_final(state.final(index)) is not None
+    return index + 1 if is_complete and not is_reopened else index
+
+
+# -- 2: the place ----------------------------------------------------------------------------------
+
+
+def _place(state: RunState, wanted: Wanted) -> tuple[int, int | None]:
+    """Return the cycle to go on in, and the step if it is not the newest."""
+    begun = state.begun
+    if not begun and wanted.mode in _GOING_ON:
+        raise StepNotFoundError(f"resume={str(wanted)!r}: no checkpoint can be restored in {state}")
+    if wanted.mode == "best":
+        return _best(state)
+    if wanted.mode == "step":
+        return _step(state, wanted)
+    return (begun[-1] if begun else 0), None
+
+
+def _best(state: RunState) -> tuple[int, int]:
+    """Return the best step of the newest cycle that has a best one: metrics of two cycles cannot be compared."""
+    failure: HpcckptError | None = None
+    for index in reversed([index for index in state.begun if state.cycles[index].steps]):
+        try:
+            return index, find_step(state.path(index), "best", best_by(state.monitor(index))).step
+        except StepNotFoundError as error:
+            failure = failure or error
+    raise StepNotFoundError(f"resume='best': {failure or f'no checkpoint in {state}'}")
+
+
+def _step(state: RunState, wanted: Wanted) -> tuple[int, int]:
+    found = [
+        index
+        for index, cycle in enumerate(state.cycles)
+        if wanted.step in cycle.steps and wanted.cycle in {None, index + 1}
+    ]
+    if len(found) == 1:
+        return found[0], wanted.step
+    if found:
+        names = " or ".join(f"{index + 1}:{wanted.step}" for index in found)
+        raise OptionError(f"resume={str(wanted)!r}: several cycles have this step; say {names}")
+    there = [f"{index + 1}:{step}" for index, cycle in enumerate(state.cycles) for step in cycle.steps[-4:]]
+    raise StepNotFoundError(
+        f"resume={str(wanted)!r}: {state.directory.path} has no such step that can be restored; newest of each cycle: "
+        f"{', '.join(there) or 'none'}"
+    )

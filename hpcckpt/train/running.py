@@ -1,0 +1,225 @@
+"""The story of a run: its cycles one after another, each from where it was interrupted."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras.callbacks import History
+
+from hpcckpt.discovery import step_numbers
+from hpcckpt.keras.lines import write_line
+from hpcckpt.train import histories, submodel_weights, submodels, swapping, weights
+from hpcckpt.train.backups import Telling
+from hpcckpt.train.board import boards_of, called_on
+from hpcckpt.train.building import Built, build, compile_for, together
+from hpcckpt.train.catalogue import Catalogue
+from hpcckpt.train.cycles import Checkpoint, Cycle
+from hpcckpt.train.distributing import Team
+from hpcckpt.train.metric_means import MetricMeans
+from hpcckpt.train.progress import progress
+from hpcckpt.train.recording import Recording
+from hpcckpt.train.run_directory import RunDirectory
+from hpcckpt.train.run_state import best_by
+
+__all__ = ["Run", "train"]
+
+
+@dataclass(slots=True)
+class Run:
+    """What all cycles of a run share.
+
+    Attributes
+    ----------
+    cycles : sequence of Cycle
+        All of them.
+    document : list of dict
+        The effective configuration.
+    catalogue : Catalogue
+        What names may mean.
+    team : Team
+        The ranks.
+    directory : RunDirectory
+        Where everything goes.
+    verbose : int
+        Whether root writes lines.
+    model : keras.Model or None
+        The one that was trained last.
+    """
+
+    cycles: Sequence[Cycle]
+    document: list[dict[str, Any]]
+    catalogue: Catalogue
+    team: Team
+    directory: RunDirectory
+    verbose: int = 1
+    model: Any = None
+
+    def say(self, line: str) -> None:
+        """Write a line, once over all ranks. Independent."""
+        if self.verbose and self.team.is_root:
+            write_line(f"hpcckpt: {line}")
+
+    def log(self, event: str, **facts: Any) -> None:
+        """Write into the log, once over all ranks. Independent."""
+        if self.team.is_root:
+            self.directory.log(event, **facts)
+
+
+def train(run: Run, n_complete: int) -> list[History]:
+    """Train the cycles that are not complete; return the histories of all. Collective."""
+    for cycle in run.cycles[n_complete:]:
+        run.model = None
+        gc.collect()  # a model refers to itself, and the next one wants the memory
+        run.model = train_cycle(run, cycle)
+    return histories.read(run.directory, run.team.comm, len(run.cycles))
+
+
+def train_cycle(run: Run, cycle: Cycle) -> Any:
+    """Train one cycle: from the weights of the one before, or from where it was interrupted. Collective.
+
+    Returns
+    -------
+    keras.Model
+        The model.
+    """
+    built = build(cycle, run.catalogue, run.team)
+    if not has_begun(run, cycle):
+        take_weights(run, built)
+    compile_for(built, run.catalogue, run.team)
+    run.say(f"{title(run, cycle)} {submodels.summary(built.model, built.frozen)} ranks={run.team.size}")
+    backup = fit(run, built)
+    tell_of_swaps(run, built)
+    keep(run, built, backup)
+    return built.model
+
+
+# -- what a cycle begins with --------------------------------------------------------------------------
+
+
+def has_begun(run: Run, cycle: Cycle) -> bool:
+    """Say whether a cycle has a checkpoint to go on from. Collective."""
+    path = run.directory.cycle(cycle.index, cycle.checkpoint.directory)
+    return run.team.comm.on_root("look for checkpoints", lambda: bool(step_numbers(path)))
+
+
+def take_weights(run: Run, built: Built) -> None:
+    """Give a model the weights of the cycle before, and submodels those from elsewhere. Collective."""
+    cycle = built.cycle
+    if cycle.index > 0:
+        before = run.cycles[cycle.index - 1]
+        path = run.directory.final(before.index, before.checkpoint.directory)
+        is_other = run.document[cycle.index]["model"] != run.document[before.index]["model"]
+        team = run.team
+        filled = together(
+            team.comm,
+            f"weights of cycle {before.index + 1}",
+            lambda: weights.fill(built.model, path, team.rank, team.size, is_partial=is_other),
+        )
+        left = f", {len(filled.problems)} do not fit" if filled.problems else ""
+        run.say(f"{title(run, cycle)} {filled.n_taken} tensors of cycle {before.index + 1}{left}")
+        run.log("weights", cycle=cycle.index + 1, taken=filled.n_taken, left=list(filled.problems))
+    for line in submodel_weights.load(built, run.directory, run.team.comm):
+        run.say(f"{title(run, cycle)} {line}")
+
+
+# -- the training ------------------------------------------------------------------------------------
+
+
+def fit(run: Run, built: Built) -> Telling:
+    """Train, from the newest checkpoint of this cycle if there is one; return what has backed it up. Collective."""
+    cycle, team, loop = built.cycle, run.team, built.loop
+    path = run.directory.cycle(cycle.index, cycle.checkpoint.directory)
+    options = backup_options(cycle.checkpoint) | {"state": loop.state(), "verbose": run.verbose}
+    backup: Telling = team.backup(str(path), **options)
+    own = called_on(team.rank, loop.callbacks)
+    shows = _showing(run, built, backup) if team.is_root else []
+    boards = boards_of(own) if team.is_root else []
+    backup.hearers = [each.hear for each in (*shows, *boards)]
+    means = [MetricMeans(team.comm, built.n_valid)] if team.size > 1 else []
+    swaps = [built.swaps] if built.swaps is not None else []
+    try:
+        loop.fit(built.train, built.valid, [*means, *own, *shows, *swaps, backup], loop.num_train_steps)
+    except BaseException:
+        if team.size == 1:
+            backup.close()  # on several ranks the others may not come
+        raise
+    finally:
+        for each in (*shows, *boards):
+            getattr(each, "close", lambda: None)()
+    return backup
+
+
+def _showing(run: Run, built: Built, backup: Telling) -> list[Any]:
+    """Return the callbacks that write down and show what becomes of the cycle. Root only."""
+    recording = Recording(run.directory, built.cycle.index + 1, backup)
+    if not run.verbose:
+        return [recording]
+    shown = progress(title(run, built.cycle), backup, built.n_train)
+    backup.says_steps = not shown.shows_steps
+    return [recording, shown]
+
+
+def tell_of_swaps(run: Run, built: Built) -> None:
+    """Tell what Large Model Support did, if it was there. Collective."""
+    if built.swaps is None:
+        return
+    report = built.swaps.report()
+    every = run.team.comm.gather(swapping.facts(report))
+    run.log("lms", cycle=built.cycle.index + 1, ranks=every)
+    run.say(f"{title(run, built.cycle)} {swapping.line(report)}")
+
+
+def backup_options(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a cycle's key ``checkpoint`` means for the callback that backs it up. Independent."""
+    best = best_by(checkpoint.monitor, checkpoint.keep_best) if checkpoint.keep_best is not None else None
+    is_main = threading.current_thread() is threading.main_thread()
+    return {
+        "save_freq": "epoch",
+        "delete_checkpoint": False,
+        "save_before_preemption": True if is_main else {"signals": ()},  # Python catches signals there only
+        "every_n_batches": checkpoint.every_n_batches,
+        "every_n_minutes": checkpoint.every_n_minutes,
+        "max_to_keep": checkpoint.max_to_keep,
+        "keep_best": best,
+        "async_save": checkpoint.async_save,
+        "backend": checkpoint.backend,
+        "backend_options": checkpoint.backend_options or None,
+        "scratch": checkpoint.scratch,
+        "scratch_bandwidth": checkpoint.scratch_bandwidth,
+        "batch_norm": checkpoint.batch_norm,
+    }
+
+
+# -- what is left of it ----------------------------------------------------------------------------------
+
+
+def keep(run: Run, built: Built, backup: Telling) -> None:
+    """Save submodels, then the last weights: with them the cycle is complete. Collective.
+
+    They are those that ``fit`` has left; a callback may have changed them behind the last checkpoint (the best weights
+    of an EarlyStopping, the averages of an optimizer).
+    """
+    cycle, checkpoint = built.cycle, built.cycle.checkpoint
+    storage = weights.Storage(checkpoint.backend, checkpoint.backend_options or None, checkpoint.batch_norm)
+    for line in submodel_weights.save(built, run.directory, run.team.comm, backup.step, storage):
+        run.say(f"{title(run, cycle)} {line}")
+    about = {
+        "number": cycle.index + 1,
+        "epochs": backup.epoch,
+        "step": backup.step,
+        "num_epochs": built.loop.num_epochs,
+    }
+    path = run.directory.final(cycle.index, checkpoint.directory)
+    weights.save(built.model, path, run.team.comm, backup.step, storage=storage, objects={"cycle": about})
+    run.log("complete", cycle=cycle.index + 1, epochs=backup.epoch, step=backup.step)
+    run.say(f"{title(run, cycle)} complete epochs={backup.epoch} step={backup.step} weights={Path(path)}")
+
+
+def title(run: Run, cycle: Cycle) -> str:
+    """Return how lines about a cycle begin. Pure."""
+    return f"cycle={cycle.index + 1}/{len(run.cycles)}"

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Submits a chain of jobs, of which one runs after the other until the training is done: for sites that do not requeue.
+#
+#   scripts/slurm/chain.sh 5 --ntasks=4 --time=02:00:00 scripts/slurm/train.sbatch CONFIG
+#
+# All jobs of a chain have one name, and Slurm runs one of a name at a time (--dependency=singleton). The one that is done, or
+# fails, takes the others out of the queue (hpcckpt supervise, by HPCCKPT_CHAIN). HPCCKPT_DRY_RUN=1 shows the commands.
+set -euo pipefail
+N=${1:?how many jobs? scripts/slurm/chain.sh 5 --time=02:00:00 scripts/slurm/train.sbatch CONFIG}
+case $N in '' | *[!0-9]* | 0) echo "chain.sh: '$N' is no number of jobs" >&2 && exit 2 ;; esac
+[ $# -gt 1 ] || { echo "chain.sh: which script? scripts/slurm/chain.sh $N scripts/slurm/train.sbatch CONFIG" >&2 && exit 2; }
+export HPCCKPT_CHAIN=${HPCCKPT_CHAIN:-hpcckpt-chain-$(date +%Y%m%d-%H%M%S)-$$}
+SUBMIT=(sbatch --parsable "--job-name=$HPCCKPT_CHAIN" --dependency=singleton "${@:2}")
+if [ "${HPCCKPT_DRY_RUN:-0}" != 0 ]; then SUBMIT=(echo "HPCCKPT_CHAIN=$HPCCKPT_CHAIN" "${SUBMIT[@]}"); fi
+for ((i = 1; i <= N; i++)); do "${SUBMIT[@]}"; done

@@ -1,0 +1,23 @@
+# What the scripts beside it share; sourced by them. There is nothing to edit: it is all options and environment.
+# shellcheck shell=bash
+#
+#   HPCCKPT_SETUP         a file to source in place of the modules below                  ~/.hpcckpt.sh, if it is there
+#   HPCCKPT_RUN           the run directory                                               runs/ and the name of CONFIG
+#   HPCCKPT_RANKS_PER_NODE                                                                4
+#   HPCCKPT_LEAD          how long before its end a job is told to save and stop          300 (seconds)
+#   HPCCKPT_MAX_RESTARTS  how often a job submits itself again                            20
+#   HPCCKPT_DRY_RUN       1: say what would be done, and do nothing; on a laptop too
+set -eo pipefail
+THETA=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export HPCCKPT_HOME=${HPCCKPT_HOME:-$(cd "$THETA/../.." && pwd)}
+export HPCCKPT_TENSORFLOW_JSON=${HPCCKPT_TENSORFLOW_JSON:-$THETA/tensorflow.json}
+
+if [ -r "${HPCCKPT_SETUP:=$HOME/.hpcckpt.sh}" ]; then
+    # shellcheck source=/dev/null
+    . "$HPCCKPT_SETUP"
+elif command -v module >/dev/null; then
+    module swap PrgEnv-intel PrgEnv-gnu
+    module load cce
+    module load datascience/tensorflow-2.0
+    module load cmake/3.14.5
+fi

@@ -1,0 +1,179 @@
+"""``hpcckpt copy``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import discovery, layout
+from hpcckpt.cli.copy import Bandwidth
+from hpcckpt.lock import RunLock
+from hpcckpt.testing.ranks import run_ranks
+
+Cli = Callable[..., Any]
+
+
+def save(run: Path, *steps: int, n_ranks: int = 2) -> Path:
+    def body(comm: Any) -> None:
+        with hc.Checkpointer(run, comm=comm, max_to_keep=None) as ckpt:
+            for step in steps:
+                metrics = {"val_loss": abs(step - 2.0)}
+                ckpt.save(step, {"w": np.full(5000, float(step)), "n": hc.PerRank(comm.rank)}, metrics=metrics).result()
+
+    run_ranks(n_ranks, body)
+    return run
+
+
+def damage(run: Path, step: int) -> None:
+    with (run / layout.step_dirname(step) / "data" / "rank-00001.safetensors").open("r+b") as file:
+        file.seek(-10, os.SEEK_END)
+        file.write(b"xx")
+
+
+def ids(run: Path) -> dict[int, str]:
+    return {info.step: info.manifest.save_id for info in discovery.scan(run) if info.manifest}
+
+
+def test_the_newest_step_is_copied_as_the_same_save(cli: Cli, tmp_path: Path) -> None:
+    run, out = save(tmp_path / "run", 1, 2, 3), tmp_path / "out"
+    result = cli("copy", run, out)
+    assert result.code == 0
+    assert result.out.startswith(f"copied step 3 to {out / 'step-0000000003'}")
+    assert ids(out) == {3: ids(run)[3]}
+    assert cli("verify", out).code == 0
+    assert os.listdir(out) == ["step-0000000003"]
+
+
+@pytest.mark.parametrize(("step", "expected"), [("1", [1]), ("best", [2]), ("latest", [3]), ("all", [1, 2, 3])])
+def test_steps_are_chosen_as_elsewhere_and_all_of_them(
+    cli: Cli, tmp_path: Path, step: str, expected: list[int]
+) -> None:
+    run, out = save(tmp_path / "run", 1, 2, 3), tmp_path / "out"
+    result = cli("copy", run, out, step, "--json")
+    assert [line["step"] for line in result.json["steps"]] == expected == discovery.step_numbers(out)
+    assert {line["state"] for line in result.json["steps"]} == {"copied"}
+
+
+def test_the_directory_of_a_step_will_do_too(cli: Cli, tmp_path: Path) -> None:
+    run, out = save(tmp_path / "run", 1, 2), tmp_path / "out"
+    assert cli("copy", run / layout.step_dirname(1), out).code == 0
+    assert discovery.step_numbers(out) == [1]
+
+
+def test_what_is_there_is_left_alone_and_said(cli: Cli, tmp_path: Path) -> None:
+    run, out = save(tmp_path / "run", 1, 2), tmp_path / "out"
+    cli("copy", run, out)
+    result = cli("copy", run, out, "all")
+    assert (result.code, result.err) == (0, f"step 2 is in {out} already\n")
+    assert result.out.startswith("copied step 1 ")
+
+
+def test_a_dry_run_says_what_would_be_done_and_makes_nothing(cli: Cli, tmp_path: Path) -> None:
+    run, out = save(tmp_path / "run", 1, 2), tmp_path / "out"
+    result = cli("copy", run, out, "all", "--dry-run")
+    assert [line.split(" (")[0] for line in result.out.splitlines()] == [
+        f"would copy step {n} to {out / layout.step_dirname(n)}" for n in (1, 2)
+    ]
+    assert not out.exists()
+
+
+def test_another_save_of_the_number_is_refused_unless_it_is_to_be_replaced(cli: Cli, tmp_path: Path) -> None:
+    run, out = save(tmp_path / "run", 1), save(tmp_path / "out", 1)
+    before = ids(out)
+    for dry in ([], ["--dry-run"]):
+        result = cli("copy", run, out, *dry)
+        assert (result.code, "--overwrite" in result.err) == (1, True)
+    assert ids(out) == before
+    assert cli("copy", run, out, "--overwrite").code == 0
+    assert ids(out) == ids(run) != before
+
+
+def test_damage_of_the_source_ends_with_3_and_of_some_of_all_with_6(cli: Cli, tmp_path: Path) -> None:
+    run, out = save(tmp_path / "run", 1, 2, 3), tmp_path / "out"
+    damage(run, 2)
+    result = cli("copy", run, out, "2")
+    assert result.code == 3
+    assert "nothing was published" in result.err
+    assert "[rank" not in result.err
+    result = cli("copy", run, out, "all", "--json")
+    assert (result.code, [line["state"] for line in result.json["steps"]]) == (6, ["copied", "failed", "copied"])
+    assert discovery.step_numbers(out) == [1, 3]
+    damage(run, 1)
+    damage(run, 3)
+    assert cli("copy", run, tmp_path / "other", "all").code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["absent", "out"], 4, "does not exist"),
+        (["empty", "out", "all"], 4, "no step"),
+        (["run", "out", "9"], 4, "no step 9"),
+        (["run", "run"], 2, "already"),
+        (["run", "out", "--bandwidth", "fast"], 2, "is no rate"),
+        (["run", "out", "--bandwidth", "0"], 2, "is no rate"),
+        (["run", "out", "--jobs", "0"], 2, "jobs"),
+        (["run"], 2, "DESTINATION"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_code(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, text: str
+) -> None:
+    save(tmp_path / "run", 1)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = cli("copy", *words)
+    assert (result.code, text in result.err) == (code, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_that_a_job_writes_in_is_busy(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = save(tmp_path / "run", 1), tmp_path / "out"
+    out.mkdir()
+    with RunLock.take(out):
+        monkeypatch.setattr(RunLock, "_held", {})  # as in another process
+        assert cli("copy", run, out).code == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("100", 100), ("2k", 2048), ("200M", 200 << 20), ("1.5GiB/s", 1.5 * (1 << 30)), ("3 MB", 3 << 20)],
+)
+def test_rates_are_read_in_binary_units(text: str, expected: float) -> None:
+    assert Bandwidth().convert(text, None, None) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+def test_under_mpirun_the_ranks_share_the_work_and_speak_once(
+    tmp_path: Path, environment: Callable[..., dict[str, str]]
+) -> None:
+    pytest.importorskip("mpi4py")
+    run, out = save(tmp_path / "run", 1, 2, n_ranks=3), tmp_path / "out"
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
+    root |= {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+    def copy(*words: str) -> subprocess.CompletedProcess[str]:
+        command = ["mpirun", "-n", "3", sys.executable, "-m", "hpcckpt", "copy", str(run), str(out), *words]
+        return subprocess.run(
+            command, env=environment(**root), capture_output=True, text=True, timeout=120, check=False
+        )
+
+    done = copy("all")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" to ")[0] for line in done.stdout.splitlines()] == ["copied step 1", "copied step 2"]
+    assert ids(out) == ids(run)
+    damage(run, 2)
+    done = copy("2", "--overwrite")
+    assert done.returncode == 3
+    assert done.stderr.count("hpcckpt: error:") == 1
+    assert ids(out) == ids(run)

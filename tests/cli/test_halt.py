@@ -1,0 +1,149 @@
+"""``hpcckpt halt``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcckpt import discovery, layout
+from hpcckpt.cli.halt import read_moment
+from hpcckpt.errors import OptionError
+from hpcckpt.preemption.halt import Halt, read_halt
+
+Cli = Callable[..., Any]
+
+JOB = """
+import sys, time
+import numpy as np
+import hpcckpt as hc
+from hpcckpt.preemption import watch
+
+state = {"w": np.zeros(8)}
+with hc.Checkpointer(sys.argv[1]) as ckpt, watch(ckpt, signals=(), halt_every_s=0.05, verbose=0) as guard:
+    for step in range(1, 100_000):
+        time.sleep(0.01)
+        if step == 1:
+            ckpt.save(step, state).result()
+            print("saved", flush=True)
+        if guard.should_stop(step):
+            guard.save_and_exit(state)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, environment: Callable[..., dict[str, str]]) -> Any:
+    """A job that runs, has saved step 1, and watches."""
+    command = [sys.executable, "-c", JOB, str(tmp_path / "run")]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "saved\n"
+        yield process
+        process.kill()
+
+
+def test_a_running_job_saves_exits_with_75_and_takes_the_request_away(cli: Cli, job: Any, tmp_path: Path) -> None:
+    result = cli("halt", tmp_path / "run")
+    assert result.code == 0
+    assert f"process {job.pid} on " in result.out
+    assert result.out.endswith("is asked to save and stop now\n")
+    assert job.wait(30) == 75
+    assert discovery.latest_step(tmp_path / "run") > 1
+    assert not (tmp_path / "run" / "HALT").exists()
+
+
+def test_a_running_job_stops_behind_the_step_it_is_told(cli: Cli, job: Any, tmp_path: Path) -> None:
+    assert cli("halt", tmp_path / "run", "--after-step", 150).code == 0
+    assert job.wait(30) == 75
+    assert discovery.latest_step(tmp_path / "run") >= 150
+
+
+def test_a_request_that_was_taken_back_stops_nobody(cli: Cli, job: Any, tmp_path: Path) -> None:
+    cli("halt", tmp_path / "run", "--at", "+1h")
+    result = cli("halt", tmp_path / "run", "--cancel", "--json")
+    assert (result.code, result.json["cancelled"]) == (0, True)
+    assert result.json["before"].startswith("at 20")
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(0.5)
+
+
+def test_there_must_be_something_to_take_back(cli: Cli, saved: Path) -> None:
+    result = cli("halt", saved, "--cancel")
+    assert result.code == 4
+    assert "nobody has asked" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "halt"),
+    [
+        ([], Halt()),
+        (["--after-step", 40], Halt(40)),
+        (["--at", "2999-01-01T00:00+00:00"], Halt(at=32472144000.0)),
+    ],
+)
+def test_the_file_says_what_was_asked(cli: Cli, saved: Path, words: list[Any], halt: Halt) -> None:
+    result = cli("halt", saved, *words, "--json")
+    assert result.code == 0
+    assert read_halt(saved) == halt
+    assert result.json["asked"] == (str(halt) or "now")
+    assert result.json["file"] == str(saved / layout.HALT)
+    assert "hpcckpt halt" in (saved / layout.HALT).read_text().splitlines()[0]
+
+
+def test_a_new_request_takes_the_place_of_an_older_one(cli: Cli, saved: Path) -> None:
+    cli("halt", saved, "--after-step", 90)
+    result = cli("halt", saved, "--after-step", 60)
+    assert "it replaces: after-step 90" in result.err
+    assert read_halt(saved) == Halt(60)
+
+
+def test_it_says_when_no_job_is_there_and_when_the_step_is_past(cli: Cli, saved: Path) -> None:
+    result = cli("halt", saved, "--after-step", 20)
+    assert "step 30 is there already: the job stops at once" in result.err
+    assert "the next one that runs here will stop" in result.err
+
+
+def test_in_a_run_of_cycles_a_request_that_was_handed_on_counts_too(cli: Cli, save: Any, tmp_path: Path) -> None:
+    cycle = save(tmp_path / "cycle-1", n_ranks=1)
+    (cycle / "HALT").write_text("after-step 500\n")
+    result = cli("halt", tmp_path, "--after-step", 70)
+    assert "it replaces: after-step 500" in result.err
+    assert not (cycle / "HALT").exists()
+    (tmp_path / "HALT").rename(cycle / "HALT")  # as the training does
+    assert cli("halt", tmp_path, "--cancel").code == 0
+    assert not (cycle / "HALT").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--after-step", "5", "--at", "+1h"], 2, "exclude one another"),
+        (["--at", "yesterday"], 2, "is no moment"),
+        (["--at", "2020-01-01"], 2, "is past"),
+        (["--at", "+5"], 2, "is no duration"),
+        (["--after-step", "-1"], 2, "range"),
+    ],
+)
+def test_what_makes_no_sense_writes_nothing(cli: Cli, saved: Path, words: list[str], code: int, said: str) -> None:
+    result = cli("halt", saved, *words)
+    assert (result.code, said in result.err) == (code, True)
+    assert not (saved / "HALT").exists()
+
+
+def test_a_run_that_does_not_exist_is_said_so(cli: Cli, tmp_path: Path) -> None:
+    assert cli("halt", tmp_path / "none").code == 4
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_time_of_day_is_the_next_one() -> None:
+    noon = time.mktime((2026, 7, 1, 12, 0, 0, 0, 0, -1))
+    assert read_moment("12:30", noon) == noon + 1800
+    assert read_moment("11:30", noon) == noon + 23.5 * 3600
+    assert read_moment("+90m", noon) == noon + 5400
+    with pytest.raises(OptionError):
+        read_moment("25:00", noon)

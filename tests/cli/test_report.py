@@ -1,0 +1,83 @@
+"""``hpcckpt report``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import long_run, short_run
+
+Cli = Callable[..., Any]
+
+
+def test_a_page_is_written_where_it_is_asked_for(cli: Cli, saved: Path, tmp_path: Path) -> None:
+    result = cli("report", saved, "-o", tmp_path / "out.html")
+    assert (result.code, result.out) == (0, "")
+    assert result.err == f"wrote {tmp_path / 'out.html'}\n"
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.count("stands, latest") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "run"]
+
+
+def test_by_default_it_is_report_html(cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("report", saved, "-q").err == ""
+    assert (tmp_path / "report.html").is_file()
+    assert "report.html" not in {path.name for path in saved.iterdir()}, "nothing is written into the run"
+
+
+def test_a_dash_is_the_standard_output(cli: Cli, saved: Path) -> None:
+    assert cli("report", saved, "-o", "-").out.rstrip().endswith("</html>")
+
+
+def test_a_picture_is_drawn_too(cli: Cli, tmp_path: Path) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    run = long_run(tmp_path / "run", 60)
+    assert cli("report", run, "-o", tmp_path / "a.html", "--png", tmp_path / "a.png").code == 0
+    assert image.imread(tmp_path / "a.png").shape[1] > 1000
+
+
+def test_json_has_the_figures_and_all_events(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = cli("report", long_run(tmp_path / "run", 100), "--json").json
+    assert found["written"] == []
+    assert [job["end"] for job in found["jobs"]] == ["died", "preempted", "failed", "ended"]
+    assert (found["figures"]["n_saves"], found["figures"]["n_failed"], found["figures"]["n_deaths"]) == (96, 4, 2)
+    assert found["figures"]["interval_s"] == pytest.approx(300)
+    assert len(found["saves"]) == 96
+    assert json.dumps(found)
+
+
+def test_best_is_what_the_metric_says(cli: Cli, saved: Path) -> None:
+    def best(*words: str) -> list[int]:
+        saves = cli("report", saved, "--json", *words).json["saves"]
+        return [save["step"] for save in saves if "best" in save["tags"]]
+
+    assert best() == [20]
+    assert best("--metric", "max:acc") == [30]
+
+
+def test_a_new_report_takes_the_place_of_an_older_one(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "r.html").write_text("old")
+    cli("report", short_run(tmp_path / "run"), "-o", tmp_path / "r.html")
+    assert "Time line" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--png", "a.jpg"], 2), (["--json", "-o", "-"], 2), (["-o", "no/such/place.html"], 1)]
+)
+def test_what_makes_no_sense_writes_nothing(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short_run(tmp_path / "run")
+    assert cli("report", "run", *words).code == code
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_no_run_is_said_so(cli: Cli, tmp_path: Path) -> None:
+    assert cli("report", tmp_path / "none").code == 4

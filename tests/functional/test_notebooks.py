@@ -1,0 +1,77 @@
+"""The notebooks run from top to bottom, and are stored without what they put out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
+NEEDED = ("tensorflow", "nbclient", "ipykernel", "matplotlib", "safetensors")
+MISSING = [name for name in NEEDED if find_spec(name) is None]
+LIMIT_S = 840
+EXECUTE = """
+import sys, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], as_version=4)
+place = {"metadata": {"path": sys.argv[2]}}
+NotebookClient(notebook, timeout=float(sys.argv[3]), kernel_name="python3", resources=place).execute()
+print(sum(cell.cell_type == "code" for cell in notebook.cells), "cells")
+"""
+
+
+def execute(notebook: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
+    """Run a notebook with this Python, in an empty directory, in a process of its own: Jupyter warns of itself."""
+    work, kernels = scratch / "work", scratch / "jupyter"
+    work.mkdir()
+    # A kernel of that name that somebody has installed would be another Python.
+    subprocess.run(
+        [sys.executable, "-m", "ipykernel", "install", "--prefix", kernels, "--name", "python3"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    own = {name: str(scratch / name) for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")}
+    environment = {"CUDA_VISIBLE_DEVICES": "", **os.environ, **own, "JUPYTER_PATH": str(kernels / "share" / "jupyter")}
+    return subprocess.run(
+        [sys.executable, "-c", EXECUTE, notebook, work, str(LIMIT_S)],
+        env=environment, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_notebook_runs_and_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    done = execute(NOTEBOOKS / name, tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert int(done.stdout.split()[0]) > 5
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")
+def test_a_cell_that_fails_is_a_failure(tmp_path: Path) -> None:
+    broken = json.loads((NOTEBOOKS / NAMES[0]).read_text())
+    cell = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
+    broken["cells"] = [{**cell, "source": "assert 1 == 2"}]
+    path = tmp_path / "broken.ipynb"
+    path.write_text(json.dumps(broken))
+    done = execute(path, tmp_path)
+    assert done.returncode != 0
+    assert "AssertionError" in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_notebook_is_stored_without_outputs(name: str) -> None:
+    document = json.loads((NOTEBOOKS / name).read_text())
+    cells = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
+    assert cells
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+
+
+def test_there_are_two_tutorials() -> None:
+    assert NAMES == ["kill_resume_look_inside.ipynb", "train_from_a_config.ipynb"]

@@ -1,0 +1,539 @@
+"""Two tiers: steps commit on scratch, are drained to the run directory, and no half copy is ever taken for a step."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import discovery, errors, layout, phases, tiers
+from hpcckpt.discovery import StepInfo
+from hpcckpt.inspecting import check_step
+from hpcckpt.manifest import Manifest
+from hpcckpt.retention import leftovers
+from hpcckpt.testing.groups import is_with_mpi
+
+pytestmark = pytest.mark.counts(1, 2, 3)
+PUBLISHING = ("4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced")
+UNPUBLISHED = {*tiers.PHASES[:-1], *PUBLISHING[:3]}
+INSTANTS = ("drain-begun", "copy-piece", "copy-synced", "4-manifest", "4-durable", "5-published", "drain-published")
+assert {*INSTANTS, "copy-verified", "4-check", "6-parent-synced"} == {
+    *tiers.PHASES,
+    *PUBLISHING,
+}  # the rest say no more
+
+
+def state(value: float, rank: int = 0) -> dict[str, Any]:
+    return {"w": np.full(4_000, value), "n": hc.PerRank(np.full(3, value + rank)), "epoch": int(value)}
+
+
+@dataclass
+class Places:
+    """A run directory and a scratch directory, and what a kill at some instant would have left of both."""
+
+    home: Path
+    scratch: Path
+    kept: Path
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def open(self, comm: Any, **options: Any) -> hc.Checkpointer:
+        return hc.Checkpointer(self.home, comm=comm, **{"scratch": self.scratch, **self.options, **options})
+
+    @property
+    def near(self) -> Path:
+        return tiers.scratch_directory(self.home, self.scratch)
+
+    def keep(self) -> None:
+        """Keep what stands there now, as a kill would leave it; locks aside, for this process lives on."""
+        ignored = shutil.ignore_patterns(layout.LOCK)
+        shutil.copytree(self.home, self.kept / "home", ignore=ignored)
+        shutil.copytree(self.scratch, self.kept / "scratch", ignore=ignored)
+
+    def bring_back(self) -> None:
+        for place, name in ((self.home, "home"), (self.scratch, "scratch")):
+            shutil.rmtree(place)
+            os.rename(self.kept / name, place)
+
+
+@pytest.fixture
+def places(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    where = Path(ranks.on_root(lambda: tmp_path_factory.mktemp("tiers")))
+    (where / "kept").mkdir(exist_ok=True)
+    return Places(where / "run", where / "scratch", where / "kept")
+
+
+def on_threads_only(request: pytest.FixtureRequest) -> None:
+    """Skip under MPI what stops a rank, or damages what all ranks share, from another rank's thread."""
+    if is_with_mpi(request.config):
+        pytest.skip("acts on all ranks at once: runs on threads")
+
+
+class Gate:
+    """Holds drains at their beginning until it is opened."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def __call__(self, phase: str, _rank: int) -> None:
+        if phase == "drain-begun":
+            self._open.wait(60)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate(request: pytest.FixtureRequest) -> Iterator[Gate]:
+    on_threads_only(request)
+    made = Gate()
+    phases.install_hook(made)
+    yield made
+    made.open()
+    phases.install_hook(None)
+
+
+class AtPhase:
+    """Does something once, when a drain reaches a phase after it was set."""
+
+    def __init__(self, phase: str, act: Any) -> None:
+        self._phase, self._act = phase, act
+        self._left = 0
+        self._guard = threading.Lock()
+
+    def set(self) -> None:
+        self._left = 2 if self._phase in PUBLISHING else 1  # the step is published on scratch first
+
+    def __call__(self, phase: str, _rank: int) -> None:
+        if phase == self._phase:
+            with self._guard:
+                self._left -= 1
+                if self._left == 0:
+                    self._act()
+
+
+@pytest.fixture
+def at_phase(request: pytest.FixtureRequest) -> Iterator[Any]:
+    on_threads_only(request)
+
+    def install(phase: str, act: Any) -> AtPhase:
+        made = AtPhase(phase, act)
+        phases.install_hook(made)
+        return made
+
+    yield install
+    phases.install_hook(None)
+
+
+def restored(places: Places, ranks: Any, step: int | None = None) -> Any:
+    """Restore as a new job would; return the step, its place and the values, checked to be the same on all ranks."""
+
+    def body(comm: Any) -> Any:
+        held = state(0, comm.rank)
+        with places.open(comm) as ckpt:
+            found = ckpt.restore(held, step)
+        assert held["w"].tolist() == [float(found.step)] * 4_000
+        assert held["n"].value.tolist() == [found.step + comm.rank] * 3
+        return found.step, found.path.parent, found.warnings
+
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+    return results[0]
+
+
+def save_steps(places: Places, ranks: Any, *steps: int, **options: Any) -> None:
+    def body(comm: Any) -> None:
+        with places.open(comm, **options) as ckpt:
+            for step in steps:
+                ckpt.save(step, state(step, comm.rank))
+
+    ranks(body)
+
+
+# -- what is where ----------------------------------------------------------------------------------
+
+
+def test_a_step_commits_on_scratch_and_is_the_same_save_in_the_run_directory(ranks, places, gate):
+    def body(comm):
+        with places.open(comm) as ckpt:
+            pending = ckpt.save(1, state(1, comm.rank))
+            saved = pending.result()
+            comm.barrier()
+            before = discovery.step_numbers(places.home), ckpt.latest_step(), ckpt.all_steps(), ckpt.is_draining
+            comm.barrier()
+            gate.open()
+            durable = pending.durable()
+        return saved.tier, saved.path.parent, before, durable.tier, durable.path.parent, durable.kept
+
+    expected = ("scratch", places.near, ([], 1, [1], True), "run", places.home, 1)
+    assert ranks(body) == [expected] * ranks.size
+    name = layout.step_dirname(1)
+    assert discovery.read_manifest(places.near / name) == discovery.read_manifest(places.home / name)
+    assert check_step(places.home / name).is_whole
+
+
+@pytest.mark.counts(1, 2)
+@pytest.mark.parametrize("options", [{"backend": "hdf5"}, {"incremental": True}, {"async_save": False}])
+def test_whatever_writes_a_step_it_is_drained_whole(ranks, places, options):
+    pytest.importorskip("h5py")
+    save_steps(places, ranks, 1, 2, 3, **options)
+    ranks.on_root(lambda: shutil.rmtree(places.scratch))
+    assert restored(places, ranks)[:2] == (3, places.home)
+    assert all(check_step(places.home / layout.step_dirname(step)).is_whole for step in (1, 2, 3))
+
+
+def test_when_the_job_ends_nothing_is_on_scratch_alone(ranks, places):
+    save_steps(places, ranks, 1, 2, 3, 4, max_to_keep=2)
+    assert discovery.step_numbers(places.home) == [3, 4]
+    assert leftovers(places.home) == []
+    assert restored(places, ranks)[:2] == (4, places.near)
+    ranks.on_root(lambda: shutil.rmtree(places.scratch))
+    assert restored(places, ranks)[:2] == (4, places.home)
+
+
+def test_the_program_ends_without_a_word_and_everything_is_drained(tmp_path):
+    text = (
+        "import numpy as np, hpcckpt as hc\n"
+        f"run, scratch = {str(tmp_path / 'run')!r}, {str(tmp_path / 'scratch')!r}\n"
+        "ckpt = hc.Checkpointer(run, scratch=scratch, scratch_bandwidth=1e6)\n"
+        "ckpt.save(1, {'w': np.ones(1_000_000)}).result()\n"
+        "assert ckpt.is_draining\n"
+    )
+    root = str(Path(hc.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert hc.load(tmp_path / "run")["w"].tolist() == [1.0] * 1_000_000
+    assert os.path.lexists(tmp_path / "run" / layout.LOCK) is False
+
+
+def test_scratch_keeps_the_newest_and_what_is_not_drained(ranks, places, gate):
+    def body(comm):
+        with places.open(comm) as ckpt:
+            ckpt.save(1, state(1, comm.rank)).result()
+            ckpt.save(2, state(2, comm.rank)).result()
+            comm.barrier()
+            held = discovery.step_numbers(places.near)
+            comm.barrier()
+            gate.open()
+            ckpt.wait(durable=True)
+            ckpt.save(3, state(3, comm.rank)).durable()
+            ckpt.save(4, state(4, comm.rank)).durable()
+        return held, discovery.step_numbers(places.near)[-1]
+
+    assert ranks(body) == [([1, 2], 4)] * ranks.size
+    assert discovery.step_numbers(places.near) == [4]
+    assert discovery.step_numbers(places.home) == [2, 3, 4]
+
+
+def test_a_save_waits_for_the_drain_before_the_last_so_scratch_is_bounded(ranks, places, gate):
+    def body(comm):
+        with places.open(comm) as ckpt:
+            for step in (1, 2):
+                ckpt.save(step, state(step, comm.rank)).result()
+            comm.barrier()
+            if comm.is_root:
+                threading.Timer(0.3, gate.open).start()
+            began = time.monotonic()
+            ckpt.save(3, state(3, comm.rank))
+            waited = time.monotonic() - began
+            comm.barrier()
+            return waited > 0.25, 1 in discovery.step_numbers(places.home)
+
+    assert ranks(body) == [(True, True)] * ranks.size
+
+
+def test_the_pace_is_kept_while_training_goes_on_and_not_when_the_job_ends(ranks, places):
+    def body(comm):
+        with places.open(comm, scratch_bandwidth=1e5) as ckpt:
+            ckpt.save(1, state(1, comm.rank)).result()
+            began = time.monotonic()
+            while ckpt.is_draining:
+                ckpt.poll()
+                time.sleep(0.01)
+            paced = time.monotonic() - began
+        ckpt = places.open(comm, scratch_bandwidth=1.0)
+        ckpt.restore(state(0, comm.rank))
+        ckpt.save(2, state(2, comm.rank)).result()
+        began = time.monotonic()
+        ckpt.close()
+        return paced > 0.2, time.monotonic() - began < 20
+
+    assert ranks(body) == [(True, True)] * ranks.size
+    assert discovery.step_numbers(places.home) == [1, 2]
+
+
+# -- which copy is taken ----------------------------------------------------------------------------
+
+
+def test_a_damaged_copy_on_scratch_is_passed_over_for_the_one_in_the_run_directory(ranks, places):
+    save_steps(places, ranks, 1, 2)
+    for file in (places.near / layout.step_dirname(2) / "data").iterdir():
+        with file.open("r+b") as opened:
+            opened.seek(-20, os.SEEK_END)
+            opened.write(b"\xff\xff\xff")
+    step, place, warnings = restored(places, ranks)
+    assert (step, place) == (2, places.home)
+    assert "step 2 was skipped" in warnings[0]
+    assert restored(places, ranks, 2)[:2] == (2, places.home)
+
+
+def test_a_step_that_is_asked_for_is_found_in_either_place(ranks, places):
+    save_steps(places, ranks, 1, 2, 3)
+    assert restored(places, ranks, 1)[:2] == (1, places.home)
+    assert restored(places, ranks, 3)[:2] == (3, places.near)
+    with pytest.raises(errors.StepNotFoundError):
+        restored(places, ranks, 7)
+
+
+def test_a_step_on_scratch_that_the_run_went_on_without_does_not_count(ranks, places, at_phase, tmp_path):
+    _killed(places, ranks, at_phase, "drain-begun")
+    elsewhere = Places(places.home, tmp_path / "other-node", places.kept)
+
+    def body(comm):
+        with elsewhere.open(comm) as ckpt:
+            held = state(0, comm.rank)
+            assert ckpt.restore(held).step == 1
+            ckpt.save(5, state(5, comm.rank))
+
+    ranks(body)
+    assert 2 in discovery.step_numbers(places.near)
+    assert restored(places, ranks)[:2] == (5, places.home)
+
+    def go_on(comm):
+        with places.open(comm) as ckpt:
+            ckpt.restore(state(0, comm.rank))
+            ckpt.save(6, state(6, comm.rank))
+
+    ranks(go_on)
+    assert discovery.step_numbers(places.home) == [1, 5, 6]
+    assert discovery.step_numbers(places.near) == [6]
+
+
+def test_what_a_deleted_run_left_on_scratch_is_not_taken_for_the_new_one(ranks, places):
+    save_steps(places, ranks, 1, 2)
+    ranks.on_root(lambda: shutil.rmtree(places.home))
+    with pytest.raises(errors.StepNotFoundError):
+        restored(places, ranks)
+    save_steps(places, ranks, 1)
+    assert restored(places, ranks)[:2] == (1, places.near)
+    assert discovery.step_numbers(places.near) == [1]
+
+
+def _info(step: int, save_id: str, parent: str | None) -> StepInfo:
+    manifest = Manifest(save_id, "r", parent, step, 1, "", "rankfile", 1, (), ())
+    return StepInfo(step, Path("x"), manifest)
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "expected"),
+    [
+        ([(3, "c", "b")], [], [3]),
+        ([(3, "c", "b")], [(3, "c", "b")], [3]),
+        ([(3, "c", "b"), (2, "b", "a")], [(1, "a", None)], [3, 2]),
+        ([(3, "c", "b")], [(1, "a", None)], []),
+        ([(3, "c", "a")], [(1, "a", None), (2, "z", "a")], []),
+        ([(3, "c", "a")], [(3, "z", "a"), (1, "a", None)], []),
+        ([(3, "c", "d"), (4, "d", "c")], [(1, "a", None)], []),
+    ],
+    ids=["home is empty", "the same save", "a chain", "no chain", "another branch", "another save", "a ring"],
+)
+def test_what_counts_on_scratch(near, far, expected):
+    found = tiers.counting_steps([_info(*each) for each in near], [_info(*each) for each in far])
+    assert [info.step for info in found] == expected
+
+
+# -- kills and losses -------------------------------------------------------------------------------
+
+
+def _killed(places: Places, ranks: Any, at_phase: Any, phase: str) -> None:
+    """Leave both places as a kill does while step 2 is drained; step 1 is in the run directory."""
+    trap = at_phase(phase, places.keep)
+
+    def body(comm: Any) -> None:
+        with places.open(comm) as ckpt:
+            ckpt.save(1, state(1, comm.rank)).durable()
+            comm.barrier()
+            if comm.is_root:
+                trap.set()
+            comm.barrier()
+            ckpt.save(2, state(2, comm.rank))
+
+    ranks(body)
+    phases.install_hook(None)
+    places.bring_back()
+
+
+@pytest.mark.parametrize("phase", INSTANTS)
+def test_a_drain_killed_anywhere_leaves_no_half_copy_and_the_run_goes_on(ranks, places, at_phase, phase):
+    _killed(places, ranks, at_phase, phase)
+    there = discovery.step_numbers(places.home)
+    assert there == ([1] if phase in UNPUBLISHED else [1, 2])
+    assert all(check_step(places.home / layout.step_dirname(step)).is_whole for step in there)
+    elsewhere = Places(places.home, places.kept / "other-node", places.kept)
+    assert restored(elsewhere, ranks)[:2] == (there[-1], places.home)
+
+    def go_on(comm):
+        with places.open(comm) as ckpt:
+            found = ckpt.restore(state(0, comm.rank))
+            ckpt.save(3, state(3, comm.rank))
+        return found.step, found.path.parent
+
+    assert ranks(go_on) == [(2, places.near)] * ranks.size
+    assert (discovery.step_numbers(places.home), leftovers(places.home)) == ([1, 2, 3], [])
+    assert all(check_step(places.home / layout.step_dirname(step)).is_whole for step in (1, 2, 3))
+
+
+@pytest.mark.parametrize("phase", INSTANTS)
+def test_scratch_deleted_at_any_instant_costs_at_most_what_was_not_drained(ranks, places, at_phase, phase):
+    trap = at_phase(phase, lambda: shutil.rmtree(places.scratch))
+
+    def body(comm):
+        ckpt = places.open(comm)
+        ckpt.save(1, state(1, comm.rank)).durable()
+        comm.barrier()
+        if comm.is_root:
+            trap.set()
+        comm.barrier()
+        ckpt.save(2, state(2, comm.rank))
+        try:
+            ckpt.close()
+        except errors.CollectiveError as error:
+            return str(error)
+        return ""
+
+    results = ranks(body)
+    phases.install_hook(None)
+    assert results == [results[0]] * ranks.size
+    newest = discovery.step_numbers(places.home)[-1]
+    assert (newest == 2) == (results[0] == "")
+    assert newest == 2 or "drain step 2" in results[0]
+    assert restored(places, ranks)[:2] == (newest, places.home)
+    assert check_step(places.home / layout.step_dirname(newest)).is_whole
+
+
+@pytest.mark.parametrize("phase", ["copy-piece", "4-manifest", "5-published"])
+def test_a_drain_that_fails_is_the_same_error_on_all_ranks_and_is_made_good_at_the_end(ranks, places, at_phase, phase):
+    def fail():
+        raise OSError(errno.EIO, "Input/output error", "/a/file")
+
+    trap = at_phase(phase, fail)
+
+    def body(comm):
+        with places.open(comm) as ckpt:
+            ckpt.save(1, state(1, comm.rank)).durable()
+            comm.barrier()
+            if comm.is_root:
+                trap.set()
+            comm.barrier()
+            pending = ckpt.save(2, state(2, comm.rank))
+            pending.result()
+            with pytest.raises(errors.StorageError, match=r"drain step 2.*Input/output") as caught:
+                pending.durable()
+            comm.barrier()
+            steps, left = ckpt.all_steps(), leftovers(places.home)
+            comm.barrier()
+        return str(caught.value), steps, left
+
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+    assert results[0][1:] == ([1, 2], [])
+    assert discovery.step_numbers(places.home) == [1, 2]
+
+
+def test_what_the_run_directory_does_not_give_back_is_not_published(ranks, places, at_phase):
+    def damage():
+        for path in places.home.glob(".step-*/data/*"):
+            if path.stat().st_size < 20:  # another rank has only begun with it, and comes by here when it is done
+                continue
+            with path.open("r+b") as file:
+                file.seek(-20, os.SEEK_END)
+                file.write(b"\xff\xff\xff")
+
+    trap = at_phase("copy-synced", damage)
+
+    def body(comm):
+        with places.open(comm) as ckpt:
+            if comm.is_root:
+                trap.set()
+            comm.barrier()
+            pending = ckpt.save(1, state(1, comm.rank))
+            with pytest.raises(errors.StorageError, match="does not give back"):
+                pending.durable()
+            comm.barrier()
+            there = discovery.step_numbers(places.home)
+            comm.barrier()
+        return there
+
+    assert ranks(body) == [[]] * ranks.size
+    assert check_step(places.home / layout.step_dirname(1)).is_whole
+
+
+def test_what_a_killed_job_had_not_drained_is_drained_by_the_next_one(ranks, places, at_phase):
+    _killed(places, ranks, at_phase, "copy-piece")
+
+    def go_on(comm):
+        with places.open(comm) as ckpt:
+            assert ckpt.restore(state(0, comm.rank)).step == 2
+            ckpt.save(3, state(3, comm.rank))
+
+    ranks(go_on)
+    ranks.on_root(lambda: shutil.rmtree(places.scratch))
+    assert restored(places, ranks, 2)[:2] == (2, places.home)
+
+
+# -- refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.counts(2, 3)
+def test_disks_of_several_nodes_are_refused_and_the_ranks_named(ranks, places):
+    def body(comm):
+        with pytest.raises(errors.OptionError) as caught:
+            places.open(comm, scratch=places.scratch / f"node-{comm.rank}")
+        return str(caught.value)
+
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+    assert f"rank {', '.join(map(str, range(1, ranks.size)))} does not see" in results[0]
+
+
+def test_a_step_that_only_the_run_directory_has_still_is_not_saved_twice(ranks, places):
+    save_steps(places, ranks, 1, 2)
+    ranks.on_root(lambda: shutil.rmtree(places.scratch))
+
+    def body(comm):
+        with places.open(comm) as ckpt:
+            ckpt.restore(state(0, comm.rank))
+            with pytest.raises(errors.StepExistsError):
+                ckpt.save(2, state(2, comm.rank)).result()
+            ckpt.save(2, state(7, comm.rank), overwrite=True).result()
+            ckpt.save(2, state(8, comm.rank), overwrite=True)
+
+    ranks(body)
+    assert hc.load(places.home / layout.step_dirname(2))["w"].tolist() == [8.0] * 4_000
+    assert discovery.step_numbers(places.home) == [1, 2]
+    assert leftovers(places.home) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("scratch", ""), ("scratch_bandwidth", 0), ("scratch_bandwidth", "fast"), ("scratch_keep", 0)]
+)
+def test_wrong_options_are_named(tmp_path, name, value):
+    with pytest.raises(errors.OptionError, match=f"options.{name}"):
+        hc.Checkpointer(tmp_path / "run", **{"scratch": tmp_path / "scratch", name: value})

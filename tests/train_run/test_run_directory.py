@@ -1,0 +1,98 @@
+"""The files of a run directory: appended over jobs, without rows twice, and readable behind a crash."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcckpt.errors import CorruptError
+from hpcckpt.train.run_directory import Row, RunDirectory
+
+
+def row(cycle: int, epoch: int, **metrics: float) -> Row:
+    return Row(cycle, epoch, epoch * 10, 1.5, metrics or {"loss": 1 / epoch})
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def table(directory: RunDirectory) -> list[dict[str, str]]:
+    return list(csv.DictReader((directory.path / "metrics.csv").read_text().splitlines()))
+
+
+def test_rows_come_back_to_the_bit(directory: RunDirectory) -> None:
+    rows = [row(1, 1, loss=0.1 + 0.2, mae=1e-30), row(1, 2, loss=float("inf"), mae=3.0)]
+    for each in rows:
+        directory.add(each)
+    assert directory.rows() == rows
+
+
+def test_a_metric_that_comes_later_gets_a_column_and_earlier_rows_stay(directory: RunDirectory) -> None:
+    directory.add(row(1, 1, loss=1.0))
+    directory.add(row(2, 1, loss=2.0, val_loss=3.0))
+    directory.add(row(2, 2, val_loss=4.0))
+    assert [(each["loss"], each["val_loss"]) for each in table(directory)] == [("1.0", ""), ("2.0", "3.0"), ("", "4.0")]
+
+
+def test_going_back_takes_out_epochs_that_are_trained_again(directory: RunDirectory) -> None:
+    for each in (row(1, 1), row(1, 2), row(2, 1), row(2, 2), row(2, 3)):
+        directory.add(each)
+    directory.go_back(2, 1, 10)
+    directory.add(row(2, 2))
+    assert [(each["cycle"], each["epoch"]) for each in table(directory)] == [
+        ("1", "1"),
+        ("1", "2"),
+        ("2", "1"),
+        ("2", "2"),
+    ]
+    epochs = [(e["cycle"], e["epoch"]) for e in directory.entries() if e["event"] == "epoch"]
+    assert epochs == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+def test_going_back_takes_out_steps_and_ends_of_cycles_that_come_behind(directory: RunDirectory) -> None:
+    directory.log("begin", job=1)
+    for cycle, step in ((1, 3), (1, 6), (2, 3)):
+        directory.log("saved", cycle=cycle, step=step)
+    directory.log("complete", cycle=1)
+    directory.go_back(1, 0, 3)
+    assert [(e["event"], e.get("step")) for e in directory.entries()] == [("begin", None), ("saved", 3)]
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "metrics.csv"])
+def test_a_line_that_a_crash_has_cut_is_taken_out_and_the_next_one_can_be_read(
+    name: str, directory: RunDirectory
+) -> None:
+    directory.add(row(1, 1))
+    with (directory.path / name).open("a") as file:
+        file.write('{"time": "2026' if name == "log.jsonl" else "1,2,2")
+    directory.go_back(1, 1, 10)
+    directory.add(row(1, 2))
+    assert [each.epoch for each in directory.rows()] == [1, 2]
+    assert [json.loads(line)["epoch"] for line in (directory.path / "log.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_numbers_that_json_has_not_are_texts(directory: RunDirectory) -> None:
+    directory.log("epoch", cycle=1, epoch=1, metrics={"loss": float("nan")})
+    assert json.loads((directory.path / "log.jsonl").read_text(), parse_constant=pytest.fail)["metrics"] == {
+        "loss": "nan"
+    }
+
+
+def test_a_document_that_is_no_json_is_named(directory: RunDirectory) -> None:
+    directory.path.mkdir()
+    (directory.path / "config.json").write_text("[")
+    with pytest.raises(CorruptError, match=r"config\.json"):
+        directory.read("config.json")
+
+
+def test_what_is_moved_aside_is_there_still(directory: RunDirectory) -> None:
+    directory.write("config.json", [1])
+    target = directory.move_aside(["config.json", "metrics.csv"])
+    assert target is not None
+    assert json.loads((target / "config.json").read_text()) == [1]
+    assert directory.read("config.json") is None
