@@ -60,7 +60,8 @@ def own_part(state: dict[str, np.ndarray]) -> list[np.ndarray]:
 def scratch(directory: str) -> Iterator[Path]:
     """Give all ranks one new directory, and remove it when they are done."""
     global _place
-    place = WORLD.bcast(tempfile.mkdtemp(prefix="hpcckpt-bench-", dir=directory) if WORLD.rank == 0 else None)
+    made = tempfile.mkdtemp(prefix="hpcckpt-bench-", dir=os.path.abspath(directory)) if WORLD.rank == 0 else None
+    place = WORLD.bcast(made)
     _place = Path(place)
     try:
         yield _place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from _common import slowest_copy
@@ -49,6 +49,18 @@ class Rounds:
         """Return one variant's seconds over another's, round by round, where both were steady."""
         pairs = zip(self.figures[over], self.figures[under], strict=True)
         return [a[what] / b[what] for a, b in pairs if a and b and what in a and what in b]
+
+
+def joined(found: Sequence[Rounds]) -> Rounds:
+    """Return rounds of several groups of variants behind one another; a variant has none in a group that lacks it."""
+    figures: dict[str, list[Figures | None]] = {name: [] for each in found for name in each.figures}
+    for each in found:
+        n_rounds = len(each.load) - WARM_UP
+        for name, rounds in figures.items():
+            rounds.extend(each.figures.get(name, [None] * n_rounds))
+    memcpy = [rate for each in found for rate in each.memcpy]
+    load = [average for each in found for average in each.load]
+    return Rounds(figures, memcpy, sum(each.discarded for each in found), sum(each.spare for each in found), load)
 
 
 def spread(values: list[float]) -> dict[str, float] | None:

@@ -2,7 +2,8 @@
 
 A peer saves on root, as its users do, while the other ranks sleep; hpcckpt and, in its own row, torch DCP save with all
 ranks.  The clock of a save runs until the job's checkpoint is there, that of a load until every rank has the values.
-With ``--asynchronous`` it is the ways that return early, and also how long until they return.  Run it with the peers'
+With ``--asynchronous`` it is the ways that return early, and also how long until they return.  With ``--apart`` each
+peer has rounds of its own with ours and C: on a disk, ten libraries in one round make all slow.  Run it with the peers'
 environment: ``HPCCKPT_STACK=peers scripts/dev/in-venv.sh ...``.  See README.md.
 """
 
@@ -12,6 +13,7 @@ import argparse
 import shutil
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from _common import WORLD, make_state, meet, own_part, parser, scratch, settle, 
 from _ours import DURABLE, Ours
 from _peers import FAMILIES, Peer, Wait, make_peers
 from _report import Table, condition, figure, machine_facts, place_of, publish
-from _rounds import Figures, Rounds, interleave, spread
+from _rounds import Figures, Rounds, interleave, joined, spread
 from mpi4py import MPI
 
 REFERENCE = "hpcckpt"
@@ -38,6 +40,7 @@ class Bench:
         self.durability: dict[str, str] = {}
         self.variants: dict[str, Callable[[], Figures]] = {}
         self.ours: list[Ours] = []
+        self.peers: list[str] = []
         self._add_ours(REFERENCE, self.state, WORLD)
         if args.asynchronous:
             self._add_ours(f"{REFERENCE}, TF variables", self._variables(), WORLD)
@@ -48,6 +51,7 @@ class Bench:
             if args.peer and peer.name not in args.peer:
                 continue
             self.durability[peer.name] = peer.durability
+            self.peers.append(peer.name)
             self.variants[peer.name] = partial(self.measure_peer, peer)
 
     def _variables(self) -> dict[str, Any]:
@@ -122,6 +126,16 @@ class Bench:
         settle(lambda: None)
         return {"save": seconds, "blocks": WORLD.allreduce(blocked, op=MPI.MAX)}
 
+    def measure(self) -> Rounds:
+        """Measure all variants in common rounds, or each peer in rounds of its own. Collective."""
+        groups = [{peer} for peer in self.peers] if self.args.apart and self.peers else [set(self.peers)]
+        common = self.variants.keys() - set(self.peers)
+        return joined([self._measure_group(common | group) for group in groups])
+
+    def _measure_group(self, names: AbstractSet[str]) -> Rounds:
+        chosen = {name: measure for name, measure in self.variants.items() if name in names}
+        return interleave(chosen, self.machine.copy_rate, repeat=self.args.repeat, drift=self.args.drift)
+
     def close(self) -> None:
         """End."""
         for ours in self.ours:
@@ -151,12 +165,13 @@ def main() -> None:
     """Run."""
     options = parser(__doc__, mib=512, repeat=5)
     options.add_argument("--asynchronous", action="store_true", help="measure the ways that return early")
+    options.add_argument("--apart", action="store_true", help="give each peer rounds of its own with ours and C")
     options.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES), help="which peers")
     options.add_argument("--peer", nargs="*", default=[], metavar="NAME", help="only these of them, as in the table")
     args = options.parse_args()
     with scratch(args.directory) as place:
         bench = Bench(args, place)
-        found = interleave(bench.variants, bench.machine.copy_rate, repeat=args.repeat, drift=args.drift)
+        found = bench.measure()
         bench.close()
         meet()
     if WORLD.rank == 0:

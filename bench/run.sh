@@ -42,12 +42,12 @@ measure() {
 
 sizes=(--mib "$MIB" --repeat "$REPEAT")
 for place in memory disk; do
-    directory=$DISK
-    if [ "$place" = memory ]; then directory=$MEMORY; fi
+    directory=$DISK apart=(--apart)
+    if [ "$place" = memory ]; then directory=$MEMORY apart=(); fi
     measure a "$RANKS" "save-$place" save "${sizes[@]}" --directory "$directory"
     measure a "$RANKS" "restore-$place" restore "${sizes[@]}" --directory "$directory"
     measure a "$RANKS" "incremental-$place" incremental "${sizes[@]}" --directory "$directory"
-    measure peers "$RANKS" "peers-$place" peers "${sizes[@]}" --directory "$directory"
+    measure peers "$RANKS" "peers-$place" peers "${sizes[@]}" "${apart[@]}" --directory "$directory"
 done
 measure a "$RANKS" hdf5-disk hdf5 "${sizes[@]}" --directory "$DISK"
 measure peers "$RANKS" peers-async-memory peers "${sizes[@]}" --asynchronous --directory "$MEMORY"

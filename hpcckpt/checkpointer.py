@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import functools
-import logging
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcckpt import discovery, publishing, saving
-from hpcckpt.backends.base import Backend
-from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
-from hpcckpt.collective.communicator import Communicator, as_communicator, usable_cores
+from hpcckpt import discovery, saving
+from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level, OnNewer, Options, parse_best
-from hpcckpt.draining import DRAIN_NICE, Draining
-from hpcckpt.errors import BackendConflictError, ClosedError, CollectiveError, OptionError
-from hpcckpt.holding import ArenaPool
+from hpcckpt.errors import ClosedError
+from hpcckpt.exiting import finish, release_when_forgotten
 from hpcckpt.journal import Journal
+from hpcckpt.opening import open_run
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
-from hpcckpt.tiers import TierOptions, Tiers, check_place, scratch_directory
+from hpcckpt.tiers import Tiers
 from hpcckpt.underway import Request, Underway
 
 __all__ = ["Checkpointer", "PendingSave", "Restored", "SavedStep"]
 
 T = TypeVar("T")
-_log = logging.getLogger("hpcckpt")
 
 
 class PendingSave:
@@ -124,8 +116,8 @@ class Checkpointer:
     peer_timeout_s : float
         How long a rank that waits puts up with the silence of another one; then it says so and ends the job.
     scratch : path_like, optional
-        A faster directory that all ranks see, such as the disk of the node: steps are committed there, and drained to
-        the run directory in the background; see the page on tiers.
+        A faster directory, such as the disk of the node: steps are committed there, and drained to the run directory
+        in the background. Ranks need not see the same one, nor give the same path; see the page on tiers.
     scratch_bandwidth : float, optional
         Bytes per second that all ranks together may drain while the training goes on.
     scratch_keep : int
@@ -190,24 +182,10 @@ class Checkpointer:
                 scratch_keep,
             ).check(),
         )
-        info = _agreed_backend(group, backend)
-        n_threads = threads or usable_cores()
-        made = group.agree("checkpointer: load backend", lambda: _make(info, group, options, backend_options or {}))
-        where = group.bcast(Path(os.path.abspath(directory)))
-        draining = Draining(group.duplicate(), options.peer_timeout_s)
-        self._options, self._directory, self._tiers = options, where, None
-        if options.scratch is None:
-            self._run = Run(where, group, made, options, draining, ArenaPool(n_threads))
-        else:
-            place = Path(os.path.abspath(options.scratch))
-            check_place(group, place)
-            tiers = TierOptions(options, options.scratch_bandwidth, options.scratch_keep)
-            near = scratch_directory(where, group.bcast(place))
-            self._run = Run(near, group, made, tiers.near, draining, ArenaPool(n_threads))
-            self._tiers = Tiers(self._run, where, tiers)
-        self._release = weakref.finalize(self, _release_lock, self._run, os.getpid())
-        _open_runs.add(self._run)
-        _finish_at_exit_too()
+        self._options = options
+        self._directory = group.bcast(Path(os.path.abspath(directory)))
+        self._run, self._tiers = open_run(group, self._directory, options, backend_options or {})
+        self._release = release_when_forgotten(self, self._run)
 
     @property
     def directory(self) -> Path:
@@ -375,8 +353,15 @@ class Checkpointer:
         steps = self.all_steps()
         return steps[-1] if steps else None
 
+    def has_steps(self) -> bool:
+        """Say whether there is any step, be it damaged: then a run that begins anew would begin again. Collective."""
+        return bool(self._on_root("look for steps", lambda: discovery.step_numbers(self.directory))) or (
+            self._tiers is not None and bool(self.all_steps())
+        )
+
     def all_steps(self) -> list[int]:
         """Return all restorable steps in rising order. Collective."""
+        self._look()
         return self._on_root(
             "all steps",
             lambda: [info.step for info in self._infos() if info.is_restorable],
@@ -389,11 +374,19 @@ class Checkpointer:
         if best is None:
             return None
 
+        self._look()
+
         def find() -> int | None:
             found = discovery.best_of(self._infos(), best)
             return found[0] if found else None
 
         return self._on_root("best step", find)
+
+    def _look(self) -> None:
+        """Find out what is on scratch. Collective."""
+        self._check_open()
+        if self._tiers is not None:
+            self._tiers.look()
 
     def _infos(self) -> tuple[discovery.StepInfo, ...]:
         """Return all steps, those on scratch too. Root only."""
@@ -423,11 +416,7 @@ class Checkpointer:
         if self._run.closed:
             return
         try:
-            try:
-                saving.finish(self._run)
-            finally:
-                if self._tiers is not None:
-                    self._tiers.finish()
+            finish(self._run)
             self._run.journal.end()
             self._run.comm.barrier()  # Horovod, where it has begun MPI, ends it for all as soon as one rank is done
         finally:
@@ -455,79 +444,3 @@ class Checkpointer:
     def _check_open(self) -> None:
         if self._run.closed:
             raise ClosedError(f"the checkpointer of {self._run.directory} is closed; make a new one")
-
-
-# -- what is left when nobody closes --------------------------------------------------------------
-
-_open_runs: weakref.WeakSet[Run] = weakref.WeakSet()
-_orphans: list[Run] = []
-
-
-def _release_lock(run: Run, pid: int) -> None:
-    """Remove what was prepared for saves that will not come, and give the lock back. Root only."""
-    if os.getpid() != pid:  # a forked child has a copy of all this, and nothing of it is its own
-        return
-    if run.tier is not None and not run.tier.is_draining:
-        _release_lock(run.tier.home, pid)
-    if any(this.answer is None for this in run.underway) or (run.tier is not None and run.tier.is_draining):
-        _orphans.append(run)  # to be finished when the program ends
-    elif run.lock is not None:
-        with contextlib.suppress(OSError):
-            if run.lock.is_mine():
-                publishing.sweep_all(run)
-        run.lock.release()
-        run.lock = None
-
-
-@functools.cache
-def _finish_at_exit_too() -> None:
-    """Have what is under way finished when the program ends, before MPI is finalized and locks are given back."""
-    atexit.register(_finish_all, os.getpid())
-
-
-def _finish_all(pid: int) -> None:
-    for run in [*_open_runs, *_orphans] if os.getpid() == pid else []:
-        is_draining = run.tier is not None and run.tier.is_draining
-        if not run.closed and (run.underway or is_draining):
-            try:
-                try:
-                    saving.finish(run)
-                finally:
-                    if run.tier is not None:
-                        run.tier.finish()
-            except CollectiveError:
-                pass  # root has logged it already
-            except Exception as error:  # noqa: BLE001 - others are left to finish
-                _log.error("hpcckpt: %s", error)
-            _release_lock(run, pid)
-
-
-def _make(info: BackendInfo, comm: Communicator, options: Options, own: Mapping[str, Any]) -> Backend:
-    """Return a new backend. Independent.
-
-    Raises
-    ------
-    OptionError
-        If it does not know one of its options, or cannot do what is asked of it.
-    """
-    nice = DRAIN_NICE if options.async_save else 0
-    made = load_class(info)(threads=options.threads or usable_cores(), nice=nice, comm=comm, **own)
-    if options.incremental and "incremental" not in made.features:
-        raise OptionError(f"options.incremental: backend {info.name!r} cannot link what did not change; turn it off")
-    return made
-
-
-def _agreed_backend(comm: Communicator, name: str) -> BackendInfo:
-    """Let root choose the backend, and check that every rank has the same one. Collective."""
-    chosen = comm.on_root("checkpointer: choose backend", lambda: find_backend(name))
-
-    def compare() -> None:
-        own = find_backend(chosen.name)
-        if own != chosen:
-            raise BackendConflictError(
-                f"backend {chosen.name!r} is {chosen.target} of {chosen.origin} {chosen.version} on rank 0 and "
-                f"{own.target} of {own.origin} {own.version} here; install the same packages on every node"
-            )
-
-    comm.agree("checkpointer: compare backend", compare)
-    return chosen

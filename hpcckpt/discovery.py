@@ -27,6 +27,7 @@ from hpcckpt.errors import (
     from_os_error,
 )
 from hpcckpt.manifest import MAX_MANIFEST_BYTES, Manifest, decode
+from hpcckpt.plan import FileRecord
 
 PathLike = str | os.PathLike[str]
 READER_PIN_EXPIRY_S = 6 * 3600.0
@@ -77,14 +78,15 @@ class Manifests:
             self._read.pop(key, None)
             return read_manifest(path)
         identity = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
-        if key not in self._read or self._read[key][0] != identity:
-            self._read[key] = (identity, read_manifest(path))
-        return self._read[key][1]
+        known = self._read.get(key)  # once: another thread may forget it
+        if known is None or known[0] != identity:
+            known = self._read[key] = (identity, read_manifest(path))
+        return known[1]
 
     def forget_others(self, directory: PathLike, steps: Iterable[int]) -> None:
         """Forget the manifests of all other steps. Independent."""
         there = {os.path.join(directory, layout.step_dirname(step)) for step in steps}
-        self._read = {path: read for path, read in self._read.items() if path in there}
+        self._read = {path: read for path, read in list(self._read.items()) if path in there}
 
 
 def scan(directory: PathLike, manifests: Manifests | None = None) -> tuple[StepInfo, ...]:
@@ -108,6 +110,17 @@ def inspect_step(directory: PathLike, step: int, manifests: Manifests | None = N
     except HpcckptError as error:
         return StepInfo(step, path, None, str(error), is_unread=isinstance(error, RetryError))
     return StepInfo(step, path, manifest)
+
+
+def inspect_part(info: StepInfo, manifests: Manifests) -> StepInfo:
+    """Say of a step of which other places have the rest whether its manifest can be read. Independent."""
+    if info.manifest is not None or info.path.is_symlink():
+        return info
+    try:
+        manifest = manifests.read(info.path)
+    except HpcckptError:
+        return info
+    return StepInfo(info.step, info.path, manifest) if manifest.step == info.step else info
 
 
 def read_manifest(path: PathLike) -> Manifest:
@@ -192,6 +205,17 @@ def _file_problems(path: PathLike, manifest: Manifest) -> Iterator[str]:
             yield f"{file.path} is not an ordinary file"
         elif found.st_size != file.nbytes:
             yield f"{file.path} has {found.st_size} bytes instead of {file.nbytes}"
+
+
+def is_there(path: PathLike, file: FileRecord) -> bool:
+    """Say whether a data file of a step is there, ordinary and of its recorded size. Independent."""
+    try:
+        found = os.lstat(os.path.join(path, file.path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise from_os_error(error, "look at data file") from error
+    return stat.S_ISREG(found.st_mode) and found.st_size == file.nbytes
 
 
 # -- choosing a step -----------------------------------------------------------------------------

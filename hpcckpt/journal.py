@@ -32,7 +32,7 @@ from hpcckpt.lock import process_start
 NAME = "journal.jsonl"
 SWITCH = "HPCCKPT_JOURNAL"
 MAX_NBYTES = 4 << 20
-MAX_READ_NBYTES = 16 * MAX_NBYTES
+MAX_READ_NBYTES = 2 * MAX_NBYTES
 MAX_LINE_NBYTES = 16 << 10
 MAX_TEXT = 500
 MAX_METRICS = 64
@@ -51,14 +51,18 @@ class Journal:
         The run directory.
     is_writing : bool
         Whether this is root. The variable ``HPCCKPT_JOURNAL=off`` silences root too.
+    by : str
+        What changes the run without being a job of it, such as ``prune``: it neither begins nor ends, and tells nothing
+        where no job has begun a journal.
     """
 
-    def __init__(self, directory: Path, *, is_writing: bool = True) -> None:
+    def __init__(self, directory: Path, *, is_writing: bool = True, by: str = "") -> None:
         self.path = directory / NAME
         self._is_writing = is_writing and os.environ.get(SWITCH, "").lower() not in {"0", "off", "no", "false"}
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._guard = threading.RLock()
-        self._is_begun = False
+        self._by = {"by": by} if by else {}
+        self._is_begun = bool(by)
         self._has_complained = False
         self._made = time.time()
 
@@ -123,9 +127,13 @@ class Journal:
         self._note("restored", facts)
 
     def removed(self, steps: Sequence[int]) -> None:
-        """Tell which steps retention took away. Root only."""
+        """Tell which steps were taken away: by retention, or by what the journal is written by. Root only."""
         if steps:
             self._note("removed", {"steps": sorted(steps)[:256], "n_steps": len(steps)})
+
+    def copied(self, step: int, save_id: str, nbytes: int, source: Path) -> None:
+        """Tell of a step that was copied here from another directory. Root only."""
+        self._note("copied", {"step": step, "save_id": save_id, "bytes": nbytes, "from": str(source)})
 
     def cost(self, step: int, seconds: float) -> None:
         """Tell what a save cost the training, slowed batches included; written with what comes next. Root only."""
@@ -155,10 +163,10 @@ class Journal:
         """Write a line, after those that wait; or let it wait too, as long as nothing may be written yet."""
         if not self._is_writing:
             return
-        line = _line({"time": time.time(), "event": event, **facts})
+        line = _line({"time": time.time(), "event": event, **facts, **self._by})
         with self._guard:
             self._waiting.appendleft(line) if is_first else self._waiting.append(line)
-            if is_later or not self._is_begun or not (is_step or self.path.exists()):
+            if is_later or not self._is_begun or not (is_step or os.path.exists(self.path)):
                 return
             lines = b"".join(self._waiting)
             self._waiting.clear()
@@ -174,14 +182,15 @@ class Journal:
             if nbytes and os.pread(fd, 1, nbytes - 1) != b"\n":  # a crash has cut the last line: it is to stay alone
                 lines = b"\n" + lines
             os.write(fd, lines)
+            if nbytes + len(lines) > MAX_NBYTES:
+                self._drop_older_half(fd)
         finally:
             os.close(fd)
-        if nbytes + len(lines) > MAX_NBYTES:
-            self._drop_older_half()
 
-    def _drop_older_half(self) -> None:
-        """Keep the newer lines only; the file is whole before and after."""
-        text = self.path.read_bytes()[-MAX_NBYTES // 2 :]
+    def _drop_older_half(self, fd: int) -> None:
+        """Keep the newer lines only; the file is whole before and after, and may be far larger than it should be."""
+        kept = MAX_NBYTES // 2
+        text = os.pread(fd, kept, max(0, os.fstat(fd).st_size - kept))
         draft = self.path.with_name(f".{NAME}.draft")
         draft.write_bytes(text[text.find(b"\n") + 1 :])
         os.replace(draft, self.path)
@@ -246,20 +255,14 @@ def epoch_of(objects: Mapping[str, Any], depth: int = 4) -> int | None:
 
 
 def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return what the journal of a run says, oldest first; what is no entry is passed over. Independent.
-
-    Raises
-    ------
-    CorruptError
-        If it is no ordinary file.
-    StorageError
-        If it cannot be read.
-    """
+    """Return what the journal of a run says, oldest first; raise what `read_lines` does. Independent."""
     return read_lines(os.path.join(directory, NAME))
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the entries of a file of JSON lines, of a very large one the last; none if there is none. Independent.
+
+    What is no entry is passed over.
 
     Raises
     ------
@@ -278,7 +281,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _tail(path: str) -> bytes:
-    """Return the last bytes of a file, as many as a journal may have and a good deal more."""
+    """Return the last bytes of a file, twice as many as a journal may have."""
     with os.fdopen(open_regular(path), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ_NBYTES))
         return file.read(MAX_READ_NBYTES)

@@ -10,6 +10,8 @@ DATA = "data"
 LOCK = ".lock"
 PINS = ".pins"
 HALT = "HALT"
+HALTED = ".HALT.done"
+"""What a file HALT is called that a job has obeyed."""
 MAX_STEP = 10**18
 _STEP = re.compile(r"step-([0-9]{10,19})")
 

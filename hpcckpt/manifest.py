@@ -247,7 +247,11 @@ def _is_number(value: Any) -> bool:
 
 def validate(document: Mapping[str, Any]) -> list[Problem]:
     """Return every problem of a parsed manifest; pure, and safe on any JSON object."""
-    return [*_scalar_problems(document), *_file_problems(document), *_tensor_problems(document)]
+    return [
+        *_scalar_problems(document),
+        *_list_problems(document, "files", _file_problem),
+        *_list_problems(document, "tensors", _tensor_problem),
+    ]
 
 
 def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
@@ -293,16 +297,19 @@ def _is_identity(value: Any) -> bool:
     return isinstance(value, str) and _IDENTITY.fullmatch(value) is not None
 
 
-def _file_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
-    files = document.get("files")
-    if not isinstance(files, list):
-        yield Problem("files", "must be a list")
+def _list_problems(
+    document: Mapping[str, Any], key: str, problem_of: Callable[[Any, set[str]], str | None]
+) -> Iterator[Problem]:
+    """Yield what is wrong with a list, each entry of which has a name that no other may have. Pure."""
+    entries = document.get(key)
+    if not isinstance(entries, list):
+        yield Problem(key, "must be a list")
         return
     seen: set[str] = set()
-    for number, file in enumerate(files):
-        message = _file_problem(file, seen)
+    for number, entry in enumerate(entries):
+        message = problem_of(entry, seen)
         if message:
-            yield Problem(f"files[{number}]", message)
+            yield Problem(f"{key}[{number}]", message)
 
 
 def _file_problem(file: Any, seen: set[str]) -> str | None:
@@ -321,18 +328,6 @@ def _file_problem(file: Any, seen: set[str]) -> str | None:
     if not _is_identity(file.get("save_id", "0" * 8)):
         return "save_id must be 8 to 64 hexadecimal digits"
     return None
-
-
-def _tensor_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
-    tensors = document.get("tensors")
-    if not isinstance(tensors, list):
-        yield Problem("tensors", "must be a list")
-        return
-    seen: set[str] = set()
-    for number, tensor in enumerate(tensors):
-        message = _tensor_problem(tensor, seen)
-        if message:
-            yield Problem(f"tensors[{number}]", message)
 
 
 def _tensor_problem(tensor: Any, seen: set[str]) -> str | None:

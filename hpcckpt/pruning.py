@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcckpt import discovery
 from hpcckpt.config import Options
 from hpcckpt.errors import OptionError, as_failure
+from hpcckpt.journal import Journal
 from hpcckpt.retention import leftovers, remove_retired, retire, steps_to_keep
 
 
@@ -57,15 +58,19 @@ def plan_prune(directory: Path, options: Options) -> PrunePlan:
 
 
 def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path]) -> dict[Path, str]:
-    """Remove what is planned and allowed; return what could not be removed, and why. Root only, under the lock."""
+    """Remove what is planned and allowed; return what could not be removed, and why. Root only, under the lock.
+
+    The run's journal is told of the steps that are gone.
+    """
     failures: dict[Path, str] = {}
-    for removal in plan.removals:
-        if removal.path not in allowed:
-            continue
+    going = [removal for removal in plan.removals if removal.path in allowed]
+    for removal in going:
         try:
             _remove(directory, removal)
         except OSError as error:
             failures[removal.path] = as_failure(error).text
+    gone = [removal.step for removal in going if removal.step is not None and removal.path not in failures]
+    Journal(directory, by="prune").removed(gone)
     return failures
 
 

@@ -222,16 +222,25 @@ def check_ahead(run: Run, plan: SavePlan, staged: commit.Staged, *, overwrite: b
     open_for_writing(run)
     with run.naming:
         look_ahead(run, staged.job.step, overwrite=overwrite)
-    commit.check_space(run.directory, plan, run.comm.size, run.staged.get(staged.name, 0))
+    check_space(run, plan, run.staged.get(staged.name, 0))
+
+
+def check_space(run: Run, plan: SavePlan, staged_bytes: int = 0) -> None:
+    """Refuse to begin what cannot be finished in this directory. Root only, or the leader of each place."""
+    n_ranks = run.comm.size
+    if run.places is not None:
+        beside = run.places.beside(run.comm.rank)
+        own = (plan.nbytes - sum(plan.shared_nbytes_of)) * len(beside) // n_ranks
+        plan = replace(plan, nbytes=own + sum(plan.shared_nbytes_of[rank] for rank in beside))
+        n_ranks = len(beside)
+    commit.check_space(run.directory, plan, n_ranks, staged_bytes)
 
 
 # -- 3 to 6: check, describe, publish ------------------------------------------------------------
 
 
-def publish(
-    run: Run, staged: commit.Staged, plan: SavePlan, content: Content, reports: Sequence[Report], *, overwrite: bool
-) -> Published:
-    """Check what the ranks wrote, publish it, and retire old steps. Root only.
+def compose(run: Run, staged: commit.Staged, plan: SavePlan, content: Content, reports: Sequence[Report]) -> Manifest:
+    """Check what the ranks wrote, let the backend complete it, and say what it is. Root only.
 
     Raises
     ------
@@ -246,12 +255,23 @@ def publish(
     commit.check_coverage(plan, written)  # step 4
     files = run.backend.seal(staged.job, staged.path, written)
     phases.reached("4-sealed", 0)
+    return _manifest(run, staged.job, plan, content, files)
+
+
+def give_name(run: Run, staged: commit.Staged, manifest: Manifest, *, overwrite: bool) -> Published:
+    """Publish what was composed, and retire old steps. Root only.
+
+    Raises
+    ------
+    HpcckptError
+        Whatever keeps the step from being published.
+    """
     with run.naming:  # a later save that looks ahead meanwhile must know this step for ours
         way = look_ahead(run, staged.job.step, overwrite=overwrite)
-        path = commit.publish(staged, _manifest(run, staged.job, plan, content, files), run.lock, way)  # steps 4 to 6
+        path = commit.publish(staged, manifest, run.lock, way)  # steps 4 to 6
         run.lineage = run.lineage.after(staged.job)
     del run.staged[staged.name]
-    return Published(path, len(files), *_retire(run, staged))
+    return Published(path, len(manifest.files), *_retire(run, staged))
 
 
 def _manifest(run: Run, job: SaveJob, plan: SavePlan, content: Content, files: tuple[FileRecord, ...]) -> Manifest:

@@ -61,6 +61,8 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     step = cast("int | None", run.comm.bcast(step))  # root's, if ranks disagree: they must walk through the same steps
     attempt = _Attempt(strict, is_asked=step is not None, began=time.monotonic())
     tree = run.comm.agree("restore: read state", lambda: flatten(state))
+    if run.tier is not None:
+        attempt.skipped += run.tier.bring_home(step)
     copies = [] if step is None else _copies(run, step)
     for candidate in copies or _walk(run, attempt):
         try:

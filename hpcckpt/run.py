@@ -12,7 +12,7 @@ from hpcckpt.backends.base import Backend
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.config import Options
-from hpcckpt.discovery import Manifests, StepInfo
+from hpcckpt.discovery import Manifests, StepInfo, inspect_part
 from hpcckpt.draining import Draining
 from hpcckpt.holding import ArenaPool
 from hpcckpt.journal import Journal
@@ -128,6 +128,22 @@ class Planned(NamedTuple):
     design: Any = None
 
 
+class Places(NamedTuple):
+    """Which ranks of a job see the same scratch directory, where not all do: those of a node with a disk of its own.
+
+    Attributes
+    ----------
+    leader_of : tuple of int
+        For each rank the lowest that is at its place.
+    """
+
+    leader_of: tuple[int, ...]
+
+    def beside(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks at the place of a rank, in rising order. Pure."""
+        return tuple(other for other, leader in enumerate(self.leader_of) if leader == self.leader_of[rank])
+
+
 class Candidate(NamedTuple):
     """A step that may be restored, and the run directory that it is in: that of the job, or scratch."""
 
@@ -144,13 +160,16 @@ class Behind(Protocol):
         """Refuse what could not be published there. Root only."""
 
     def committed(self, step: int) -> None:
-        """Keep a step that was committed on scratch until it is drained. Root only."""
+        """Keep a step that was committed on scratch until it is drained. Root only, or the leader of each place."""
 
     def begin(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> None:
         """Begin to drain a step. Independent."""
 
     def candidates(self) -> list[Candidate]:
         """Return the steps that may be restored, the best first. Root only."""
+
+    def bring_home(self, step: int | None) -> tuple[str, ...]:
+        """Drain what can be restored from the run directory only; say what cannot be drained. Collective."""
 
     def stands_on(self, lineage: Lineage) -> None:
         """Take in which step was restored. Independent."""
@@ -205,6 +224,8 @@ class Run:
         What happens in the run is told to it; root alone writes it.
     tier : Behind or None
         The run directory, if this is a run on scratch.
+    places : Places or None
+        Who sees the directory, if this is a run on scratch of several places: then it is that of this rank's place.
     """
 
     directory: Path
@@ -231,6 +252,7 @@ class Run:
     listeners: list[Callable[[SavedStep], None]] = field(default_factory=list)
     journal: Journal = field(init=False)
     tier: Behind | None = None
+    places: Places | None = None
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.directory, is_writing=self.comm.is_root)
@@ -245,8 +267,18 @@ class Run:
         """Whether `save` returns after the snapshot."""
         return self.options.async_save and not self.is_together
 
+    @property
+    def is_leading(self) -> bool:
+        """Whether this rank does at its place what root does where all ranks see one directory."""
+        return self.comm.is_root if self.places is None else self.places.leader_of[self.comm.rank] == self.comm.rank
+
     def marked(self, info: StepInfo) -> StepInfo:
-        """Return what discovery says of a step, with the damage that a restore of this job found. Independent."""
+        """Return what discovery says of a step, with the damage that a restore of this job found. Independent.
+
+        Where the directory is one place of several, a part is all that can be there.
+        """
+        if self.places is not None:
+            info = inspect_part(info, self.manifests)
         if info.manifest is None or self.damaged.get(info.step) != info.manifest.save_id:
             return info
         return replace(info, problem=info.problem or f"step {info.step}: a restore found its bytes damaged")

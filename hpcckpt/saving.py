@@ -15,13 +15,14 @@ import time
 from typing import Any
 
 from hpcckpt import publishing
+from hpcckpt.closing import announced
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import gather_declarations, plan_for
 from hpcckpt.draining import Flag
 from hpcckpt.errors import CollectiveError, collective_error
 from hpcckpt.plan import SaveJob, Ticket
 from hpcckpt.run import Planned, Run, SavedStep
-from hpcckpt.settling import ending
+from hpcckpt.settling import MATTERS, ending
 from hpcckpt.snapshot import StateTree
 from hpcckpt.underway import Request, Underway
 from hpcckpt.writing import object_names, part_of, read_state, together
@@ -52,7 +53,9 @@ def save(run: Run, state: Any, request: Request) -> Underway:
     this.stall_s = time.monotonic() - began
     go = Flag()
     try:
-        this.matter = run.draining.start(2 * this.number, f"save step {request.step}", part, *ending(run, this), go)
+        this.matter = run.draining.start(
+            MATTERS * this.number, f"save step {request.step}", part, *ending(run, this), go
+        )
         run.underway.append(this)
     finally:
         go.set()  # last, for from now on the part wants the GIL too
@@ -130,11 +133,13 @@ def _begin(run: Run, state: Any, request: Request) -> StateTree:
             publishing.look_ahead(run, request.step, overwrite=request.overwrite)
             if run.tier is not None:
                 run.tier.look_ahead(request.step, overwrite=request.overwrite)
-            commit.check_space(run.directory, plan, run.comm.size)
+            publishing.check_space(run, plan)
             design = publishing.design(run, tree.declarations, gathered)
             return design, [publishing.prepare(run, design) for _ in range(n_tickets)]
 
     design, tickets = run.comm.on_root(f"{where}: begin", begin)
     run.planned = Planned(tree.declarations, tuple(tree.objects), plan, design)
     run.tickets.update(enumerate(tickets, start=run.n_saves))
+    for ticket in tickets:
+        announced(run, ticket.name)
     return tree

@@ -1,29 +1,34 @@
 """How a save ends: root concludes from what all ranks report, and each rank settles what root answers.
 
 Root publishes the step, says what failed where, or, if the states have changed, has all ranks plan anew and write by
-the new plan.  The numbers are those of the commit protocol (:mod:`hpcckpt.collective.commit`).
+the new plan.  Where they wrote at several places, each gives its part its name first (:mod:`hpcckpt.closing`).  The
+numbers are those of the commit protocol (:mod:`hpcckpt.collective.commit`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hpcckpt import phases, publishing
+from hpcckpt.closing import announced, check_part, close_part, closing_of, settle_part
 from hpcckpt.collective.planner import alike, plan_for, tree_mismatch
 from hpcckpt.draining import Outcome
-from hpcckpt.errors import ShardingError, as_failure, collective_error
+from hpcckpt.errors import Failure, ShardingError, as_failure, collective_error
 from hpcckpt.holding import cut
+from hpcckpt.manifest import Manifest
 from hpcckpt.plan import Declaration
 from hpcckpt.publishing import Report
-from hpcckpt.run import Planned, Run, SavedStep
-from hpcckpt.underway import Answer, Proposal, Underway
+from hpcckpt.run import Places, Planned, Run, SavedStep
+from hpcckpt.underway import Answer, Closing, Proposal, Underway
 from hpcckpt.writing import write_part
 
 _log = logging.getLogger("hpcckpt")
+MATTERS = 3
+"""How many matters one save may be: its writing, the same by a new plan, and the closing of its parts."""
 
 
 def ending(run: Run, this: Underway) -> tuple[Callable[[Sequence[Outcome]], Answer], Callable[[Outcome], None]]:
@@ -41,9 +46,16 @@ def _conclude(run: Run, this: Underway, outcomes: Sequence[Outcome]) -> Answer:
             if is_new:
                 return _propose_to_all(run, this, _agreed(this.planned, values))
             phase = "publish"
-            return _publish(run, this, values)
+            if run.places is not None:
+                return _ask_to_close(run, run.places, this, values)
+            return _publish(run, this, values, _compose(run, this, values))
         except Exception as error:  # noqa: BLE001 - every rank will hear of it
             failures = {0: as_failure(error)}
+    return _give_up(run, this, phase, failures, is_new=is_new)
+
+
+def _give_up(run: Run, this: Underway, phase: str, failures: Mapping[int, Failure], *, is_new: bool = False) -> Answer:
+    """Remove what was written, and say what failed. Root only."""
     publishing.abandon(run, this.staged)
     # without a ticket the next save plans with all ranks
     ticket = None if is_new else publishing.next_ticket(run, this.planned.design)
@@ -54,13 +66,40 @@ def _conclude(run: Run, this: Underway, outcomes: Sequence[Outcome]) -> Answer:
     return answer
 
 
-def _publish(run: Run, this: Underway, reports: Sequence[Report]) -> Answer:
-    plan = this.plan
+def _compose(run: Run, this: Underway, reports: Sequence[Report]) -> Manifest:
+    """Check what all ranks wrote, and say what it is. Root only."""
     assert this.content is not None
-    assert plan is not None
+    assert this.plan is not None
     if run.tier is not None:
         run.tier.look_ahead(this.request.step, overwrite=this.request.overwrite)
-    done = publishing.publish(run, this.staged, plan, this.content, reports, overwrite=this.request.overwrite)
+    return publishing.compose(run, this.staged, this.plan, this.content, reports)
+
+
+def _ask_to_close(run: Run, places: Places, this: Underway, reports: Sequence[Report]) -> Answer:
+    """Have the leaders of all places close their parts, if nothing stands in the way here. Root only."""
+    manifest = _compose(run, this, reports)  # step 4a
+    with run.naming:
+        publishing.look_ahead(run, this.request.step, overwrite=this.request.overwrite)
+    this.reports = reports
+    return Answer(closing=closing_of(places, manifest, [report.written for report in reports]))
+
+
+def _conclude_closing(run: Run, this: Underway, closing: Closing, outcomes: Sequence[Outcome]) -> Answer:
+    """Give the step its name at root's place, if all others have their parts. Root only."""
+    failures = {rank: o.failure for rank, o in enumerate(outcomes) if o.failure is not None}
+    if not failures:
+        try:
+            if run.tier is not None:
+                run.tier.look_ahead(this.request.step, overwrite=this.request.overwrite)
+            check_part(run, this, closing)
+            return _publish(run, this, this.reports, closing.manifest)  # step 4c
+        except Exception as error:  # noqa: BLE001 - every rank will hear of it
+            failures = {0: as_failure(error)}
+    return _give_up(run, this, "publish", failures)
+
+
+def _publish(run: Run, this: Underway, reports: Sequence[Report], manifest: Manifest) -> Answer:
+    done = publishing.give_name(run, this.staged, manifest, overwrite=this.request.overwrite)
     seconds = time.monotonic() - this.began
     saved = SavedStep(
         step=this.request.step,
@@ -111,8 +150,13 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
     if answer.proposals:
         _plan_anew(run, this, answer.proposals, answer.design)
         return
+    if answer.closing is not None:
+        _close(run, this, answer.closing)
+        return
     phases.reached("7-outcome", run.comm.rank)
+    settle_part(run, this, is_committed=answer.saved is not None)
     if answer.ticket is not None:
+        announced(run, answer.ticket.name)
         run.tickets[this.number + run.options.max_in_flight] = answer.ticket
     if answer.saved is not None:
         if not run.comm.is_root:  # root took it in when it published the step
@@ -129,6 +173,17 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
             hear(answer.saved)
 
 
+def _close(run: Run, this: Underway, closing: Closing) -> None:
+    """Close the part of this rank's place. Independent."""
+    this.matter = run.draining.start(
+        MATTERS * this.number + 2,
+        this.matter.name,
+        lambda: close_part(run, this, closing),
+        lambda outcomes: _conclude_closing(run, this, closing, outcomes),
+        lambda outcome: _settle(run, this, outcome),
+    )
+
+
 def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaration]], design: Any) -> None:
     """Plan what all ranks proposed, and write it. Independent."""
     tree, held = this.tree, this.held
@@ -142,4 +197,4 @@ def _plan_anew(run: Run, this: Underway, proposals: Sequence[Sequence[Declaratio
         this.held = cut(held, plan.items)
         return write_part(run, this, plan, None)()
 
-    this.matter = run.draining.start(2 * this.number + 1, this.matter.name, write, *ending(run, this))
+    this.matter = run.draining.start(MATTERS * this.number + 1, this.matter.name, write, *ending(run, this))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ from hpcckpt.config import Level
 from hpcckpt.draining import Matter
 from hpcckpt.errors import Failure
 from hpcckpt.holding import Held
+from hpcckpt.manifest import Manifest
 from hpcckpt.plan import Declaration, Ticket
-from hpcckpt.publishing import Content
+from hpcckpt.publishing import Content, Report
 from hpcckpt.run import Planned, SavedStep
 from hpcckpt.snapshot import StateTree
 
@@ -36,10 +38,18 @@ class Proposal(NamedTuple):
     own: tuple[Declaration, ...]
 
 
-class Answer(NamedTuple):
-    """What root tells all ranks of a save: the step, or what failed where; or what all propose, and its design.
+class Closing(NamedTuple):
+    """A save that all ranks wrote at several places: its manifest, and the leader of the place of each of its files."""
 
-    `ticket` is for a save to come.
+    manifest: Manifest
+    at: tuple[int, ...]
+
+
+class Answer(NamedTuple):
+    """What root tells all ranks of a save: the step, or what failed where; or what is to be done yet.
+
+    That is to plan anew by what all propose, with its design; or to close the parts of several places. `ticket` is for
+    a save to come.
     """
 
     saved: SavedStep | None = None
@@ -48,6 +58,7 @@ class Answer(NamedTuple):
     ticket: Ticket | None = None
     proposals: tuple[tuple[Declaration, ...], ...] = ()
     design: Any = None
+    closing: Closing | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +75,10 @@ class Underway:
         Whether its outcome was returned or raised already.
     interrupt : BaseException or None
         KeyboardInterrupt or SystemExit that came while this rank held its state still.
+    reports : sequence of Report
+        Root only: what all ranks wrote at several places.
+    undo : ExitStack or None
+        What takes the part of this rank's place back.
     """
 
     number: int
@@ -82,3 +97,5 @@ class Underway:
     answer: Answer | None = None
     is_told: bool = False
     interrupt: BaseException | None = None
+    reports: Sequence[Report] = ()
+    undo: ExitStack | None = None

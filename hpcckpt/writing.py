@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from hpcckpt import layout, native, phases, publishing
+from hpcckpt import closing, layout, native, phases, publishing
 from hpcckpt.backends.base import Payload
 from hpcckpt.collective.planner import SavePlan, alike, fits, own_declarations, with_own
 from hpcckpt.config import Level
@@ -138,6 +138,8 @@ def _get_ready(run: Run, this: Underway, plan: SavePlan) -> None:
     """Do what may fail before the first byte. Independent."""
     if run.comm.is_root:
         publishing.check_ahead(run, plan, this.staged, overwrite=this.request.overwrite)
+    if run.places is not None:
+        closing.get_ready(run, this, plan)
     assert this.held is not None
     phases.reached("2-write", run.comm.rank)
     if run.options.incremental:

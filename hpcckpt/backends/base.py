@@ -27,6 +27,8 @@ designs        is told the whole plan before the first byte
 recycles       writes over the files of a retired step that it finds in the staging directory
 incremental    links the files of tensors that did not change (`Payload.linkable`)
 collective     its ranks communicate while they write
+own-files      ranks write files of their own alone, which their reports name, and need no more than ``data/`` for it;
+               `seal` looks at no other files than root's: so ranks may write in directories that are not the same
 =============  ==========================================================================================
 """
 
@@ -48,7 +50,9 @@ from hpcckpt.plan import DamagedBlock, FileRecord, FullPlan, Index, SaveJob, Sto
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
 
-FEATURES = frozenset({"partial-read", "zero-copy", "shared-file", "designs", "recycles", "incremental", "collective"})
+FEATURES = frozenset(
+    {"partial-read", "zero-copy", "shared-file", "designs", "recycles", "incremental", "collective", "own-files"}
+)
 Bytes = npt.NDArray[np.uint8]
 
 

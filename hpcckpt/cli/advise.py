@@ -26,7 +26,7 @@ _SOURCES = {
 @options.directory_argument
 @click.option("--mtbf", metavar="DURATION", help="Mean time between failures of the whole job: 24h, 90m, 2-12:00:00.")
 @click.option("--cost", metavar="DURATION", help="What a save costs the training, instead of what the journal tells.")
-@click.option("--restart", metavar="DURATION", help="How long a restart takes, instead of what the journal tells.")
+@click.option("--restart", metavar="DURATION", help="How long a restart takes; the journal tells of its restore.")
 @click.option(
     "--simulate", "is_simulating", is_flag=True, help=f"Check the advice against {N_FAILURES:,} drawn failures."
 )
@@ -63,7 +63,7 @@ def command(
     if is_json:
         output.write_json({"directory": str(directory), **asdict(advice), "simulated": simulated})
     else:
-        _write(advice, simulated, is_quiet=is_quiet)
+        _write(advice, simulated, has_told_restart=restart is not None, is_quiet=is_quiet)
     return ExitCode.OK
 
 
@@ -101,13 +101,14 @@ def _draw(advice: Any, path: Path) -> None:
     write_whole(path, draw_advice(advice))
 
 
-def _write(advice: Any, simulated: dict[str, Any] | None, *, is_quiet: bool) -> None:
+def _write(advice: Any, simulated: dict[str, Any] | None, *, has_told_restart: bool, is_quiet: bool) -> None:
     from hpcckpt.reporting.words import duration_words, percent_words
 
+    what = "restart" if has_told_restart else "restore"  # the journal knows nothing of the start of a job
     fields = [
         ("a save costs", duration_words(advice.cost_s)),
         ("a failure every", f"{duration_words(advice.mtbf_s)} ({_SOURCES[advice.mtbf_source]})"),
-        ("a restart takes", duration_words(advice.restart_s) if advice.restart_s else "- (nobody told)"),
+        (f"a {what} takes", duration_words(advice.restart_s) if advice.restart_s else "- (nobody told)"),
         ("save every", _in_words(advice.advised, duration_words(advice.interval_s))),
         ("in a program", f'every_n_minutes={advice.interval_s / 60:.3g}, or "auto" with mtbf={advice.mtbf_s:.0f}'),
         ("it loses", f"{percent_words(advice.advised.lost)} of the time"),

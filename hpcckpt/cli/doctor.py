@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +94,13 @@ def _shared(comm: Communicator, directory: Path | None) -> Iterator[Finding]:
 
     if directory is None:
         return
-    base = comm.bcast(str(storage.existing_part(directory)) if comm.is_root else None)
-    yield from sharing.findings(comm, Path(base))
+    base = None
+    if comm.is_root:
+        with suppress(OSError):  # said by the look at storage; the others wait for an answer
+            base = str(storage.existing_part(directory))
+    base = comm.bcast(base)
+    if base is not None:
+        yield from sharing.findings(comm, Path(base))
 
 
 def _time_left(*, is_quick: bool) -> Finding:

@@ -50,7 +50,10 @@ def command(
     takes the file away. Without an option it stops behind the next batch. Only a job that watches for it (hpcckpt
     train, the Keras callbacks, preemption.watch) can hear it.
     """
-    options.existing(directory)
+    from hpcckpt.preemption.halt import nobody_is_there
+
+    if not directory.is_dir():
+        raise StepNotFoundError(nobody_is_there(directory))
     if sum((after_step is not None, moment is not None, is_cancelling)) > 1:
         raise click.UsageError("--after-step, --at and --cancel exclude one another")
     before = _standing(directory)
@@ -73,11 +76,14 @@ def read_moment(text: str, now: float) -> float:
     OptionError
         If it is not understood, or past.
     """
-    from hpcckpt.preemption.clock import duration_s, moment_s, moment_text
+    from hpcckpt.preemption.clock import LATEST_S, duration_s, moment_s, moment_text
 
     text = text.strip()
     if text.startswith("+"):
-        return now + duration_s(text[1:])
+        at = now + duration_s(text[1:])
+        if at >= LATEST_S:  # the job could not read it
+            raise OptionError(f"--at: {text!r} is behind the year 2999")
+        return at
     clock = _clock(text)
     if clock is not None:
         here = datetime.fromtimestamp(now).astimezone()

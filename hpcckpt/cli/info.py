@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from hpcckpt import discovery
-from hpcckpt.cli import options, output, summary
+from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text, number_text, time_text
+from hpcckpt.journal import epoch_of
 from hpcckpt.manifest import Manifest
 from hpcckpt.units import nbytes_text
 
@@ -42,7 +43,7 @@ def document(path: Path, manifest: Manifest, *, is_pinned: bool) -> dict[str, An
     """Return what ``--json`` prints."""
     return {
         "step": manifest.step,
-        "epoch": summary.epoch_of(manifest),
+        "epoch": epoch_of(manifest.objects),
         "path": path,
         "save_id": manifest.save_id,
         "run_id": manifest.run_id,
@@ -69,7 +70,7 @@ def tensor_nbytes(manifest: Manifest) -> int:
 
 
 def _fields(path: Path, manifest: Manifest, *, is_pinned: bool) -> list[tuple[str, str]]:
-    epoch = summary.epoch_of(manifest)
+    epoch = epoch_of(manifest.objects)
     kinds = Counter(spec.kind for spec in manifest.tensors)
     files = f"{count_text(len(manifest.files), 'file')}, {nbytes_text(manifest.nbytes)}"
     fields = [

@@ -42,13 +42,13 @@ def command(*, is_json: bool, **asked: Any) -> int:
     The job is told to save and to stop as long before its end as twice its longest save takes, and 30 s, but a minute
     at least; 300 s if no save of the run has been measured. Everything that is wrong is told at once, with exit code 2.
     """
-    from hpcckpt.jobs.jobscript import Request, read_request
+    from hpcckpt.jobs.jobscript import MAX_SIGNAL_S, Request, read_request
     from hpcckpt.jobs.jobscript_filling import script_of
     from hpcckpt.jobs.jobscript_lead import Lead, choose_lead
 
     job = read_request(Request(**asked))
     given = Lead(job.lead_s, "--signal-lead says so") if job.lead_s is not None else None
-    lead = given or choose_lead(job.run, job.seconds)
+    lead = given or choose_lead(job.run, job.seconds, MAX_SIGNAL_S if job.scheduler == "slurm" else None)
     script = script_of(job, lead, _words(asked))
     if is_json:
         document = {"scheduler": job.scheduler, "lead_seconds": lead.seconds, "lead_reason": lead.why}

@@ -7,12 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from hpcckpt import discovery, layout, lock
 from hpcckpt.config import Best
 from hpcckpt.discovery import StepInfo
-from hpcckpt.manifest import Manifest
+from hpcckpt.journal import epoch_of
 from hpcckpt.pruning import tree_nbytes
 
 
@@ -87,7 +86,7 @@ def _committed(info: StepInfo, marks: _Marks) -> StepSummary:
     manifest = info.manifest
     return StepSummary(
         step=info.step,
-        epoch=epoch_of(manifest) if manifest else None,
+        epoch=epoch_of(manifest.objects) if manifest else None,
         created=manifest.created if manifest else modified(info.path),
         nbytes=manifest.nbytes if manifest else tree_nbytes(info.path),
         ranks=manifest.n_ranks if manifest else None,
@@ -146,16 +145,3 @@ def modified(path: Path) -> str:
     except OSError:
         return ""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def epoch_of(manifest: Manifest) -> int | None:
-    """Return the epoch that the program recorded, if it did: the first object that is called ``epoch``."""
-    return _find_epoch(manifest.objects, depth=4)
-
-
-def _find_epoch(objects: Mapping[str, Any], depth: int) -> int | None:
-    for name, value in objects.items():
-        if name.rpartition("/")[2] == "epoch" and isinstance(value, int) and not isinstance(value, bool):
-            return value
-    nested = (value for value in objects.values() if isinstance(value, Mapping) and depth > 1)
-    return next((epoch for value in nested if (epoch := _find_epoch(value, depth - 1)) is not None), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -51,7 +52,13 @@ def command(
 
     settings = Settings(words, run, max_restarts, lead_s, chain, is_talking=not is_json)
     act = rehearse if is_dry_run else supervise
-    report = act(settings, detect(os.environ), lambda text: output.say(f"hpcckpt: {text}"))
+    report = act(settings, detect(os.environ), _say)
     if is_json:
         output.write_json(report.document)
     return report.code
+
+
+def _say(text: str) -> None:
+    """Write a line, if it can be written: a disk that is full must not cost the job its last save."""
+    with contextlib.suppress(OSError):
+        output.say(f"hpcckpt: {text}")

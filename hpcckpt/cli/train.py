@@ -6,7 +6,8 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from hpcckpt.cli.launcher import connect
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.text import count_text, metric_text
 from hpcckpt.collective.communicator import launched_rank, launched_size
-from hpcckpt.errors import CollectiveError, ConfigError
+from hpcckpt.errors import CollectiveError, ConfigError, HpcckptError
 from hpcckpt.train.problems import ConfigError as WrongConfigError
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def command(
 
         environment = Environment(run_dir, resume, allow, verbose=0 if is_quiet else 1, overwrite=is_overwriting)
         act = _check if is_checking else _train
-        return act(environment, cycles, source, is_json=is_json, is_quiet=is_quiet)
+        with _failures_of_training():
+            return act(environment, cycles, source, is_json=is_json, is_quiet=is_quiet)
     except WrongConfigError as error:
         return _tell(error.of_file(source), is_json=is_json)
 
@@ -184,6 +186,21 @@ def _tell(error: WrongConfigError, *, is_json: bool) -> int:
         document = {"kind": complaint.kind, "message": complaint.message, "problems": error.problems}
         output.write_json({"error": document})
     return complaint.exit_code
+
+
+@contextlib.contextmanager
+def _failures_of_training() -> Iterator[None]:
+    """Tell of what a model, a callback or TensorFlow raises as of no fault of ours, with the way to it."""
+    try:
+        yield
+    except (HpcckptError, OSError, click.ClickException):
+        raise
+    except Exception as error:
+        if launched_size() not in {None, 1}:
+            raise  # it may be an error of this rank alone, which has to end the job
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:500]
+        raise click.ClickException(f"the training failed: {type(error).__name__}: {text}") from error
 
 
 # -- training, and its rehearsal -------------------------------------------------------------------

@@ -43,11 +43,12 @@ _HEADER_BYTES_PER_TENSOR = 1024
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A step in its staging directory: which save it is, and where."""
+    """A step in its staging directory: which save it is, where, and which rank publishes it."""
 
     job: SaveJob
     directory: Path
     name: str
+    rank: int = 0
 
     @property
     def path(self) -> Path:
@@ -147,7 +148,13 @@ def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> None:
 
 
 def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, way: Way = CLEAR) -> Path:
-    """Make a written step durable and visible. Root only.
+    """Make a written step durable and visible. Root only."""
+    publish_part(staged, manifest, lock, way)
+    return staged.directory / layout.step_dirname(manifest.step)
+
+
+def publish_part(staged: Staged, manifest: Manifest, lock: RunLock | None, way: Way = CLEAR) -> contextlib.ExitStack:
+    """Do this where a rank has a step or its part, and return what gives all names back. Independent.
 
     Parameters
     ----------
@@ -161,18 +168,16 @@ def publish(staged: Staged, manifest: Manifest, lock: RunLock | None, way: Way =
         What stands where it will go.
     """
     if lock is None:
-        raise AssertionError("root publishes only under the lock")
+        raise AssertionError("a step is published only under the lock")
     lock.check()  # step 4
-    phases.reached("4-check", 0)
+    phases.reached("4-check", staged.rank)
     _write_manifest(staged, manifest)
     native.fsync_dir(str(staged.path))
-    phases.reached("4-durable", 0)
-    final = staged.directory / layout.step_dirname(manifest.step)
-    _take_name(staged, final, way)
-    return final
+    phases.reached("4-durable", staged.rank)
+    return _take_name(staged, staged.directory / layout.step_dirname(manifest.step), way)
 
 
-def _take_name(staged: Staged, final: Path, way: Way) -> None:
+def _take_name(staged: Staged, final: Path, way: Way) -> contextlib.ExitStack:
     """Give the step its name, and make that durable; if that fails, every name is as it was before."""
     with contextlib.ExitStack() as undo:
         for source, target in _moves(staged.directory, final, way):
@@ -183,10 +188,18 @@ def _take_name(staged: Staged, final: Path, way: Way) -> None:
         rename = exchange if way.there == "good" else _rename_to_free_name
         rename(staged.path, final)  # step 5; a step that was replaced now has a name that is swept
         undo.callback(rename, final, staged.path)
-        phases.reached("5-published", 0)
+        phases.reached("5-published", staged.rank)
         native.fsync_dir(str(staged.directory))  # step 6
-        phases.reached("6-parent-synced", 0)
-        undo.pop_all()
+        phases.reached("6-parent-synced", staged.rank)
+        return undo.pop_all()
+
+
+def move_aside(directory: Path, steps: Sequence[int]) -> None:
+    """Give steps that a run goes on without other names, the newest first, durably. Root only."""
+    for step in sorted(steps, reverse=True):
+        os.rename(directory / layout.step_dirname(step), directory / layout.aside_dirname(step, layout.new_nonce()))
+    if steps:
+        native.fsync_dir(str(directory))
 
 
 def _moves(directory: Path, final: Path, way: Way) -> list[tuple[Path, Path]]:
@@ -206,7 +219,7 @@ def _write_manifest(staged: Staged, manifest: Manifest) -> None:
     fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         native.write_blocks(fd, [(text, 0)], path=where)
-        phases.reached("4-manifest", 0)
+        phases.reached("4-manifest", staged.rank)
         native.fsync(fd, where)
     finally:
         os.close(fd)

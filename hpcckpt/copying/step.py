@@ -19,6 +19,7 @@ from hpcckpt.copying.staging import open_staging, publish, staging_of
 from hpcckpt.copying.verifying import verify_files
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepExistsError, StorageError, from_os_error
 from hpcckpt.inspecting import Progress
+from hpcckpt.journal import Journal
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import Index, StoredEntry
@@ -110,7 +111,7 @@ def copy_step(
             n_written = sum(comm.allgather(comm.agree(where, copying)))  # step 2
             comm.agree(f"{where}: sync", _translated(lambda: sync_files(staged.path, {p.path for p in pieces})))
             _verify_all(comm, source, task, rules, progress)  # step 3
-            comm.on_root(f"{where}: publish", _translated(lambda: _publish(held, manifest, staged)))  # step 4
+            comm.on_root(f"{where}: publish", _translated(lambda: _publish(held, source, manifest, staged)))  # step 4
     path = destination / layout.step_dirname(manifest.step)
     seconds = time.monotonic() - began
     return Copied(manifest.step, manifest.save_id, path, manifest.nbytes, n_written, staged is not None, seconds)
@@ -176,10 +177,10 @@ def _way(manifest: Manifest, destination: Path, *, is_replacing: bool) -> commit
         raise StorageError(found.problem)
     if found.manifest is None or not found.is_restorable:
         return commit.Way(there="bad")
-    if is_replacing:
-        return commit.Way(there="good")
     if found.manifest.save_id == manifest.save_id:
         return None
+    if is_replacing:
+        return commit.Way(there="good")
     raise StepExistsError(
         f"step {manifest.step} of {destination} is another save ({found.manifest.save_id}, this one is "
         f"{manifest.save_id}); choose another directory, or pass --overwrite to replace it"
@@ -211,7 +212,8 @@ def _entry_nbytes(entry: StoredEntry) -> int:
     return entry.nbytes
 
 
-def _publish(held: _Held, manifest: Manifest, staged: commit.Staged) -> None:
-    """Give the copy its name; what it replaces goes. Root only."""
+def _publish(held: _Held, source: Path, manifest: Manifest, staged: commit.Staged) -> None:
+    """Give the copy its name, and tell the journal there; what it replaces goes. Root only."""
     assert held.way is not None
     publish(staged, manifest, held.lock, held.way)
+    Journal(staged.directory, by="copy").copied(manifest.step, manifest.save_id, manifest.nbytes, source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def _judge(share: float, what: str) -> Finding:
 
 def _ask(mount: Mount) -> str:
     if mount.type == "lustre" and shutil.which("lfs"):
-        return run(["lfs", "quota", "-q", "-u", getpass.getuser(), mount.point]).stdout
+        return run(["lfs", "quota", "-q", "-u", str(os.getuid()), mount.point]).stdout
     if shutil.which("quota"):
         return run(["quota", "-w", "-p"]).stdout
     return ""
@@ -70,6 +70,9 @@ def parse(text: str, names: tuple[str, ...]) -> Quota | None:
 
 
 def _number(field: str) -> int:
-    """Return the digits of a field; ``*`` marks one over its limit, and a grace time counts for nothing here."""
-    found = re.fullmatch(r"(\d+)\*?", field)
+    """Return the digits of a field; a grace time counts for nothing here.
+
+    ``*`` marks one over its limit, and brackets one of which some server has not told its part.
+    """
+    found = re.fullmatch(r"\[?(\d+)\]?\*?", field)
     return int(found[1]) if found else 0

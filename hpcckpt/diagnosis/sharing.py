@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def _write(directory: Path) -> str:
 def _appears(path: Path) -> bool:
     """Wait for a file: network file systems show what others make after a while."""
     deadline = time.monotonic() + PATIENCE_S
-    while not path.exists():
+    while not os.path.exists(path):  # which takes what may not be looked at for absent, and never raises
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,8 @@ _PARALLEL = {"lustre", "gpfs", "beegfs", "wekafs", "panfs", "ceph", "pvfs2", "da
 
 
 def existing_part(directory: Path) -> Path:
-    """Return the nearest directory that exists, upwards from here. Independent."""
-    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    """Return the nearest directory that is seen to exist, upwards from here. Independent."""
+    return next(path for path in (directory.absolute(), *directory.absolute().parents) if not _error_of(path))
 
 
 def findings(directory: Path, *, is_quick: bool = False) -> Iterator[Finding]:
@@ -51,6 +52,14 @@ def findings(directory: Path, *, is_quick: bool = False) -> Iterator[Finding]:
     if not base.is_dir():
         yield Finding("directory", "problem", f"{base} is not a directory", "give the directory of a run")
         return
+    if not os.access(base, os.X_OK):
+        yield Finding("directory", "problem", f"{base} cannot be entered", "choose another one, or change its mode")
+        return
+    error = _error_of(directory)
+    if error not in {0, errno.ENOENT}:
+        message = f"{directory} cannot be used: {os.strerror(error)}"
+        yield Finding("directory", "problem", message, "give another name, or see what it leads to")
+        return
     yield _directory(directory, base)
     mount = mount_of(base)
     if mount:
@@ -64,6 +73,15 @@ def findings(directory: Path, *, is_quick: bool = False) -> Iterator[Finding]:
     if directory.is_dir():
         yield _lock(directory)
         yield from _contents(directory)
+
+
+def _error_of(path: Path) -> int:
+    """Return the error of looking at a path; 0 if something is there. Independent."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
 
 
 def _directory(directory: Path, base: Path) -> Finding:

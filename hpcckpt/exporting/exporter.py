@@ -138,18 +138,22 @@ def export_checkpoint(
         _refuse_other_directory(path)
         used = _model_for(file_format, model, reader)
         job = Job(reader, names, path, file_format, used, optimizer, overwrite, progress)
-        done = _WRITERS[file_format.name](job)
-        return Converted(
-            source=reader.path,
-            source_format=OWN,
-            path=path,
-            format=file_format.name,
-            step=reader.manifest.step,
-            **count_parts(done.names, are_of_model=file_format.is_model),
-            nbytes=sum(each.nbytes for each in sources(reader, done.names)),
-            left_out=(*left_out, *done.left_out),
-            remarks=tuple(done.remarks),
-        )
+        return _converted(job, left_out, _WRITERS[file_format.name](job))
+
+
+def _converted(job: Job, left_out: Sequence[LeftOut], done: Outcome) -> Converted:
+    """Return what is told of a job that is done. Pure."""
+    return Converted(
+        source=job.reader.path,
+        source_format=OWN,
+        path=job.out,
+        format=job.format.name,
+        step=job.reader.manifest.step,
+        **count_parts(done.names, are_of_model=job.format.is_model),
+        nbytes=sum(each.nbytes for each in sources(job.reader, done.names)),
+        left_out=(*left_out, *done.left_out),
+        remarks=tuple(done.remarks),
+    )
 
 
 def _model_for(file_format: Format, model: Any, reader: StepReader) -> Any:

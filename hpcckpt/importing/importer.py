@@ -90,17 +90,12 @@ def import_checkpoint(
         If a library that the format needs is not installed.
     """
     path = Path(source)
-    file_format = find_format(fmt).name if fmt else source_format(path)
-    if file_format == OWN:
-        raise OptionError(f"{path} is a checkpoint of ours already; 'hpcckpt reshard' rewrites one")
-    if path.is_dir() and file_format not in {"tf", "saved-model"}:
-        raise OptionError(f"{path} is a directory; a checkpoint of format {file_format} is a file")
-    contents = _read(path, file_format, model, progress)
+    file_format = _format_of(path, fmt)
     patterns = [only] if isinstance(only, str) else only
-    contents = chosen(contents, patterns, with_optimizer=optimizer)
+    contents = chosen(_read(path, file_format, model, progress), patterns, with_optimizer=optimizer)
     if step is None:
-        step, remark = _step_of(contents)
-        contents = replace(contents, remarks=(*contents.remarks, *([remark] if remark else [])))
+        step, remarks = _step_of(contents)
+        contents = replace(contents, remarks=(*contents.remarks, *remarks))
     saved = _save(contents, Path(directory), step, overwrite=overwrite, backend=backend)
     return Converted(
         source=path,
@@ -116,6 +111,16 @@ def import_checkpoint(
 
 
 # -- read ----------------------------------------------------------------------------------------
+
+
+def _format_of(path: Path, fmt: str | None) -> str:
+    """Return the name of a file's format; refuse what is none to import. Independent."""
+    found = find_format(fmt).name if fmt else source_format(path)
+    if found == OWN:
+        raise OptionError(f"{path} is a checkpoint of ours already; 'hpcckpt reshard' rewrites one")
+    if path.is_dir() and found not in {"tf", "saved-model"}:
+        raise OptionError(f"{path} is a directory; a checkpoint of format {found} is a file")
+    return found
 
 
 def _read(path: Path, file_format: str, model: Any, progress: Progress | None) -> Contents:
@@ -249,15 +254,15 @@ _READERS: Mapping[str, Callable[[Path, Any, Progress | None], Contents]] = {
 # -- save ----------------------------------------------------------------------------------------
 
 
-def _step_of(contents: Contents) -> tuple[int, str | None]:
+def _step_of(contents: Contents) -> tuple[int, tuple[str, ...]]:
     """Return the step to save, and what to say of it. Pure."""
     if contents.step is not None:
-        return contents.step, None
+        return contents.step, ()
     for name in _STEP_NAMES:
         value = contents.tensors.get(name)
         if value is not None and value.size == 1 and value.dtype.kind in "iu" and int(value.flat[0]) >= 0:
-            return int(value.flat[0]), f"the step is the optimizer's count of iterations, {name}"
-    return 0, "the file does not say which step it is of: it is saved as step 0 (--step)"
+            return int(value.flat[0]), (f"the step is the optimizer's count of iterations, {name}",)
+    return 0, ("the file does not say which step it is of: it is saved as step 0 (--step)",)
 
 
 def _save(contents: Contents, directory: Path, step: int, *, overwrite: bool, backend: str) -> Path:

@@ -23,6 +23,8 @@ CHOICE = "HPCCKPT_GPUS"
 def bound(environ: Mapping[str, str], n_nvidia: int) -> dict[str, str]:
     """Return what has to be set so that a rank sees its own device only; nothing, if nothing has to. Pure.
 
+    What the user names in `CHOICE` orders the devices that are visible, and adds none.
+
     Parameters
     ----------
     environ : mapping
@@ -32,12 +34,20 @@ def bound(environ: Mapping[str, str], n_nvidia: int) -> dict[str, str]:
     """
     rank = _local_rank(environ)
     variable = next((name for name in VISIBLE if environ.get(name)), VISIBLE[0])
-    devices = _split(environ.get(CHOICE, "")) or _split(environ.get(variable, ""))
-    if not devices and variable not in environ:
-        devices = [str(number) for number in range(n_nvidia)]
+    devices, wanted = _split(environ.get(variable, "")), _split(environ.get(CHOICE, ""))
+    if len(devices) > 1:
+        chosen = [each for each in wanted if _is_among(each, devices)]
+        devices = chosen if len(chosen) > 1 else devices  # an order of other devices says nothing about these
+    elif variable not in environ:
+        devices = wanted or [str(number) for number in range(n_nvidia)]
     if rank is None or len(devices) < 2:
         return {}
     return {variable: devices[rank % len(devices)]}
+
+
+def _is_among(device: str, visible: Sequence[str]) -> bool:
+    """Say whether a device, or the one that it is a tile of, is visible. Pure."""
+    return device in visible or device.partition(".")[0] in visible
 
 
 def _local_rank(environ: Mapping[str, str]) -> int | None:

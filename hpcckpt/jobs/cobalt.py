@@ -24,6 +24,7 @@ class Cobalt(Scheduler):
     """A job of Cobalt: put into the queue again it is a new job."""
 
     name = "cobalt"
+    makes_new_jobs = True
 
     @property
     def job_id(self) -> str:

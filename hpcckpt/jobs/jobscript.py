@@ -13,8 +13,10 @@ from hpcckpt.preemption.clock import duration_s, duration_text
 
 SCHEDULERS = ("slurm", "pbs", "cobalt")
 LAUNCHERS = frozenset({"aprun", "hpcckpt-supervise", "mpiexec", "mpirun", "srun"})
-_MAX_SIGNAL_S = 65535
+MAX_SIGNAL_S = 65535
+"""How long before the end of a job Slurm may be asked for a signal."""
 _MAX_NODES = 1_000_000
+_WITH_VARIABLES = re.compile(r"([^\"$`\\]|\$\w+|\$\{\w+\})+", re.ASCII)
 TASK = "{task}"
 """Stands for the number of a job within an array, in the program's words and in the run directory."""
 
@@ -138,8 +140,8 @@ class _Reader:
         return Job(
             scheduler, system, asked.command, n_nodes, ranks, gpus, cpus, asked.cpus_per_rank is None,
             seconds, lead_s,
-            account=self._text("account", "IDENTIFIER"), queue=queue, name=self._name(),
-            run=Path(asked.run) if asked.run else None, scratch=self._scratch(system),
+            account=self._text("account", "IDENTIFIER"), queue=queue, name=self._name(scheduler),
+            run=self._run(), scratch=self._scratch(system),
             filesystems=self._filesystems(scheduler, system), array=self._array(scheduler),
             setup=asked.setup or "", max_restarts=self._number("max_restarts", low=0, high=10_000, default=20),
             warnings=tuple(warnings),
@@ -192,10 +194,13 @@ class _Reader:
                 self._wrong(name, "is needed – such as 1:30:00, 2-12:00:00, 90m or 12h")
             return None
         try:
-            return round(duration_s(text))
+            seconds = round(duration_s(text))
         except OptionError as error:
             self._wrong(name, str(error))
             return None
+        if needed and seconds < 1:  # schedulers take none for no limit
+            self._wrong(name, f"{text!r} – a second at least")
+        return seconds
 
     def _lead(self, seconds: int, scheduler: str) -> int | None:
         text = self._asked.signal_lead
@@ -204,8 +209,8 @@ class _Reader:
             return None
         if lead_s < 1 or (seconds and lead_s >= seconds):
             self._wrong("signal_lead", f"{text!r} – from 1 s to less than the {duration_text(seconds)} of the job")
-        elif scheduler == "slurm" and lead_s > _MAX_SIGNAL_S:
-            self._wrong("signal_lead", f"{text!r} – Slurm takes at most {_MAX_SIGNAL_S} s")
+        elif scheduler == "slurm" and lead_s > MAX_SIGNAL_S:
+            self._wrong("signal_lead", f"{text!r} – Slurm takes at most {MAX_SIGNAL_S} s")
         return lead_s
 
     def _check_node(self, system: System | None, ranks: int, gpus: int, cpus: int) -> None:
@@ -223,8 +228,8 @@ class _Reader:
         words = self._asked.command
         if not words:
             self._wrong("", "no program: give it behind --, such as -- hpcckpt train -c FILE --run RUN")
-        elif Path(words[0]).name in LAUNCHERS:
-            self._wrong("", f"the script starts the ranks itself: leave {words[0]!r} and its options out")
+        elif Path(program := _program(words)).name in LAUNCHERS:
+            self._wrong("", f"the script starts the ranks itself: leave {program!r} and its options out")
         if any(re.search(r"[\x00-\x08\x0a-\x1f\x7f]", word) for word in words):
             self._wrong("", "the program's words have characters that are not for a line of a script")
 
@@ -256,11 +261,20 @@ class _Reader:
         refusal = known.refusal(n_nodes, seconds)
         return name, [f"queue {name}: {reason}" for reason in (refusal, known.note) if reason]
 
-    def _name(self) -> str:
+    def _run(self) -> Path | None:
+        run = self._asked.run
+        if run and self._asked.array is not None and TASK not in run:
+            self._wrong("run", f"{run!r} – with --array each job needs its own: write {TASK}, its number, into it")
+        return Path(run) if run else None
+
+    def _name(self, scheduler: str) -> str:
         if self._asked.name is not None:
-            return self._text("name", "IDENTIFIER")
+            name = self._text("name", "IDENTIFIER")
+            if scheduler == "pbs" and name.startswith("_"):
+                self._wrong("name", f"{name!r} – PBS wants a letter or figure first")
+            return name
         run = Path((self._asked.run or "").replace(f"/{TASK}", ""))
-        found = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.")
+        found = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-._")
         return found[:60] or "hpcckpt"
 
     def _scratch(self, system: System | None) -> str:
@@ -269,6 +283,8 @@ class _Reader:
             return system.scratch if system else ""
         if text is not None and not text.startswith(("/", "$")):
             self._wrong("scratch", f"{text!r} – an absolute path, or 'auto'")
+        elif text is not None and "$" in text and not _WITH_VARIABLES.fullmatch(text):
+            self._wrong("scratch", f"{text!r} – of what the shell fills in only $NAME or ${{NAME}}")
         return text or ""
 
     def _filesystems(self, scheduler: str, system: System | None) -> str:
@@ -294,6 +310,13 @@ class _Reader:
                 f"all its jobs would do the same in one place: write {TASK}, their number, into the program's words",
             )
         return self._text("array", {"slurm": "ARRAY", "pbs": "RANGE"}[scheduler])
+
+
+def _program(words: tuple[str, ...]) -> str:
+    """Return which program a command starts: that behind ``env`` and what it sets."""
+    if Path(words[0]).name != "env":
+        return words[0]
+    return next((word for word in words[1:] if "=" not in word and not word.startswith("-")), words[0])
 
 
 def _cpus(system: System | None, ranks: int) -> int:

@@ -111,7 +111,8 @@ def _submit(job: Job) -> str:
 
 def _surroundings(job: Job) -> list[str]:
     """Return the lines that set what the program's surroundings are."""
-    lines = [f"export HPCCKPT_SCRATCH={shlex.quote(job.scratch)}"] if job.scratch else []
+    scratch = f'"{job.scratch}"' if "$" in job.scratch else shlex.quote(job.scratch)
+    lines = [f"export HPCCKPT_SCRATCH={scratch}"] if job.scratch else []
     if job.gpus_per_node and job.system is not None and job.system.gpu_variable:
         lines.append(gpu_line(job.system))
     return lines
@@ -190,7 +191,7 @@ _DIRECTIVES = {"slurm": _slurm_lines, "pbs": _pbs_lines, "cobalt": _cobalt_lines
 
 def _srun(job: Job) -> str:
     cpus = f" --cpus-per-task={job.cpus_per_rank}" if job.cpus_per_rank else ""
-    return f'srun --kill-on-bad-exit=0 --wait=120 "${{mpi[@]}}"{cpus}'
+    return f'srun --kill-on-bad-exit=0 --wait=120 ${{mpi[@]+"${{mpi[@]}}"}}{cpus}'
 
 
 def _mpiexec(job: Job) -> str:

@@ -28,13 +28,22 @@ class Lead(NamedTuple):
     why: str
 
 
-def choose_lead(run: Path | None, job_s: int) -> Lead:
+def choose_lead(run: Path | None, job_s: int, most_s: int | None = None) -> Lead:
     """Return the lead for a job of so many seconds by the measured saves of its run. Independent.
+
+    Parameters
+    ----------
+    run : pathlib.Path or None
+        The run directory.
+    job_s : int
+        How long the job may take.
+    most_s : int, optional
+        The longest lead that its scheduler knows.
 
     Raises
     ------
     OptionError
-        If the job is too short for it.
+        If the job is too short for it, or the scheduler cannot tell so early.
     CorruptError
         If its journal is no ordinary file.
     StorageError
@@ -51,6 +60,8 @@ def choose_lead(run: Path | None, job_s: int) -> Lead:
     why = f"twice the longest of {len(saves)} measured saves ({longest:.1f} s) and {MARGIN_S:.0f} s to end in"
     if seconds == LEAST_S:
         why += " are less than a minute"
+    if most_s is not None and seconds > most_s:
+        raise OptionError(f"--signal-lead: Slurm takes at most {most_s} s, it would be {seconds} s: {why}; give one")
     return _fitting(Lead(seconds, why), job_s)
 
 

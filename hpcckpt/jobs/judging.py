@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
+from hpcckpt.errors import LockedError
 from hpcckpt.jobs.schedulers import Command, Scheduler
-from hpcckpt.jobs.stepping import Ended
+from hpcckpt.jobs.stepping import ASKING, Ended
 from hpcckpt.preemption import EXIT_CODE
 from hpcckpt.preemption.clock import duration_text
 
@@ -46,7 +47,7 @@ class Circumstances(NamedTuple):
     is_taken : bool
         The scheduler has ended the job already: somebody cancelled it, or a node is lost.
     left_s : float or None
-        What was left of the job when it was asked to stop; ``None`` if nobody knows.
+        What was left of the job at the first TERM, or when the step had ended; ``None`` if nobody knows.
     """
 
     max_restarts: int
@@ -59,42 +60,50 @@ class Circumstances(NamedTuple):
 def judge(ended: Ended, about: Circumstances, scheduler: Scheduler) -> Verdict:
     """Say what becomes of the job. Pure."""
     if ended.code == EXIT_CODE:
-        return Verdict(*_checkpointed(ended, about, scheduler))
+        return _goes_on("checkpointed", ended, about, scheduler)
+    if ended.code == LockedError.exit_code and ended.asked_by:
+        return _goes_on("not begun, for its run is locked", ended, about, scheduler)
     if about.is_taken:  # its code means nothing: srun has 0 where a node is lost
         text = f"ended from outside, with code {ended.code}: cancelled, or a node is lost; its newest checkpoint stands"
         return Verdict(text, ended.code or 1)
     chain_ends = scheduler.end_chain(about.chain) if about.chain else ()
     if ended.code == 0:
         return Verdict("done", 0, chain_ends)
-    text = f"failed: code {ended.code} is neither 0 nor {EXIT_CODE}, so it is not started again"
-    return Verdict(text, ended.code, chain_ends)
+    return Verdict(f"failed: {_failure(ended)}, so it is not started again", ended.code, chain_ends)
 
 
-def _checkpointed(ended: Ended, about: Circumstances, scheduler: Scheduler) -> tuple[str, int, Command]:
+def _failure(ended: Ended) -> str:
+    if ended.asked_by and ended.code - 128 in ASKING:
+        return f"code {ended.code}, it was killed by what asked it to stop, which it must catch (docs/preemption.md)"
+    return f"code {ended.code} is neither 0 nor {EXIT_CODE}"
+
+
+def _goes_on(what: str, ended: Ended, about: Circumstances, scheduler: Scheduler) -> Verdict:
     if about.is_halted:
         chain_ends = scheduler.end_chain(about.chain) if about.chain else ()
-        return "halted: a file HALT has stopped it; submit it again to go on", EXIT_CODE, chain_ends
+        return Verdict("halted: a file HALT has stopped it; submit it again to go on", ended.code, chain_ends)
     if about.chain:
-        return f"checkpointed: the next job of the chain {about.chain} goes on", EXIT_CODE, ()
+        return Verdict(f"{what}: the next job of the chain {about.chain} goes on", ended.code)
     if _is_ended_early(ended, about):
         left = "" if about.left_s is None else f", {duration_text(about.left_s)} before its end"
-        return f"checkpointed: ended by somebody{left}; submit it again to go on", EXIT_CODE, ()
+        return Verdict(f"{what}: ended by somebody{left}; submit it again to go on", ended.code)
     requeue = scheduler.requeue()
     if requeue is None:
-        return "checkpointed: nobody starts it again here; the same command goes on", EXIT_CODE, ()
+        return Verdict(f"{what}: nobody starts it again here; the same command goes on", ended.code)
     if scheduler.restarts >= about.max_restarts:
         text = (
-            f"checkpointed, but it was started again {scheduler.restarts} times already (--max-restarts "
+            f"{what}, but it was started again {scheduler.restarts} times already (--max-restarts "
             f"{about.max_restarts}): see whether it gets on, then submit it again"
         )
-        return text, EXIT_CODE, ()
+        return Verdict(text, ended.code)
     note = f" ({requeue.note})" if requeue.note else ""
     turn = f"restart {scheduler.restarts + 1} of at most {about.max_restarts}"
-    return f"checkpointed: {turn}: {shlex.join(requeue.command)}{note}", EXIT_CODE, requeue.command
+    return Verdict(f"{what}: {turn}: {shlex.join(requeue.command)}{note}", ended.code, requeue.command)
 
 
 def _is_ended_early(ended: Ended, about: Circumstances) -> bool:
     """Say whether somebody has ended the job, and not its time: then it is not for us to begin it again. Pure."""
     if about.left_s is None:
         return about.is_taken
-    return (about.is_taken or ended.asked_by == "SIGTERM") and about.left_s > ENDING_S
+    is_ended = about.is_taken or ended.asked_by == "SIGTERM" or ended.term_at is not None
+    return is_ended and about.left_s > ENDING_S

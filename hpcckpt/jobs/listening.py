@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from typing import Literal
 
-MARK = "HPCCKPT_STEP"
+from hpcckpt.preemption.signals import SUPERVISED
+
+MARK = SUPERVISED
 """The variable that marks the processes of one step."""
 LAUNCHERS = frozenset({"srun", "mpirun", "mpiexec"})
 _RANKS = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"PALS_RANKID", b"SLURM_PROCID")
+Ranks = Literal["listening", "deaf", "unseen"]
 _CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
-def is_listening(mark: str, launcher: str, number: int) -> bool:
-    """Say whether each rank of a step on this node catches a signal. Independent.
+def listen(mark: str, launcher: str, number: int) -> Ranks:
+    """Say whether each rank of a step on this node catches a signal, or none is to be seen there. Independent.
 
     Parameters
     ----------
@@ -33,9 +37,9 @@ def is_listening(mark: str, launcher: str, number: int) -> bool:
     for pid, rank in _processes(mark):
         found[rank] = found.get(rank, False) or _catches(pid, number)
     ranks = [catches for rank, catches in found.items() if rank]
-    if ranks:
-        return all(ranks)
-    return launcher not in LAUNCHERS and all(found.values())
+    if not ranks and launcher in LAUNCHERS:
+        return "unseen"
+    return "listening" if all(ranks or found.values()) else "deaf"
 
 
 def _processes(mark: str) -> Iterator[tuple[int, bytes]]:

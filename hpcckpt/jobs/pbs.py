@@ -33,6 +33,7 @@ class Pbs(Scheduler):
     """A job of PBS: put into the queue again it is a new job that waits for the end of this one."""
 
     name = "pbs"
+    makes_new_jobs = True
 
     @property
     def job_id(self) -> str:
@@ -64,6 +65,8 @@ class Pbs(Scheduler):
         if "[" in self.job_id or not os.path.isfile(script):
             return None
         note = f"a new job goes on behind {self.job_id}"
+        if not self._job:  # what failed at the start may be answered hours later
+            self._job = self._ask()
         if not self._job:
             note += "; qstat told nothing of this one, so only the options in its script are the same"
         return Requeue(("qsub", *self._options(), script), note)
@@ -77,11 +80,21 @@ class Pbs(Scheduler):
     @cached_property
     def _job(self) -> dict[str, Any]:
         """The job as the server describes it; nothing, where that cannot be had."""
+        return self._ask()
+
+    def _ask(self) -> dict[str, Any]:
         try:
-            answer = json.loads(act(("qstat", "-f", "-F", "json", self.job_id), ASKING_S))
-            jobs = answer["Jobs"]
+            jobs = json.loads(act(("qstat", "-f", "-F", "json", self.job_id), ASKING_S))["Jobs"]
             return dict(jobs.get(self.job_id) or next(iter(jobs.values())))
-        except (RetryError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        except ValueError:  # some servers write no JSON if a variable has a value that is odd enough
+            return self._ask_plainly()
+        except (RetryError, KeyError, TypeError, AttributeError, StopIteration):
+            return {}
+
+    def _ask_plainly(self) -> dict[str, Any]:
+        try:
+            return read_plain(act(("qstat", "-f", self.job_id), ASKING_S))
+        except RetryError:
             return {}
 
     def _options(self) -> list[str]:
@@ -102,3 +115,20 @@ class Pbs(Scheduler):
         given = {name for name in remembered if name in self.environ and not name.startswith("PBS_O_")}
         ours = {name for name in self.environ if name.startswith("HPCCKPT_")}
         return [*sorted((given | ours) - _OF_THIS_JOB), f"{RESTARTS}={self.restarts + 1}"]
+
+
+def read_plain(text: str) -> dict[str, Any]:
+    """Return what ``qstat -f`` prints of one job, as its JSON would have it; of variables the names alone. Pure."""
+    job: dict[str, Any] = {}
+    resources: dict[str, str] = {}
+    for line in text.replace("\n\t", "").splitlines():
+        name, equals, value = line.strip().partition(" = ")
+        if not equals:
+            continue
+        if name.startswith("Resource_List."):
+            resources[name.removeprefix("Resource_List.")] = value
+        elif name == "Variable_List":
+            job[name] = {each.partition("=")[0]: "" for each in value.split(",")}
+        else:
+            job[name] = int(value) if name == "run_count" and value.isdecimal() else value
+    return {**job, "Resource_List": resources} if job else {}

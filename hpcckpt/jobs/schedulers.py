@@ -57,6 +57,8 @@ class Scheduler(ABC):
 
     name: ClassVar[str]
     """How options and messages call it: ``slurm``, ``pbs``, ``cobalt``, ``none``."""
+    makes_new_jobs: ClassVar[bool] = False
+    """Whether a job that is put into the queue again is a new one: said twice, there are two."""
 
     def __init__(self, environ: Environment) -> None:
         self.environ = environ
@@ -176,3 +178,8 @@ def act(command: Sequence[str], timeout_s: float = ANSWER_S) -> str:
     if done.returncode != 0:
         raise RetryError(f"{text}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[:300]}")
     return done.stdout
+
+
+def may_be_done(error: RetryError) -> bool:
+    """Say whether a command that `act` failed with may have been obeyed: nobody answered in time. Pure."""
+    return isinstance(error.__cause__, subprocess.TimeoutExpired)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from hpcckpt.errors import RetryError
 from hpcckpt.jobs.schedulers import Command, Requeue, Scheduler, act
 
+SIGNAL_S = 10.0
+"""How long Slurm may take for an answer while a warning waits: it is tried again, and in the end srun is signalled."""
+
 
 class Slurm(Scheduler):
     """A job of Slurm: put into the queue again it is the same job, with the same id, from the start of its script."""
@@ -30,13 +33,13 @@ class Slurm(Scheduler):
         """
         if launcher != "srun":
             return False
-        act(("scancel", f"--signal={signal_name}", f"{self.environ['SLURM_JOB_ID']}.{self._step()}"))
+        act(("scancel", f"--signal={signal_name}", f"{self.job_id}.{self._step()}"), SIGNAL_S)
         return True
 
     def _step(self) -> int:
         """Return the number of the newest step of this job: srun does not say which one is its own. Independent."""
-        job = self.environ["SLURM_JOB_ID"]
-        answer = act(("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i"))
+        job = self.job_id
+        answer = act(("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i"), SIGNAL_S)
         steps = [step for line in answer.split() if (step := line.rpartition(".")[2]).isdecimal()]
         if not steps:
             raise RetryError(f"job {job} has no step yet that could be signalled")
@@ -45,7 +48,7 @@ class Slurm(Scheduler):
     def is_running(self) -> bool:
         """Say whether Slurm takes this job for running: a node that is lost ends srun with code 0. Independent."""
         try:
-            answer = act(("squeue", "--noheader", f"--jobs={self.environ['SLURM_JOB_ID']}", "--format=%T"))
+            answer = act(("squeue", "--noheader", f"--jobs={self.job_id}", "--format=%T"))
         except RetryError:
             return True
         return "RUNNING" in answer.split()

@@ -2,7 +2,8 @@
 
 1. What asks a job to stop (USR1, USR2, TERM) and the end of the child are heard by one pipe, so that none is lost
    between two looks.
-2. What comes while the step is young waits until its ranks listen: one that does not catch a signal is killed by it.
+2. What comes early waits until the ranks listen: one that does not catch a signal is killed by it.  Ranks that are
+   seen, and do not, are waited for until the job is about to end; where none is to be seen, while the step is young.
 3. The scheduler signals the ranks if it can; else the launcher is signalled, and hands it on.  What fails is tried
    again, and in the end the launcher is signalled all the same.
 4. Where nobody warns a job of its end, we do: `lead_s` before it.
@@ -25,13 +26,16 @@ from types import FrameType
 from typing import NamedTuple
 
 from hpcckpt.errors import OptionError, RetryError
-from hpcckpt.jobs.listening import MARK, is_listening
+from hpcckpt.jobs.listening import MARK, listen
 from hpcckpt.jobs.schedulers import Scheduler
 
 ASKING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 YOUNG_S = 120.0
 """How long after its start a step is not signalled if its ranks do not listen."""
+NEAR_END_S = 60.0
+"""How long before the end of the job a step is signalled although ranks are seen that do not listen."""
 LOOK_S = 0.5
+LATER_LOOK_S = 5.0
 AGAIN_S = 2.0
 N_TRIES = 5
 KILL_ON_TERM = frozenset({"mpirun", "mpiexec", "orterun", "prterun", "prun"})
@@ -50,25 +54,29 @@ class Ended(NamedTuple):
         The first signal that was to be handed on to it, by name; "" if there was none.
     seconds : float
         How long it took.
-    asked_at : float or None
-        When that signal came, in seconds since 1970.
+    term_at : float or None
+        When the first TERM came, in seconds since 1970.
     """
 
     code: int
     asked_by: str
     seconds: float
-    asked_at: float | None = None
+    term_at: float | None = None
 
 
 class Deadline(NamedTuple):
-    """When the job ends, and how long before that the step is told; `at` is ``None`` if nobody is to tell it."""
+    """When the job ends, if that is known, and how long before that the step is told, if we are to tell it."""
 
     at: float | None = None
-    lead_s: float = 0.0
+    lead_s: float | None = None
 
     def left_s(self) -> float | None:
-        """Return the seconds until the step is to be told. Independent."""
-        return None if self.at is None else self.at - self.lead_s - time.time()
+        """Return the seconds until the step is to be told; ``None`` if it is not for us to. Independent."""
+        return None if self.at is None or self.lead_s is None else self.at - self.lead_s - time.time()
+
+    def is_near(self) -> bool:
+        """Say whether the job is about to end; where nobody knows when it ends, it may be. Independent."""
+        return self.at is None or self.at - time.time() <= NEAR_END_S
 
 
 class Ears:
@@ -100,13 +108,14 @@ class Ears:
             return [signal.Signals(number) for number in os.read(self._read, 4096)]
         return []
 
-    def pause(self, seconds: float) -> bool:
-        """Wait so long, or until something asks the job to stop; return whether it does. Independent."""
+    def pause(self, seconds: float) -> signal.Signals | None:
+        """Wait so long, or until something asks the job to stop; return what does. Independent."""
         end = time.monotonic() + seconds
         while (left_s := end - time.monotonic()) > 0:
-            if any(heard in ASKING for heard in self.wait(left_s)):
-                return True
-        return False
+            asking = [heard for heard in self.wait(left_s) if heard in ASKING]
+            if asking:
+                return signal.SIGTERM if signal.SIGTERM in asking else asking[0]
+        return None
 
 
 def _hear(number: int, frame: FrameType | None) -> None:
@@ -134,7 +143,7 @@ class Step:
         self, child: subprocess.Popen[bytes], launcher: str, mark: str, scheduler: Scheduler, say: Say
     ) -> None:
         self.asked_by = ""
-        self.asked_at: float | None = None
+        self.term_at: float | None = None
         self._child = child
         self._launcher = launcher
         self._mark = mark
@@ -153,10 +162,10 @@ class Step:
                     self._ask(heard.name, "heard")
             left_s = deadline.left_s()
             if left_s is not None and left_s <= 0 and not self.asked_by:
-                self._ask("SIGUSR1", f"{deadline.lead_s:.0f} s before the end of the job")
-            self._hand_on()
+                self._ask("SIGUSR1", f"{deadline.lead_s or 0.0:.0f} s before the end of the job")
+            self._hand_on(deadline)
         code = code if code >= 0 else 128 - code
-        return Ended(code, self.asked_by, time.monotonic() - self._began, self.asked_at)
+        return Ended(code, self.asked_by, time.monotonic() - self._began, self.term_at)
 
     def _pause_s(self, deadline: Deadline) -> float | None:
         """Return how long nothing has to be done; ``None``: until something is heard."""
@@ -168,18 +177,20 @@ class Step:
 
     def _ask(self, name: str, why: str) -> None:
         if not self.asked_by:
-            self.asked_by, self.asked_at = name, time.time()
+            self.asked_by = name
+        if name == "SIGTERM" and self.term_at is None:
+            self.term_at = time.time()
         self._say(f"signal={name} ({why}): the step is asked to save and to stop")
         if name not in self._due:
             self._due.append(name)
             self._n_tries = 0
 
-    def _hand_on(self) -> None:
+    def _hand_on(self, deadline: Deadline) -> None:
         if not self._due or time.monotonic() < self._next_try:
             return
         name = self._due[0].removeprefix("SIG")
-        if not self._may_signal(name):
-            self._next_try = time.monotonic() + LOOK_S
+        if not self._may_signal(name, deadline):
+            self._next_try = time.monotonic() + (LOOK_S if self._is_young() else LATER_LOOK_S)
             return
         try:
             is_sent = self._scheduler.signal_step(self._launcher, name)
@@ -194,10 +205,15 @@ class Step:
             self._child.send_signal(signal.Signals[f"SIG{self._translated(name)}"])
         self._due.pop(0)
 
-    def _may_signal(self, name: str) -> bool:
-        """Say whether the step survives a signal, or is old enough to have had its chance."""
-        number = signal.Signals[f"SIG{self._translated(name)}"]
-        return time.monotonic() - self._began > YOUNG_S or is_listening(self._mark, self._launcher, number)
+    def _may_signal(self, name: str, deadline: Deadline) -> bool:
+        """Say whether the step survives a signal, or has had its chance."""
+        if not self._is_young() and deadline.is_near():
+            return True
+        ranks = listen(self._mark, self._launcher, signal.Signals[f"SIG{self._translated(name)}"])
+        return ranks == "listening" or (ranks == "unseen" and not self._is_young())
+
+    def _is_young(self) -> bool:
+        return time.monotonic() - self._began <= YOUNG_S
 
     def _translated(self, name: str) -> str:
         return "USR1" if name == "TERM" and self._launcher in KILL_ON_TERM else name

@@ -11,6 +11,7 @@ code    what it means
 0       done: the chain ends
 75      checkpointed, please requeue: done so, unless the job was begun too often, was halted
         by people, or was ended by somebody long before its time
+8       failed, if the run stays locked; the same as 75, if the job has to stop before it is free
 other   failed: the chain ends
 ======  ======================================================================================
 
@@ -18,28 +19,31 @@ A job that the scheduler itself has ended, because a node is lost, is left to th
 
 A step that finds the run locked (code 8) is started again for a while.  A job whose node is lost keeps its lock: nobody
 can know that it is dead before its heartbeat has been silent for long enough, and Slurm may be quicker than that.
+
+What is said, and what is found in the run directory, may fail: the step and what becomes of the job do not hang on it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hpcckpt.diagnosis.scratch import find_scratch
 from hpcckpt.errors import LockedError, RetryError
 from hpcckpt.jobs import surveying
 from hpcckpt.jobs.judging import Circumstances, Verdict, judge
-from hpcckpt.jobs.schedulers import Scheduler, act
+from hpcckpt.jobs.schedulers import Scheduler, act, may_be_done
 from hpcckpt.jobs.stepping import Deadline, Ears, Ended, Say, started
 from hpcckpt.preemption import EXIT_CODE
 from hpcckpt.preemption.clock import duration_text
@@ -50,6 +54,12 @@ BUSY_S = 900.0
 """For how long a step that finds its run locked is started again: a lock expires after 600 s of silence."""
 BUSY_AGAIN_S = 30.0
 TOOL_S = 60.0
+INSIST_S = 300.0
+"""For how long a scheduler that refuses is told again what becomes of the job: it may be busy, or begun anew."""
+INSIST_AGAIN_S = 15.0
+FINAL = re.compile(r"(?i)there is no|disabled|denied|not requeu|not permitted|invalid|illegal|unauthorized|unknown")
+"""How a scheduler says no for good."""
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +107,41 @@ def supervise(settings: Settings, scheduler: Scheduler, say: Say) -> Report:
     """
     with Ears() as ears:
         end = introduce(settings, scheduler, say)  # step 1
-        began = time.time()
+        halts = _halts(settings, say)
         environ = {**os.environ, **surroundings(settings, scheduler, end)}
         ended = _work(settings, environ, scheduler, ears, _deadline(settings, end), say)  # step 2
-        show(settings)  # step 3
-        is_halted = settings.run is not None and surveying.was_halted(settings.run, began)
-        left_s = None if end is None else end.at - (ended.asked_at or time.time())
+        left_s = None if end is None else end.at - (ended.term_at or time.time())
+        show(settings, say)  # step 3
+        is_halted = _is_halted(halts, _halts(settings, say))
         is_taken = not scheduler.is_running()
         about = Circumstances(settings.max_restarts, settings.chain, is_halted, is_taken, left_s)
         verdict = judge(ended, about, scheduler)
-        carry_out(verdict, say)  # step 4
+        carry_out(verdict, settings, scheduler, say)  # step 4
     facts = {"job": scheduler.job_id, "scheduler": scheduler.name, "restarts": scheduler.restarts, "run": settings.run}
     return Report(verdict.code, {**facts, **ended._asdict(), "verdict": verdict._asdict()})
 
 
 def _deadline(settings: Settings, end: JobEnd | None) -> Deadline:
-    return Deadline() if end is None or settings.lead_s is None else Deadline(end.at, settings.lead_s)
+    return Deadline() if end is None else Deadline(end.at, settings.lead_s)
+
+
+def _halts(settings: Settings, say: Say) -> surveying.Halts | None:
+    run = settings.run
+    return None if run is None else _surveyed(lambda: surveying.halts(run), None, say)
+
+
+def _is_halted(before: surveying.Halts | None, after: surveying.Halts | None) -> bool:
+    """Say whether a file HALT was obeyed meanwhile; not, if nobody knows, for then the job goes on. Pure."""
+    return before is not None and after is not None and any(before.get(part) != after[part] for part in after)
+
+
+def _surveyed(look: Callable[[], _Found], otherwise: _Found, say: Say) -> _Found:
+    """Return what a look at the run directory or at scratch finds; whatever is wrong there, the job goes on."""
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - anything may stand there, and nothing of the job hangs on it
+        say(f"warning: {type(error).__name__}: {error}")
+        return otherwise
 
 
 # -- 1. what this job is ---------------------------------------------------------------------------
@@ -136,9 +165,12 @@ def introduce(settings: Settings, scheduler: Scheduler, say: Say) -> JobEnd | No
     say(" ".join(words))
     for warning in found.warnings:
         say(f"warning: {warning}")
-    if settings.run is not None:
-        say(f"run={settings.run} latest={surveying.latest(settings.run) or 'none'}")
-    _say_scratch(say)
+    run = settings.run
+    if run is not None:
+        say(f"run={run} latest={_surveyed(lambda: surveying.latest(run), None, say) or 'none'}")
+    elif scheduler.requeue() is not None:
+        say("warning: without --run nobody knows whether people have halted the run: it is put into the queue again")
+    _surveyed(lambda: _say_scratch(say), None, say)
     if settings.is_talking:
         _tool("doctor", "--quick", "--quiet", *([] if settings.run is None else [str(settings.run)]))
     return found.end
@@ -155,17 +187,18 @@ def _say_scratch(say: Say) -> None:
 
 
 def surroundings(settings: Settings, scheduler: Scheduler, end: JobEnd | None) -> dict[str, str]:
-    """Return what the ranks find in their environment; but for the count, what the user has set stays. Independent."""
+    """Return what the ranks find in their environment; what is not of this very job stays as the user has set it."""
     found = dict(scheduler.step_environment())
-    if end is not None:
-        found["HPCCKPT_JOB_END"] = f"{end.at:.0f}"
-    if settings.run is not None:
-        found["HPCCKPT_RUN"] = str(settings.run)
     scratch = find_scratch(os.environ).chosen
     if scratch is not None:
         found["HPCCKPT_SCRATCH"] = str(scratch)
     kept = {name: os.environ.get(name) or value for name, value in found.items()}
-    return {**kept, "HPCCKPT_RESTART_COUNT": str(scheduler.restarts)}
+    kept["HPCCKPT_RESTART_COUNT"] = str(scheduler.restarts)
+    if end is not None:
+        kept["HPCCKPT_JOB_END"] = f"{end.at:.0f}"
+    if settings.run is not None:
+        kept["HPCCKPT_RUN"] = str(settings.run)
+    return kept
 
 
 # -- 2. its step -----------------------------------------------------------------------------------
@@ -180,29 +213,41 @@ def _work(
         say(f"step: {shlex.join(settings.command)}")
         with started(settings.command, environ, scheduler, say) as step:
             ended = step.attend(ears, deadline)
-        asked = f" asked_by={ended.asked_by}" if ended.asked_by else ""
-        say(f"step ended code={ended.code} seconds={ended.seconds:.0f}{asked}")
+        by = f" asked_by={ended.asked_by}" if ended.asked_by else ""
+        say(f"step ended code={ended.code} seconds={ended.seconds:.0f}{by}")
         if ended.code != LockedError.exit_code or ended.asked_by or time.monotonic() > patience_ends:
             return ended
         say(f"the run is locked by another job, which may be dead: the step is started again in {BUSY_AGAIN_S:.0f} s")
-        if ears.pause(BUSY_AGAIN_S):
-            return ended
+        asked = _asked_meanwhile(ears, deadline)
+        if asked:
+            say(f"signal={asked}: the step is not started again")
+            return ended._replace(asked_by=asked, term_at=time.time() if asked == "SIGTERM" else None)
+
+
+def _asked_meanwhile(ears: Ears, deadline: Deadline) -> str:
+    """Wait until the step is started again; return what asks the job to stop meanwhile. Independent."""
+    left_s = deadline.left_s()
+    heard = ears.pause(BUSY_AGAIN_S if left_s is None else min(BUSY_AGAIN_S, left_s))
+    if heard is not None:
+        return heard.name
+    return "SIGUSR1" if left_s is not None and left_s <= BUSY_AGAIN_S else ""
 
 
 # -- 3. what stands in the run directory -----------------------------------------------------------
 
 
-def show(settings: Settings) -> None:
+def show(settings: Settings, say: Say) -> None:
     """List the checkpoints of a run on stdout, as ``hpcckpt list`` does. Independent."""
-    found = None if settings.run is None or not settings.is_talking else surveying.latest(settings.run)
+    run = settings.run
+    found = None if run is None or not settings.is_talking else _surveyed(lambda: surveying.latest(run), None, say)
     if found is not None:
         _tool("list", str(found.path.parent))
 
 
 def _tool(*words: str) -> None:
     """Run another verb, for what it prints; nothing depends on whether it can. Independent."""
-    sys.stdout.flush()
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        sys.stdout.flush()
         subprocess.run(
             [sys.executable, "-m", "hpcckpt", *words], check=False, stdin=subprocess.DEVNULL, timeout=TOOL_S
         )  # fmt: skip
@@ -211,14 +256,36 @@ def _tool(*words: str) -> None:
 # -- 4. what becomes of the job --------------------------------------------------------------------
 
 
-def carry_out(verdict: Verdict, say: Say) -> None:
+def carry_out(verdict: Verdict, settings: Settings, scheduler: Scheduler, say: Say) -> None:
     """Say what becomes of the job, and tell the scheduler. Independent."""
     say(verdict.text)
-    if verdict.command:
+    if not verdict.command:
+        return
+    is_requeue = not settings.chain
+    by_hand = "submit the job again by hand to go on"
+    if not is_requeue:
+        by_hand = f"take the jobs of the chain {settings.chain} that wait out of the queue by hand"
+    try:
+        _insist(verdict, say, is_twice_fatal=is_requeue and scheduler.makes_new_jobs)
+    except RetryError as error:
+        say(f"warning: {error}; {by_hand}")
+
+
+def _insist(verdict: Verdict, say: Say, *, is_twice_fatal: bool) -> None:
+    """Tell the scheduler, again and again for a while; what may be done already is not said twice if that is fatal."""
+    ends = time.monotonic() + INSIST_S
+    while True:
         try:
             act(verdict.command)
         except RetryError as error:
-            say(f"warning: {error}; submit the job again by hand to go on")
+            is_over = time.monotonic() + INSIST_AGAIN_S > ends
+            answer = str(error).removeprefix(" ".join(verdict.command))  # in which a name may be any word
+            if is_over or (is_twice_fatal if may_be_done(error) else FINAL.search(answer)):
+                raise
+            say(f"warning: {error}; tried again in {INSIST_AGAIN_S:.0f} s")
+            time.sleep(INSIST_AGAIN_S)
+        else:
+            return
 
 
 # -- a rehearsal -----------------------------------------------------------------------------------

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcckpt import discovery, layout
-from hpcckpt.errors import HpcckptError
-from hpcckpt.journal import read_journal
+from hpcckpt.errors import CorruptError, HpcckptError
 from hpcckpt.preemption.clock import duration_text
 
 
@@ -30,7 +29,7 @@ def parts(run: Path) -> list[Path]:
     """Return the directories of a run that may have steps: itself, and one for each cycle. Independent."""
     try:
         inner = [each for each in run.iterdir() if each.is_dir() and not each.name.startswith(".")]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [run, *sorted(each for each in inner if layout.parse_step(each.name) is None)]
 
@@ -48,18 +47,19 @@ def _newest(run: Path) -> Iterator[Latest]:
                 yield Latest(info.path, info.step, os.stat(info.path).st_mtime)
 
 
-def was_halted(run: Path, since: float) -> bool:
-    """Say whether a file HALT has stopped the run since a moment: then people want it to stand still. Independent."""
+Halts = Mapping[Path, tuple[int, int]]
+"""The files HALT that were obeyed in a run, by their directories: each time another inode, so that no clock counts."""
+
+
+def halts(run: Path) -> Halts:
+    """Return the files HALT that jobs of a run have obeyed: what is new stopped the last one. Independent."""
+    found: dict[Path, tuple[int, int]] = {}
     for part in parts(run):
-        try:
-            entries = read_journal(part)
-        except (HpcckptError, OSError):
-            continue
-        if any(entry["event"] == "halted" and _time(entry) >= since for entry in entries):
-            return True
-    return False
-
-
-def _time(entry: dict[str, object]) -> float:
-    when = entry.get("time")
-    return float(when) if isinstance(when, int | float) else 0.0
+        with contextlib.suppress(FileNotFoundError, CorruptError):
+            fd = discovery.open_regular(str(part / layout.HALTED))  # opened, so that no cache of attributes answers
+            try:
+                facts = os.fstat(fd)
+            finally:
+                os.close(fd)
+            found[part] = (facts.st_ino, facts.st_mtime_ns)
+    return found

@@ -71,8 +71,8 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     backend_options : mapping, optional
         Options of the backend.
     scratch : path_like, optional
-        A faster directory that all ranks see: backups are committed there, and drained to `backup_dir` while the
-        training goes on; see the page on tiers.
+        A faster directory, one that all ranks see or one on each node: backups are committed there, and drained to
+        `backup_dir` while the training goes on; see the page on tiers.
     scratch_bandwidth : float, optional
         Bytes per second that all ranks together may drain meanwhile.
     async_save : bool

@@ -12,7 +12,7 @@ import numpy as np
 from keras.callbacks import Callback
 
 from hpcckpt.config import Best
-from hpcckpt.discovery import StepInfo, newest_restorable, scan
+from hpcckpt.discovery import StepInfo, inspect_step, newest_restorable, scan
 from hpcckpt.keras.callbacks import plain_metrics
 from hpcckpt.keras.checkpoint_options import check_frequency, check_options, checked_mode, complain, warn_of_old
 from hpcckpt.keras.describing import describe
@@ -75,6 +75,11 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         Storage backend.
     backend_options : mapping, optional
         Options of the backend.
+    scratch : path_like, optional
+        A faster directory, such as the disk of the node: checkpoints are committed there, and get
+        their names when they have been drained to the run directory in the background.
+    scratch_bandwidth : float, optional
+        Bytes per second that all ranks together may drain while the training goes on.
     comm : mpi4py communicator, optional
         The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI.
     async_save : bool
@@ -114,6 +119,8 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         every_n_minutes: float | Literal["auto"] | None = None,
         backend: str = "rankfile",
         backend_options: Mapping[str, Any] | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        scratch_bandwidth: float | None = None,
         comm: Any = None,
         async_save: bool = True,
         period: int | None = None,
@@ -145,13 +152,15 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         self._has_names = "{" in self.filepath
         engine: dict[str, Any] = {"keep_best": keep_best, "async_save": async_save, "on_newer": "aside"}
         engine |= {"backend": backend, "backend_options": backend_options}
+        engine |= {"scratch": scratch, "scratch_bandwidth": scratch_bandwidth}
         engine["max_to_keep"] = max_to_keep if max_to_keep is not None or self._has_names else 1
-        self._saves = Saves(run_directory(self.filepath), comm, engine, self._committed)
+        self._saves = Saves(run_directory(self.filepath), comm, engine, self._committed, is_heard_at_home=True)
         self._guard: Guard | None = None
         self._current_epoch = 0
         self._names: dict[int, tuple[int, str]] = {}
         self._is_new = self._is_restored = False
         self._n_steps = 0
+        self._saved_step = -1
 
     # -- what Keras calls ------------------------------------------------------------------------
 
@@ -160,6 +169,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         del logs
         self._stop_watching()
         checkpointer = self._saves.begin()
+        checkpointer.wait(durable=True)  # what a fit that failed has left gets its own names
         self._is_new, self._is_restored = True, False
         if self.load_weights_on_restart and checkpointer.latest_step() is not None:
             checkpointer.restore({"model": self.model}, strict=False)
@@ -276,6 +286,9 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         step = self._iterations() or self._n_steps
         name = os.path.relpath(path, self._saves.directory)
         self._saves.finish()  # it may be of the same step, and has to get its own name
+        if step == self._saved_step:
+            checkpointer.wait(durable=True)
+        self._saved_step = step
         self._names[step] = (epoch, name)
         best = self.best if self.best is not None and math.isfinite(self.best) else None
         about = {"name": name, "monitor": self.monitor, "best": best, "weights_only": self.save_weights_only}
@@ -307,8 +320,12 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         return 0 if found is None else int(np.asarray(found))
 
     def _committed(self, saved: SavedStep) -> None:
-        """Give a step that is committed its name, and tell of it. Independent."""
-        epoch, name = self._names.pop(saved.step, (0, "."))
+        """Give a step that is in the run directory its name, and tell of it. Independent."""
+        if saved.step not in self._names:  # an earlier job has left it on scratch
+            if self._has_names and self._saves.is_root:
+                _name_again(inspect_step(saved.path.parent, saved.step))
+            return
+        epoch, name = self._names.pop(saved.step)
         warnings = list(saved.warnings)
         if self._has_names and self._saves.is_root:
             warnings += filter(None, [link(saved.path.parent, name, saved.step)])
@@ -326,9 +343,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         def find() -> float | None:
             directory = self._saves.checkpointer.directory
             for info in scan(directory) if self._has_names and directory.is_dir() else ():
-                name = _about(info).get("name")
-                if _is_name(name) and not os.path.lexists(directory / name):  # killed before it got its name
-                    link(directory, name, info.step)
+                _name_again(info)
             newest = newest_restorable(directory) if directory.is_dir() else None
             about = _about(newest)
             return about.get("best") if about.get("monitor") == self.monitor else None
@@ -371,6 +386,13 @@ def _about(info: StepInfo | None) -> Mapping[str, Any]:
     user = info.manifest.objects.get("user") if info is not None and info.manifest is not None else None
     about = user.get(_CHECKPOINT) if isinstance(user, Mapping) else None
     return about if isinstance(about, Mapping) else {}
+
+
+def _name_again(info: StepInfo) -> None:
+    """Give a step its name, of which the job was killed before it had it. Root only."""
+    directory, name = info.path.parent, _about(info).get("name")
+    if _is_name(name) and not os.path.lexists(directory / name):
+        link(directory, name, info.step)
 
 
 def _is_name(name: object) -> TypeGuard[str]:

@@ -100,19 +100,13 @@ def load_model(
     StepNotFoundError, CorruptError
         If there is no such step, or it is damaged.
     """
-    where = _step_path(path, step)
-    with held_step(where, _THREADS) as reader:
+    with held_step(_step_path(path, step), _THREADS) as reader:
         model = _build(reader, custom_objects, is_compiled=compile, is_trusted=not safe_mode)
         fit = _checked(model, reader, list(reader.specs), with_optimizer=compile)
         with quiet():
             assign(fit.leaves, reader)
-    has_optimizer = any(name.startswith("optimizer/") for name in reader.specs)
-    if compile and has_optimizer and getattr(model, "optimizer", None) is None:
-        _log.warning(
-            "hpcckpt: %s does not say how its model was compiled (a loss or metric of its own?): call model.compile, "
-            "then hpcckpt.keras.load_weights for the optimizer",
-            where,
-        )
+    if compile:
+        _warn_of_lost_optimizer(model, reader)
     for callback in callbacks:
         callback.set_model(model)
     return model
@@ -218,6 +212,17 @@ def _build(reader: StepReader, custom_objects: Mapping[str, Any] | None, *, is_c
         return build_architecture(architecture, custom_objects, is_compiled=is_compiled, is_trusted=is_trusted)
     except ConfigError as error:
         raise ConfigError(f"{reader.path}: {error}{_class_needed(reader.manifest)}") from error
+
+
+def _warn_of_lost_optimizer(model: Any, reader: StepReader) -> None:
+    """Say so if the checkpoint has an optimizer, and the model that it describes has none. Independent."""
+    has_optimizer = any(name.startswith("optimizer/") for name in reader.specs)
+    if has_optimizer and getattr(model, "optimizer", None) is None:
+        _log.warning(
+            "hpcckpt: %s does not say how its model was compiled (a loss or metric of its own?): call model.compile, "
+            "then hpcckpt.keras.load_weights for the optimizer",
+            reader.path,
+        )
 
 
 def _class_needed(manifest: Manifest) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.discovery import inspect_step, newest_restorable, step_numbers
+from hpcckpt.discovery import inspect_step, newest_restorable
 from hpcckpt.errors import StepNotFoundError
 from hpcckpt.keras.feeds import Place
 from hpcckpt.keras.iterators import NO_STATE
@@ -69,7 +69,7 @@ def restore(ckpt: Checkpointer, training: Training, fork_from: Path | None) -> t
         return made
 
     state = ckpt.comm.agree("fit: read state", room)
-    if ckpt.comm.on_root("look for backups", lambda: step_numbers(ckpt.directory)):
+    if ckpt.has_steps():
         return ckpt.restore(state), False
     if fork_from is None:
         return None, False

@@ -31,6 +31,8 @@ class Saves:
         For `Checkpointer`.
     hear : bound method
         Told of each step that is committed; held weakly.
+    is_heard_at_home : bool
+        Told when it is in the run directory, not when it is on scratch.
 
     Attributes
     ----------
@@ -44,11 +46,14 @@ class Saves:
         comm: Any,
         options: Mapping[str, Any],
         hear: Callable[[SavedStep], None],
+        *,
+        is_heard_at_home: bool = False,
     ) -> None:
         self.directory = os.fspath(directory)
         self._comm = comm
         self._options = dict(options)
         self._hear = weakref.WeakMethod(hear)
+        self._is_heard_at_home = is_heard_at_home
         self._checkpointer: Checkpointer | None = None
         self._pending: PendingSave | None = None
         self._is_ousted = False
@@ -69,7 +74,8 @@ class Saves:
             self._oust_others()
             self._checkpointer = Checkpointer(self.directory, self._comm, **self._options)
             self.is_root = self._checkpointer.comm.is_root
-            self._checkpointer.on_saved(self._told)
+            on_step = self._checkpointer.on_drained if self._is_heard_at_home else self._checkpointer.on_saved
+            on_step(self._told)
         return self._checkpointer
 
     def begin(self) -> Checkpointer:

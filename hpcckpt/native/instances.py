@@ -8,8 +8,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcckpt.errors import BackendError, ClosedError, CorruptError, HpcckptError, NoSpaceError
@@ -169,8 +168,8 @@ class Instance:
 
     def close(self) -> None:
         """End the instance, once nobody calls it any more; a second time does nothing."""
-        if self._gate.close():
-            self._finish()
+        self._gate.close()
+        self._finish()
 
     def __enter__(self) -> Instance:
         return self
@@ -183,8 +182,15 @@ class Instance:
     ) -> None:
         """Call one of the two functions; `tensors` is held, and with it the memory, until it has returned."""
         packed = _Packed(context, tensors)
-        with self._gate.passed(self.backend.name):
-            self._call(verb, lambda error: function(self.address, ctypes.byref(packed.context), error, abi.ERROR_BYTES))
+        lock = self._gate.lock()
+        try:
+            with lock:
+                self._gate.check(self.backend.name)
+                self._call(
+                    verb, lambda error: function(self.address, ctypes.byref(packed.context), error, abi.ERROR_BYTES)
+                )
+        finally:
+            self._gate.forget(lock)
 
     def _call(self, verb: str, call: Callable[[ctypes.Array[ctypes.c_char]], int]) -> None:
         error = ctypes.create_string_buffer(abi.ERROR_BYTES + 1)  # the last byte stays zero, whatever a plugin writes
@@ -196,35 +202,41 @@ class Instance:
 
 
 class _Gate:
-    """Lets one thread at a time into an instance, or any number, and none once it is closed."""
+    """Lets one thread at a time into an instance, or any number, and none once it is closed.
+
+    Whoever is inside holds a lock: the only one, or one of its own.  Locks alone, held by ``with``: a signal's
+    exception (Ctrl-C) that falls into a `threading.Condition`, or other code in Python, may leave it locked for good.
+    """
 
     def __init__(self, *, is_wide: bool) -> None:
-        self._changed = threading.Condition()
-        self._width = 1 << 30 if is_wide else 1
-        self._n_inside = 0
+        self._only = None if is_wide else threading.Lock()
+        self._locks = set() if self._only is None else {self._only}
         self._is_closed = False
 
-    @contextmanager
-    def passed(self, name: str) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._n_inside < self._width)
-            if self._is_closed:
-                raise ClosedError(f"this instance of plugin backend {name!r} is closed")
-            self._n_inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._n_inside -= 1
-                self._changed.notify_all()
+    def lock(self) -> threading.Lock:
+        """Return what is to be held inside."""
+        if self._only is not None:
+            return self._only
+        own = threading.Lock()
+        self._locks.add(own)
+        return own
 
-    def close(self) -> bool:
-        """Let nobody in any more, wait for those inside, and say whether this was the first time."""
-        with self._changed:
-            was_open, self._is_closed = not self._is_closed, True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._n_inside == 0)
-        return was_open
+    def check(self, name: str) -> None:
+        """Refuse whoever holds its lock and comes too late."""
+        if self._is_closed:
+            raise ClosedError(f"this instance of plugin backend {name!r} is closed")
+
+    def forget(self, lock: threading.Lock) -> None:
+        """Take in that nobody will hold a lock any more."""
+        if self._only is None:
+            self._locks.discard(lock)
+
+    def close(self) -> None:
+        """Let nobody in any more, and wait for those inside."""
+        self._is_closed = True
+        for lock in tuple(self._locks):
+            with lock:
+                pass
 
 
 class _Packed:

@@ -33,7 +33,7 @@ def duration_s(value: float | str | timedelta) -> float:
     else:
         seconds = float(value)
     if not (0 < seconds < LATEST_S):
-        raise OptionError(f"{value!r} is no duration: it must be positive")
+        raise OptionError(f"{value!r} is no duration: it must be positive, and less than 1000 years")
     return seconds
 
 

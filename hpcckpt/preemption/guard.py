@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 from hpcckpt.checkpointer import Checkpointer
-from hpcckpt.errors import CodeError, CollectiveError, OptionError, Problem, list_problems
-from hpcckpt.interval import IntervalPlanner
-from hpcckpt.preemption.agreement import Agreed, Agreement, Wish
-from hpcckpt.preemption.clock import duration_s, duration_text
-from hpcckpt.preemption.halt import HaltWatch
-from hpcckpt.preemption.signals import DEFAULT, PROGRAM, signal_names, signal_numbers, the_flag
-from hpcckpt.preemption.walltime import JobEnd, TimeNeeded, find_job_end, seconds_left
+from hpcckpt.errors import CodeError, CollectiveError
+from hpcckpt.preemption.advice import EXIT_CODE, NOTHING, Advice, Preempted
+from hpcckpt.preemption.agreement import Agreed, Agreement
+from hpcckpt.preemption.asking import Requests
+from hpcckpt.preemption.learning import Learned
+from hpcckpt.preemption.options import GuardOptions, read_options
+from hpcckpt.preemption.signals import DEFAULT, PROGRAM, signal_numbers, the_flag
+from hpcckpt.preemption.voice import Voice, what_is_watched
+from hpcckpt.preemption.walltime import seconds_left
 from hpcckpt.run import SavedStep
-
-EXIT_CODE = 75
-"""EX_TEMPFAIL: the job has saved and wants to go on; put it into the queue again."""
-
-
-class Preempted(SystemExit):
-    """The job has saved, and ends: the program exits with code 75, after Python has ended and MPI is finalized.
-
-    Attributes
-    ----------
-    step : int
-        The step that was saved.
-    reason : str
-        Why the job ends.
-    """
-
-    def __init__(self, step: int, reason: str) -> None:
-        super().__init__(EXIT_CODE)
-        self.step = step
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"stopped behind step {self.step}: {self.reason}"
-
-
-class Advice(NamedTuple):
-    """What to do at a batch boundary, the same on all ranks.
-
-    Attributes
-    ----------
-    save, stop : bool
-        Whether to save now; whether to stop, which means to save first.
-    step : int
-        The step that was agreed on.
-    reason : str
-        Why.
-    is_end : bool
-        All ranks have finished (`Guard.finished` only).
-    """
-
-    save: bool = False
-    stop: bool = False
-    step: int = -1
-    reason: str = ""
-    is_end: bool = False
-
-
-NOTHING = Advice()
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """What is decided once, on root."""
-
-    signals: tuple[int, ...]
-    job_end: JobEnd | None
-    warnings: tuple[str, ...]
-    halt_every_s: float
-    period_s: float | Literal["auto"] | None
-    mtbf_s: float
-    max_overhead: float
-    reserve_s: float | None
-    patience_s: float
 
 
 def watch(
@@ -131,46 +67,23 @@ def watch(
     CodeError
         If signals are to be caught outside of the main thread.
     """
-
-    def read() -> _Options:
-        found = find_job_end(walltime, job_end) if ckpt.comm.is_root and walltime is not False else None
-        options = _Options(
-            signals=signal_numbers(signals),
-            job_end=found.end if found else None,
-            warnings=found.warnings if found else (),
-            halt_every_s=float(halt_every_s),
-            period_s=_period(every_n_minutes),
-            mtbf_s=duration_s(mtbf),
-            max_overhead=float(max_overhead),
-            reserve_s=None if reserve is None else duration_s(reserve),
-            patience_s=float(patience_s),
-        )
-        return _checked(options)
-
-    options = ckpt.comm.bcast(ckpt.comm.agree("preemption: options", read))
-    return Guard(ckpt, options, is_talking=bool(verbose) and ckpt.comm.is_root)
-
-
-def _period(every_n_minutes: float | str | None) -> float | Literal["auto"] | None:
-    if every_n_minutes is None:
-        return None
-    if every_n_minutes == "auto":
-        return "auto"
-    if isinstance(every_n_minutes, str) or not every_n_minutes > 0:
-        raise OptionError(f"every_n_minutes: {every_n_minutes!r} – a positive number, 'auto', or None")
-    return 60.0 * every_n_minutes
-
-
-def _checked(options: _Options) -> _Options:
-    rules = [
-        ("halt_every_s", options.halt_every_s >= 0, "must not be negative"),
-        ("max_overhead", 0 < options.max_overhead < 1, "must be between 0 and 1"),
-        ("patience_s", options.patience_s > 0, "must be positive"),
-    ]
-    problems = [Problem(name, text) for name, is_met, text in rules if not is_met]
-    if problems:
-        raise OptionError(list_problems(problems))
-    return options
+    comm = ckpt.comm
+    options = comm.agree(
+        "preemption: options",
+        lambda: read_options(
+            is_root=comm.is_root,
+            signals=signals,
+            walltime=walltime,
+            job_end=job_end,
+            reserve=reserve,
+            halt_every_s=halt_every_s,
+            every_n_minutes=every_n_minutes,
+            mtbf=mtbf,
+            max_overhead=max_overhead,
+            patience_s=patience_s,
+        ),
+    )
+    return Guard(ckpt, comm.bcast(options), is_talking=bool(verbose) and comm.is_root)
 
 
 class Guard:
@@ -190,28 +103,23 @@ class Guard:
         Whether this rank writes lines.
     """
 
-    def __init__(self, ckpt: Checkpointer, options: _Options, *, is_talking: bool) -> None:
-        self._ckpt = ckpt
-        self._options = options
-        self._is_talking = is_talking
-        self._flag = the_flag()
-        ckpt.comm.agree("preemption: catch signals", lambda: self._flag.catch(options.signals, self))
-        self._agreement = Agreement(ckpt.comm.duplicate(), options.patience_s, ckpt.options.peer_timeout_s)
-        self._halt = HaltWatch(ckpt.directory, options.halt_every_s) if options.halt_every_s else None
+    def __init__(self, ckpt: Checkpointer, options: GuardOptions, *, is_talking: bool) -> None:
         left_s = seconds_left(options.job_end)
-        self._needed = TimeNeeded(left_s or 0.0, options.reserve_s)
-        self._planner = IntervalPlanner(options.mtbf_s, options.max_overhead)
-        self._asked = ""
+        self._ckpt = ckpt
+        self._voice = Voice(is_talking=is_talking)
+        self._learned = Learned(options, left_s)
+        self._requests = Requests(ckpt.comm.rank, ckpt.directory, options, self._learned, self._voice)
+        ckpt.comm.agree("preemption: catch signals", self._requests.catch)
+        self._agreement = Agreement(ckpt.comm.duplicate(), options.patience_s, ckpt.options.peer_timeout_s)
         self._step = -1
         self._advice = NOTHING
         self._stop: Advice | None = None
-        self._left_at: float | None = None
-        self._was_saving = False
-        self._period_began = time.monotonic()
         self._is_open = True
         self._forget_saves = ckpt.on_saved(self._take_in)
-        self._forget_drains = ckpt.on_drained(self._take_in_drained)
-        self._say_what_is_watched(left_s)
+        self._forget_drains = ckpt.on_drained(self._learned.drained)
+        self._voice.say(what_is_watched(options, self._learned, left_s, self._requests.halt_path))
+        for warning in options.warnings:
+            self._voice.warn(warning)
 
     # -- at each boundary ------------------------------------------------------------------------------
 
@@ -239,10 +147,10 @@ class Guard:
                 f"step {step} comes behind step {self._step}: count steps over all epochs, or say go_back({step})"
             )
         self._ckpt.poll()
-        self._observe_step()
+        self._learned.step_ended(is_saving=self._ckpt.is_saving)
         self._step = step
-        self._advice = self._advise(self._agreement.boundary(step, self._wish(step), self._ckpt.poll))
-        self._left_at, self._was_saving = time.monotonic(), self._ckpt.is_saving
+        self._advice = self._advise(self._agreement.boundary(step, self._requests.wish(step), self._ckpt.poll))
+        self._learned.step_begins(is_saving=self._ckpt.is_saving)
         return self._advice
 
     def should_stop(self, step: int) -> bool:
@@ -269,17 +177,16 @@ class Guard:
 
     def ask_to_stop(self, reason: str) -> None:
         """Have the job stop as a signal would; one rank is enough. Independent."""
-        self._asked = reason
+        self._requests.ask(reason)
 
     def time_left(self) -> float | None:
         """Return the seconds until the job ends; ``None`` if nobody knows. Independent."""
-        return seconds_left(self._options.job_end)
+        return self._requests.time_left()
 
     @property
     def interval_s(self) -> float | None:
         """Seconds from one advised save to the next; ``None`` without ``every_n_minutes``. Root's count."""
-        period = self._options.period_s
-        return self._planner.period_s if period == "auto" else period
+        return self._learned.interval_s
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -307,7 +214,7 @@ class Guard:
         try:
             self._ckpt.wait()
         except CollectiveError as error:
-            self._say(f"hpcckpt: warning: {error}; step {stop.step} is saved all the same")
+            self._voice.warn(f"{error}; step {stop.step} is saved all the same")
         if self._ckpt.last_step != stop.step:
             self._ckpt.save(stop.step, state, metrics=metrics, objects=objects).result()
         self.exit()
@@ -328,17 +235,17 @@ class Guard:
             If no stop was agreed on.
         """
         stop = self._agreed_stop()
-        self._ckpt.journal.stopped(stop.step, stop.reason)
+        if self._agreement.comm.is_root:
+            self._ckpt.journal.stopped(stop.step, self._requests.why_stopped(stop))
         self._ckpt.close()
-        if self._halt is not None and self._agreement.comm.is_root:
-            self._take_halt_away(self._halt, stop.step)
+        if self._agreement.comm.is_root:
+            self._requests.take_halt_away(stop.step)
         self._forget_saves()
         self._forget_drains()
         self._is_open = False
         self._agreement.release()
-        if self._options.signals:
-            self._flag.ignore()
-        self._say(f"hpcckpt: stopped step={stop.step} exit={EXIT_CODE}")
+        self._requests.ignore()
+        self._voice.say(f"stopped step={stop.step} exit={EXIT_CODE}")
         raise Preempted(stop.step, stop.reason)
 
     def close(self) -> None:
@@ -369,53 +276,16 @@ class Guard:
         advice = Advice(agreed.what in {"save", "stop"}, agreed.what == "stop", agreed.step, agreed.reason)
         if agreed.what == "end":
             return advice._replace(is_end=True)
-        self._period_began = time.monotonic()
+        self._learned.save_begins()
         if advice.stop:
             self._stop = advice
-            self._say(f"hpcckpt: stopping step={advice.step} reason={advice.reason!r}")
+            self._voice.say(f"stopping step={advice.step} reason={advice.reason!r}")
         return advice
-
-    def _wish(self, step: int) -> Wish | None:
-        """Return what this rank wants now. Independent."""
-        rank = self._ckpt.comm.rank
-        if self._flag.caught is not None and self._options.signals:
-            return Wish("stop", f"{self._flag.caught.name} on rank {rank}")
-        if self._asked:
-            return Wish("stop", self._asked)
-        return self._wish_of_root(step) if rank == 0 else None
-
-    def _wish_of_root(self, step: int) -> Wish | None:
-        left_s = self.time_left()
-        if left_s is not None and left_s <= self._needed.seconds():
-            return Wish("stop", f"the job ends in {duration_text(max(0.0, left_s))}")
-        if self._halt is not None:
-            complaint = self._halt.complaint
-            reason = self._halt.reason(step)
-            if self._halt.complaint not in {"", complaint}:
-                self._say(f"hpcckpt: warning: {self._halt.complaint}")
-            if reason:
-                return Wish("stop", reason)
-        interval_s = self.interval_s
-        if interval_s is not None and time.monotonic() - self._period_began >= interval_s:
-            return Wish("save", "it is time")
-        return None
-
-    def _observe_step(self) -> None:
-        """Take in how long it is since the last boundary. Independent."""
-        if self._left_at is not None:
-            seconds = time.monotonic() - self._left_at
-            self._needed.observe_step(seconds)
-            self._planner.observe_step(seconds, is_saving=self._was_saving or self._ckpt.is_saving)
 
     def _take_in(self, saved: SavedStep) -> None:
         """Learn from a save that is committed. Independent."""
-        self._planner.observe_save(saved.stall_seconds, saved.seconds)
-        self._ckpt.journal.cost(saved.step, self._planner.last_cost_s)
-        self._period_began = max(self._period_began, time.monotonic() - saved.seconds)
-
-    def _take_in_drained(self, saved: SavedStep) -> None:
-        """Learn how long a step takes to the run directory, where the last one has to come too. Independent."""
-        self._needed.observe_save(saved.seconds)
+        self._learned.committed(saved)
+        self._ckpt.journal.cost(saved.step, self._learned.last_cost_s)
 
     def _agreed_stop(self) -> Advice:
         self._check_open()
@@ -430,33 +300,7 @@ class Guard:
     def _give_back(self) -> None:
         self._forget_saves()
         self._forget_drains()
-        self._flag.release(self)
-
-    def _take_halt_away(self, halt: HaltWatch, step: int) -> None:
-        try:
-            halt.take_away(step)
-        except OSError as error:
-            self._say(f"hpcckpt: warning: {halt.path} could not be removed ({error}): the next job will stop at once")
-
-    def _say(self, line: str) -> None:
-        if self._is_talking:
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
-
-    def _say_what_is_watched(self, left_s: float | None) -> None:
-        options = self._options
-        names = ",".join(signal_names(options.signals)) or "none"
-        end = "unknown" if options.job_end is None else str(options.job_end).replace(" ", "")
-        words = [f"signals={names}", f"end={end}"]
-        if left_s is not None:
-            words += [f"left={duration_text(left_s)}", f"reserve={self._needed.seconds():.0f}s"]
-        words.append(f"halt={self._halt.path}" if self._halt is not None else "halt=none")
-        if self.interval_s is not None:
-            every = "auto" if options.period_s == "auto" else duration_text(self.interval_s)
-            words.append(f"every={every}")
-        self._say(f"hpcckpt: watching {' '.join(words)}")
-        for warning in options.warnings:
-            self._say(f"hpcckpt: warning: {warning}")
+        self._requests.give_back()
 
 
 def catch_signals(signals: Iterable[str | int] = DEFAULT) -> None:

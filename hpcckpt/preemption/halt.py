@@ -1,7 +1,8 @@
 """The file ``HALT`` in a run directory: how people ask a running job to save and to stop.
 
 It holds nothing (stop now), ``after-step N``, or ``at TIME``; lines that begin with ``#`` are remarks.  Root looks for
-it now and then, and takes it away when the job has stopped, so that the next job goes on.
+it now and then, and takes it away when the job has stopped, so that the next job goes on: it renames it, by which
+``hpcckpt supervise`` sees that people want the run to stand still.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from hpcckpt import layout
 from hpcckpt.discovery import read_bounded
-from hpcckpt.errors import CorruptError, HpcckptError, OptionError, from_os_error
+from hpcckpt.errors import HpcckptError, OptionError, StepNotFoundError, from_os_error
 from hpcckpt.preemption.clock import moment_s, moment_text
 
 MAX_NBYTES = 4096
@@ -59,6 +60,8 @@ def write_halt(directory: str | os.PathLike[str], halt: Halt, remark: str = "") 
 
     Raises
     ------
+    StepNotFoundError
+        If there is no such directory: one that is made for a name mistyped would stop nobody, and say that it does.
     StorageError, ReadOnlyError, NoSpaceError
         If the file cannot be written.
     """
@@ -68,10 +71,22 @@ def write_halt(directory: str | os.PathLike[str], halt: Halt, remark: str = "") 
     try:
         draft.write_text(f"{remarks}{halt}\n", encoding="utf-8")
         os.replace(draft, path)  # a job sees all of it, or nothing
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StepNotFoundError(nobody_is_there(Path(directory))) from error
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise from_os_error(error, "ask the job to stop") from error
     return path
+
+
+def nobody_is_there(directory: Path) -> str:
+    """Return why nobody can be asked to stop in what is no directory, and what to do instead. Independent."""
+    if directory.exists():
+        return f"{directory} is not a directory: give the directory of a run"
+    return (
+        f"{directory} does not exist: no job has begun there. See whether that is its name; take a job that waits out "
+        "of the queue (scancel, qdel), or make the directory first: then the job stops soon after it has begun"
+    )
 
 
 def read_halt(directory: str | os.PathLike[str]) -> Halt | None:
@@ -147,11 +162,18 @@ class HaltWatch:
             return
         self._is_young, self._found = False, found
 
+    def reason_now(self, step: int) -> str:
+        """Return why a job that stops behind `step` is halted, by the file as it is now; "" if not. Root only."""
+        with contextlib.suppress(HpcckptError, OSError):  # what is not understood asks for nothing
+            found = read_halt(self.path.parent)
+            return f"{layout.HALT} {found}".strip() if _is_due(found, step) else ""
+        return ""
+
     def take_away(self, step: int) -> None:
-        """Remove the file, if the job that stops behind `step` has done what it asks. Root only."""
-        with contextlib.suppress(OptionError, CorruptError):  # what is not understood asks for nothing
-            if _is_due(read_halt(self.path.parent), step):
-                self.path.unlink(missing_ok=True)
+        """Put the file aside, if the job that stops behind `step` has done what it asks. Root only."""
+        if self.reason_now(step):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self.path, self.path.with_name(layout.HALTED))
 
 
 def _is_due(halt: Halt | None, step: int) -> bool:

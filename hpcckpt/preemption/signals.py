@@ -28,6 +28,8 @@ from hpcckpt.errors import CodeError, OptionError
 DEFAULT = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 PARENT_S = 0.25
 """How much later than a child its parent may get the signal that was sent to both."""
+SUPERVISED = "HPCCKPT_STEP"
+"""The variable that marks the processes of a step of ``hpcckpt supervise``."""
 PROGRAM = "program"
 """Holds the signals until a guard does."""
 _SIGNALLED, _ENDING = 0, 1
@@ -97,6 +99,17 @@ class _Link:
             _leave_to_system(number)
 
 
+def _afterwards(number: int, before: Any) -> Any:
+    """Return the handler of a signal that nobody wants any more.
+
+    A job that is done must not die of a warning that comes before its process has ended: it would count as failed.
+    """
+    is_warning = number in {signal.SIGUSR1, signal.SIGUSR2} and SUPERVISED in os.environ
+    if before is None or before == signal.SIG_DFL:
+        return signal.SIG_IGN if is_warning else signal.SIG_DFL
+    return before
+
+
 def _leave_to_system(number: int) -> None:
     """Do what happens where a signal has no handler: mostly, the process ends."""
     installed = signal.getsignal(number)
@@ -155,7 +168,7 @@ class SignalFlag:
             link.hear = None
             is_installed = signal.getsignal(number) is link  # else another handler passes on to it
             if is_installed:
-                signal.signal(number, signal.SIG_DFL if link.before is None else link.before)
+                signal.signal(number, _afterwards(number, link.before))
         self._links.clear()
 
     def ignore(self) -> None:

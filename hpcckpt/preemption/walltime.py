@@ -70,7 +70,10 @@ def find_job_end(
         start, since = job_start(environ)
         return _not_past(JobEnd(start + duration_s(walltime), f"walltime, from {since}"), [])
     if environ.get("HPCCKPT_JOB_END"):
-        return _not_past(JobEnd(_own_variable("HPCCKPT_JOB_END", environ), "HPCCKPT_JOB_END"), [])
+        found = _not_past(JobEnd(_own_variable("HPCCKPT_JOB_END", environ), "HPCCKPT_JOB_END"), [])
+        if found.end is not None:
+            return found
+        return _from_scheduler(environ, found.warnings)
     return _from_scheduler(environ)
 
 
@@ -124,8 +127,8 @@ def _not_past(end: JobEnd, warnings: list[str]) -> Found:
 # -- what schedulers say ---------------------------------------------------------------------------
 
 
-def _from_scheduler(environ: Environment) -> Found:
-    warnings: list[str] = []
+def _from_scheduler(environ: Environment, before: tuple[str, ...] = ()) -> Found:
+    warnings = list(before)
     for name, read in _SOURCES:
         try:
             end = read(environ)

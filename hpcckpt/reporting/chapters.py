@@ -9,9 +9,9 @@ from typing import Any
 
 from hpcckpt import journal
 from hpcckpt.errors import HpcckptError
-from hpcckpt.reporting.fields import count_of, metrics_of, number_of, text_of, time_of
+from hpcckpt.reporting.fields import count_of, metrics_of, number_of, steps_of, text_of, time_of
 from hpcckpt.reporting.parts import Part
-from hpcckpt.reporting.story import FailedSave, Job, Restore, Save
+from hpcckpt.reporting.story import Change, FailedSave, Job, Restore, Save
 
 Entry = dict[str, Any]
 
@@ -34,6 +34,7 @@ class Chapter:
     saves: list[Save] = field(default_factory=list)
     failures: list[FailedSave] = field(default_factory=list)
     restores: list[Restore] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     removed: set[int] = field(default_factory=set)
 
     def read(self, log: Sequence[Entry]) -> Chapter:
@@ -51,7 +52,7 @@ class Chapter:
     def _take_in(self, event: str, entry: Entry, when: float) -> None:
         if event == "start":
             self._start(entry, when)
-        elif self.jobs:
+        elif self.jobs and not text_of(entry, "by"):  # what is changed by hand is no word of a job
             self.jobs[-1].last = max(self.jobs[-1].last, when)
         step = count_of(entry, "step")
         if event == "saved" and step is not None:
@@ -65,8 +66,9 @@ class Chapter:
         elif event == "restored" and step is not None:
             self._restored(entry, when, step)
         elif event == "removed":
-            steps = entry.get("steps")
-            self.removed |= {gone for gone in steps if isinstance(gone, int)} if isinstance(steps, list) else set()
+            self._removed(entry, when)
+        elif event == "copied" and step is not None:
+            self._copied(entry, when, step)
         elif event in {"halted", "preempted", "end"} and self.jobs:
             self.jobs[-1].finish(event, entry)
 
@@ -93,6 +95,18 @@ class Chapter:
             metrics=metrics_of(entry),
         )
         self.saves.append(save)
+
+    def _removed(self, entry: Entry, when: float) -> None:
+        steps = steps_of(entry)
+        self.removed.update(steps)
+        if verb := text_of(entry, "by"):
+            n_steps = count_of(entry, "n_steps") or len(steps)
+            self.changes.append(Change(self.part.name, when, verb, steps, n_steps))
+
+    def _copied(self, entry: Entry, when: float, step: int) -> None:
+        self.removed.discard(step)
+        verb, source = text_of(entry, "by") or "copy", text_of(entry, "from")
+        self.changes.append(Change(self.part.name, when, verb, (step,), 1, source))
 
     def _cost(self, step: int, seconds: float | None) -> None:
         if self.saves and self.saves[-1].step == step:

@@ -84,7 +84,7 @@ def size_chart(saves: Sequence[Save], boundaries: Sequence[int]) -> Element:
     return chart
 
 
-_FATE = {"stands": "stands", "removed": "removed by retention", "gone": "gone"}
+_FATE = {"stands": "stands", "removed": "removed", "gone": "gone"}
 _SIGNS = {"best": "★", "pinned": "●", "damaged": "✕", "latest": "▾"}
 
 

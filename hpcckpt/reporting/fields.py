@@ -34,6 +34,13 @@ def count_of(entry: Entry, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP else None
 
 
+def steps_of(entry: Entry) -> tuple[int, ...]:
+    """Return the numbers of steps that an entry names; none if there are none. Pure."""
+    found = entry.get("steps")
+    told = found if isinstance(found, list) else []
+    return tuple(step for each in told if (step := count_of({"steps": each}, "steps")) is not None)
+
+
 def time_of(entry: Entry) -> float | None:
     """Return when it was, from seconds since 1970 or ISO 8601; ``None`` if it does not say. Pure."""
     value = entry.get("time")
@@ -44,11 +51,12 @@ def time_of(entry: Entry) -> float | None:
 
 
 def iso_time(text: str) -> float | None:
-    """Return an ISO time as seconds since 1970; ``None`` if it is none. Pure."""
+    """Return an ISO time as seconds since 1970; ``None`` if it is none, or one that no run was at. Pure."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        found = datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
+    return found if 0 <= found < LATEST_S else None
 
 
 def metrics_of(entry: Entry) -> dict[str, float]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcckpt.reporting.figures import figures_of
-from hpcckpt.reporting.story import Epoch, FailedSave, Job, Save, Story
-from hpcckpt.reporting.words import count_words, duration_words, moment_words, rate_words, size_words
+from hpcckpt.reporting.story import Change, Epoch, FailedSave, Job, Save, Story
+from hpcckpt.reporting.words import change_words, count_words, duration_words, moment_words, rate_words, size_words
 
 LATE_FACTOR = 3.0
 """A save is late when it is this many times the usual interval since the last one."""
@@ -42,6 +42,8 @@ class Frame:
         The last ones, the newest first.
     failure : FailedSave or None
         The last save, if it failed.
+    change : Change or None
+        What somebody changed by hand since the last save.
     interval_s, steps_per_second, bandwidth : float or None
         From one save to the next, and how fast training and saves are.
     next_s : float or None
@@ -72,6 +74,7 @@ class Frame:
     last: Save | None
     saves: tuple[Save, ...]
     failure: FailedSave | None
+    change: Change | None
     interval_s: float | None
     steps_per_second: float | None
     bandwidth: float | None
@@ -91,7 +94,9 @@ def frame_of(story: Story, now: float, ends_at: float | None = None) -> Frame:
     last = story.saves[-1] if story.saves else None
     is_running = bool(story.writing)
     next_s = last.time + figures.interval_s - now if is_running and last and figures.interval_s else None
-    failure = story.failures[-1] if story.failures and (last is None or story.failures[-1].time >= last.time) else None
+    since = last.time if last is not None else 0.0
+    failure = next((each for each in story.failures[-1:] if each.time >= since), None)
+    change = next((each for each in story.changes[-1:] if each.time >= since), None)
     state = "running" if is_running else _STATES.get(job.end, "unknown") if job else "unknown"
     return Frame(
         directory=story.directory,
@@ -108,6 +113,7 @@ def frame_of(story: Story, now: float, ends_at: float | None = None) -> Frame:
         last=last,
         saves=tuple(reversed(story.saves[-SHOWN_SAVES:])),
         failure=failure,
+        change=change,
         interval_s=figures.interval_s,
         steps_per_second=figures.steps_per_second,
         bandwidth=figures.bandwidth,
@@ -163,6 +169,9 @@ def lines_of(frame: Frame) -> list[tuple[str, str]]:
         found.append(("last save", f"{save_words(frame.last)}, {duration_words(frame.time - frame.last.time)} ago"))
     if frame.failure is not None:
         found.append(("failed", f"step {frame.failure.step}: {frame.failure.message}"))
+    if frame.change is not None:
+        ago = duration_words(max(0.0, frame.time - frame.change.time))
+        found.append(("by hand", f"{change_words(frame.change)}, {ago} ago"))
     if frame.next_s is not None:
         found.append(("next save", _next_words(frame)))
     if frame.steps_per_second is not None:
@@ -214,6 +223,7 @@ def _events(story: Story) -> list[tuple[float, str]]:
         (job.began, f"job began: {job.scheduler} {job.job or job.host}, {count_words(job.n_ranks, 'rank')}")
         for job in story.jobs
     ]
+    found += [(each.time, change_words(each)) for each in story.changes]
     found += [(each.time, f"restored step {each.step} in {duration_words(each.seconds)}") for each in story.restores]
     found += [
         (job.last, f"job {job.end}{f': {job.reason}' if job.reason else ''}")

@@ -15,7 +15,15 @@ from hpcckpt.reporting.markup import Element, as_html, element
 from hpcckpt.reporting.metrics import curves_of
 from hpcckpt.reporting.story import Job, Save, Story
 from hpcckpt.reporting.style import STYLE
-from hpcckpt.reporting.words import count_words, duration_words, moment_words, percent_words, rate_words, size_words
+from hpcckpt.reporting.words import (
+    change_words,
+    count_words,
+    duration_words,
+    moment_words,
+    percent_words,
+    rate_words,
+    size_words,
+)
 
 MAX_ROWS = 1000
 MAX_FAILURES = 100
@@ -129,6 +137,7 @@ def _sections(story: Story) -> list[Element | None]:
         _metrics(story),
         _jobs_table(story.jobs),
         _failures_table(story),
+        _changes_table(story),
         _saves_table(story),
     ]  # fmt: skip
 
@@ -138,7 +147,7 @@ _LANES = [
     _Key("tick", "save", "|"), _Key("failed", "failed", "✕"), _Key("restore", "restored step", "▸"),
 ]  # fmt: skip
 _FATES = [
-    _Key("stands", "stands"), _Key("removed", "removed by retention"), _Key("gone", "gone"),
+    _Key("stands", "stands"), _Key("removed", "removed by retention or prune"), _Key("gone", "gone"),
     _Key("best", "best", "★"), _Key("latest", "latest", "▾"), _Key("pinned", "pinned", "●"),
 ]  # fmt: skip
 
@@ -227,6 +236,14 @@ def _failures_table(story: Story) -> Element | None:
     ]
     table = _table("Saves that failed", ("When", "Step", "Kind", "What"), rows, texts=(3,))
     return element("section", element("h2", f"Saves that failed ({len(story.failures):,})"), table)
+
+
+def _changes_table(story: Story) -> Element | None:
+    if not story.changes:
+        return None
+    rows = [(moment_words(each.time), change_words(each)) for each in story.changes[-MAX_ROWS:]]
+    table = _table("Changed by hand", ("When", "What"), rows, texts=(1,))
+    return element("section", element("h2", "Changed by hand"), table)
 
 
 def _saves_table(story: Story) -> Element | None:

@@ -61,6 +61,7 @@ def read_story(
         failures=_by_time(each for chapter in chapters for each in chapter.failures),
         restores=_by_time(each for chapter in chapters for each in chapter.restores),
         epochs=_by_time(_epochs(log)),
+        changes=_by_time(each for chapter in chapters for each in chapter.changes),
         writing="".join(holders[-1:]),
         asked=_asked([directory, *(part.path for part in parts)]),
         has_journal=any(chapter.has_journal for chapter in chapters),

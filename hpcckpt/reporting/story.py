@@ -67,7 +67,7 @@ class Save:
         How long it held the training up, how long it took in all, and what it cost with the batches that were slower
         meanwhile; ``None`` if nobody told.
     state : str
-        ``stands``, ``removed`` by retention, or ``gone``: somebody else removed or replaced it.
+        ``stands``, ``removed`` by retention or ``hpcckpt prune``, or ``gone``: somebody else removed or replaced it.
     tags : tuple of str
         ``latest``, ``best``, ``pinned``, ``damaged``.
     """
@@ -119,6 +119,30 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What somebody changed in the run by hand.
+
+    Attributes
+    ----------
+    verb : str
+        How: ``prune`` or ``copy``.
+    steps : tuple of int
+        The steps that were removed or came; of very many the first.
+    n_steps : int
+        How many they were.
+    source : str
+        The directory that a copy came from.
+    """
+
+    part: str
+    time: float
+    verb: str
+    steps: tuple[int, ...]
+    n_steps: int
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """The metrics of an epoch, as ``hpcckpt train`` writes them."""
 
@@ -156,6 +180,7 @@ class Story:
     failures: tuple[FailedSave, ...]
     restores: tuple[Restore, ...]
     epochs: tuple[Epoch, ...]
+    changes: tuple[Change, ...] = ()
     writing: str = ""
     asked: str = ""
     has_journal: bool = True

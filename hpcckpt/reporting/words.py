@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from hpcckpt.reporting.story import Change
 from hpcckpt.units import nbytes_text
+
+MAX_SHOWN = 8
 
 
 def duration_words(seconds: float | None) -> str:
@@ -47,6 +50,16 @@ def percent_words(part: float | None) -> str:
 def moment_words(seconds: float) -> str:
     """Return a moment in local time."""
     return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def change_words(change: Change) -> str:
+    """Return what somebody changed by hand: ``removed steps 10, 20 (hpcckpt prune)``."""
+    shown = ", ".join(map(str, change.steps[:MAX_SHOWN])) + (
+        f" and {change.n_steps - MAX_SHOWN:,} more" if change.n_steps > MAX_SHOWN else ""
+    )
+    what = f"{'step' if change.n_steps == 1 else 'steps'} {shown}"
+    told = f"copied {what} from {change.source}" if change.source else f"removed {what}"
+    return " ".join([*([f"{change.part}:"] if change.part else []), told, f"(hpcckpt {change.verb})"])
 
 
 def count_words(count: int, noun: str) -> str:

@@ -13,7 +13,6 @@ import tensorflow as tf
 from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.config import Best, OnNewer
-from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import ClosedError, OptionError, StateError
 from hpcckpt.run import Restored, SavedStep
 from hpcckpt.tensorflow import keeping as clock
@@ -61,6 +60,11 @@ class CheckpointManager:
         Options of the backend.
     async_save : bool
         Whether training goes on while a checkpoint is written.
+    scratch : path_like, optional
+        A faster directory, such as the disk of the node: checkpoints are committed there, and drained to the run
+        directory in the background; they are listed once they are there.
+    scratch_bandwidth : float, optional
+        Bytes per second that all ranks together may drain while the training goes on.
     keep_best : Best or str, optional
         Keep the best by one of the `metrics` that `save` is given besides.
     on_newer : {"error", "aside"}
@@ -90,6 +94,8 @@ class CheckpointManager:
         async_save: bool = True,
         keep_best: Best | str | None = None,
         on_newer: OnNewer = "error",
+        scratch: str | os.PathLike[str] | None = None,
+        scratch_bandwidth: float | None = None,
     ) -> None:
         if checkpoint_interval is not None and step_counter is None:
             raise OptionError("`step_counter` should be passed if `checkpoint_interval` is not None.")
@@ -105,6 +111,8 @@ class CheckpointManager:
             keep_best,
             async_save=async_save,
             on_newer=on_newer,
+            scratch=scratch,
+            scratch_bandwidth=scratch_bandwidth,
             backend_options=backend_options,
         )
         self._name = checkpoint_name
@@ -114,7 +122,7 @@ class CheckpointManager:
         self._keeping = Keeping(max_to_keep, keep_checkpoint_every_n_hours)
         self._times: dict[int, float] = {}
         self._look()
-        self._checkpointer.on_saved(self._hear)
+        self._checkpointer.on_drained(self._hear)
         be_lenient(self._checkpoint)
 
     # -- what TensorFlow's has -------------------------------------------------------------------
@@ -217,14 +225,14 @@ class CheckpointManager:
         return None
 
     def sync(self) -> None:
-        """Wait until all checkpoints are written. Collective.
+        """Wait until all checkpoints are written, and in the run directory. Collective.
 
         Raises
         ------
         CollectiveError
             If one could not be.
         """
-        self._checkpointer.wait()
+        self._checkpointer.wait(durable=True)
 
     # -- what ours has besides -------------------------------------------------------------------
 
@@ -296,10 +304,9 @@ class CheckpointManager:
         keeping.times, keeping.last_preserved = dict(found.times), found.last_preserved
 
     def _has_any(self) -> bool:
-        """Say whether there is any checkpoint, be it damaged. Collective."""
-        self._checkpointer.wait()
-        where = self._checkpointer.directory
-        return self._checkpointer.comm.on_root("manager: look for steps", lambda: bool(step_numbers(where)))
+        """Say whether there is any checkpoint, be it damaged, or on scratch. Collective."""
+        self._checkpointer.wait(durable=True)
+        return self._checkpointer.has_steps()
 
     def _is_due(self, check_interval: bool) -> bool:
         if self._interval is None:
@@ -314,7 +321,7 @@ class CheckpointManager:
         """Pin those of the steps that are about to go that are to stay for good. Collective."""
         if self._keeping.every_n_hours is None:
             return
-        self._checkpointer.wait()
+        self._checkpointer.wait(durable=True)
         comm, keeping = self._checkpointer.comm, self._keeping
         stay = comm.bcast(keeping.preserved(keeping.going(number)))
         keeping.last_preserved = comm.bcast(keeping.last_preserved)

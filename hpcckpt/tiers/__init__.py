@@ -13,14 +13,28 @@ a step is committed there:
     D6  (each)  the outcome is known
 
 Drains end in the order of the saves, one at a time.  Identity across the tiers is `save_id`, never the step number.
-A step on scratch counts only while the run directory has not gone on without it.
+A step on scratch counts only while the run directory has not gone on without it.  Scratch may be the disks of several
+nodes: see :mod:`hpcckpt.tiers.several`.
 """
 
 from hpcckpt.tiers.behind import TierOptions, Tiers
 from hpcckpt.tiers.counting import counting as counting_steps
-from hpcckpt.tiers.place import MARK, check_place, scratch_directory
+from hpcckpt.tiers.counting import whole_on
+from hpcckpt.tiers.place import MARK, disown, find_places, scratch_directory
+from hpcckpt.tiers.several import TiersOfPlaces
 
-__all__ = ["MARK", "PHASES", "TierOptions", "Tiers", "check_place", "counting_steps", "scratch_directory"]
+__all__ = [
+    "MARK",
+    "PHASES",
+    "TierOptions",
+    "Tiers",
+    "TiersOfPlaces",
+    "counting_steps",
+    "disown",
+    "find_places",
+    "scratch_directory",
+    "whole_on",
+]
 
 PHASES = ("drain-begun", "copy-piece", "copy-synced", "copy-verified", "drain-published")
 """Where a drain can be made to fail (:mod:`hpcckpt.phases`), beside the phases of the commit protocol from 4 on."""

@@ -5,29 +5,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hpcckpt import copying, discovery, layout, phases, publishing
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.config import Options
-from hpcckpt.copying import Pace, Rules
+from hpcckpt.copying import Pace, Piece, Rules
 from hpcckpt.discovery import StepInfo
 from hpcckpt.draining import DRAIN_NICE, Draining, Outcome, Task
 from hpcckpt.errors import CollectiveError, Failure, HpcckptError, as_failure
 from hpcckpt.holding import ArenaPool
 from hpcckpt.journal import Journal
 from hpcckpt.manifest import Manifest
-from hpcckpt.plan import SaveJob, StoredEntry
+from hpcckpt.plan import FileRecord, SaveJob, StoredEntry
 from hpcckpt.retention import apply_retention, retire
 from hpcckpt.run import Candidate, Lineage, Run, SavedStep
 from hpcckpt.tiers.counting import counting, is_same
-from hpcckpt.tiers.drain import Answer, Drain, answer_of, error_of, failures_of, manifest_of
+from hpcckpt.tiers.drain import Answer, Drain, answer_of, error_of, failures_of, left_by_earlier_job, manifest_of
 from hpcckpt.tiers.place import mark_of, put_mark, translated
 
 _log = logging.getLogger("hpcckpt")
+T = TypeVar("T", Piece, StoredEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,7 @@ class Tiers:
         if self._is_open:
             return
         for info in self.near.comm.on_root("open run directory and scratch", self._open):
-            assert info.manifest is not None
-            m = info.manifest
-            left = SavedStep(info.step, info.path, m.nbytes, len(m.files), 0.0, 0.0, 0, m.backend, tier="scratch")
-            self._begin(Drain(-1, left, m.save_id, overwrite=False, began=time.monotonic()))
+            self._begin(left_by_earlier_job(info))
         self._is_open = True
 
     def _open(self) -> list[StepInfo]:
@@ -98,7 +97,7 @@ class Tiers:
         publishing.open_for_writing(self.near)
         with translated("open scratch"):
             is_ours = self._is_ours()
-            put_mark(self.near.directory, mark_of(self.home.directory) or put_mark(self.home.directory))
+            mark = mark_of(self.home.directory) or put_mark(self.home.directory)
             far = self._far()
             counting = self._counting(far) if is_ours else []
             for info in discovery.scan(self.near.directory):
@@ -106,6 +105,7 @@ class Tiers:
                 if info.step not in {each.step for each in counting}:
                     _log.warning("hpcckpt: %s: the run went on without it; removed from scratch", info.path)
                     retire(self.near.directory, info.path.name)
+            put_mark(self.near.directory, mark)  # last: what is not ours must not be taken for ours after a kill here
         base = self.near.lineage.step
         wanted = [i for i in counting if i.is_restorable and base is not None and i.step <= base]
         wanted = [i for i in wanted if not is_same(i, far.get(i.step))]
@@ -132,6 +132,13 @@ class Tiers:
         """Return the steps on scratch that the run directory has too, or has not gone on without. Root only."""
         near = discovery.scan(self.near.directory, self.near.manifests)
         return counting(near, tuple(far.values()))
+
+    def look(self) -> None:
+        """Find out what is on scratch, if that takes all ranks. Collective."""
+
+    def bring_home(self, step: int | None) -> tuple[str, ...]:  # noqa: ARG002 - root reads all of scratch
+        """Drain what can be restored from the run directory only; say what cannot be drained. Collective."""
+        return ()
 
     def candidates(self) -> list[Candidate]:
         """Return the steps that may be restored, newest first, of each the copy on scratch first. Root only."""
@@ -167,11 +174,25 @@ class Tiers:
     # -- a drain -----------------------------------------------------------------------------------
 
     def committed(self, step: int) -> None:
-        """Pin a step on scratch until it is drained; a failure costs no more than that. Root only."""
+        """Pin a step on scratch until it is drained; a failure costs no more than that. Root only, or each leader."""
         try:
             discovery.pin(self.near.directory, step)  # S1
         except HpcckptError as error:
             _log.warning("hpcckpt: step %d cannot be pinned on scratch: %s", step, error)
+        if self.near.comm.is_root and self.home.options.on_newer == "aside":
+            self._move_newer_aside(step)
+
+    def _move_newer_aside(self, step: int) -> None:
+        """Move aside at home what a run that went back goes on without: a restart must not find it newest. Root only.
+
+        If that fails, or a kill comes first, it is done when the step is drained, or by the job that goes on.
+        """
+        home = self.home
+        try:
+            with home.naming, translated("move newer steps aside"):
+                commit.move_aside(home.directory, publishing.look_ahead(home, step, overwrite=True).aside)
+        except HpcckptError as error:
+            _log.warning("hpcckpt: steps beyond step %d cannot be moved aside yet: %s", step, error)
 
     def begin(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> None:
         """Begin to drain a step that was committed on scratch. Independent."""
@@ -191,30 +212,51 @@ class Tiers:
         )
         self._n_begun += 1
 
-    def _copy(self, drain: Drain, before: Task | None) -> None:
+    def _source(self, drain: Drain) -> Path:
+        """Return where a step stands on scratch. Pure."""
+        return drain.saved.path
+
+    def _mine(self, drain: Drain, items: Sequence[T], file_of: Callable[[T], str]) -> list[T]:  # noqa: ARG002
+        """Return this rank's share of the pieces or entries of a step. Independent."""
+        comm = self.near.comm
+        return copying.share(items, comm.rank, comm.size, lambda item: item.nbytes)
+
+    def _headers(self, drain: Drain, manifest: Manifest) -> Sequence[FileRecord]:  # noqa: ARG002
+        """Return the files whose headers this rank reads back: one look at them is enough. Independent."""
+        return manifest.files if self.near.comm.is_root else ()
+
+    def _copy(self, drain: Drain, before: Task | None) -> Any:
         """Copy this rank's share of the pieces, and make it durable. Independent."""
         if before is not None:
             before.join()
         comm = self.near.comm
         phases.reached("drain-begun", comm.rank)
         with translated(f"drain step {drain.saved.step}"):
-            manifest = manifest_of(drain)
+            manifest = manifest_of(drain, self._source(drain))
             staged = copying.staging_of(self.home.directory, manifest)
             if comm.is_root:
                 self._get_ready(drain, manifest, staged)
             for directory in (staged.path, staged.path / layout.DATA):
                 directory.mkdir(exist_ok=True)
-            pieces = copying.share(copying.pieces_of(manifest.files), comm.rank, comm.size, lambda piece: piece.nbytes)
-            copying.copy_pieces(drain.saved.path, staged.path, pieces, self._rules, is_resumed=False)  # D1
+            pieces = self._mine(drain, copying.pieces_of(manifest.files), lambda piece: piece.path)
+            copying.copy_pieces(self._source(drain), staged.path, pieces, self._rules, is_resumed=False)  # D1
             copying.sync_files(staged.path, {piece.path for piece in pieces})  # D2
+            return self._brought(drain, manifest, pieces)
+
+    def _brought(self, drain: Drain, manifest: Manifest, pieces: Sequence[Piece]) -> Any:  # noqa: ARG002
+        """Return what root has to know of what this rank copied. Independent."""
+        return None
+
+    def _entries(self, drain: Drain, manifest: Manifest, outcomes: Sequence[Outcome]) -> tuple[StoredEntry, ...]:  # noqa: ARG002
+        """Return all entries of a step that all ranks copied. Root only."""
+        return tuple(copying.entries_of(drain.saved.path, manifest, manifest.files))
 
     def _look_at_copy(self, drain: Drain, outcomes: Sequence[Outcome]) -> Answer:
         """Find what is to be read back, if all ranks copied their shares. Root only."""
         failures = failures_of(outcomes)
         if not failures:
             try:
-                manifest = manifest_of(drain)
-                return Answer(entries=tuple(copying.entries_of(drain.saved.path, manifest, manifest.files)))
+                return Answer(entries=self._entries(drain, manifest_of(drain, self._source(drain)), outcomes))
             except Exception as error:  # noqa: BLE001 - every rank will hear of it
                 failures = {0: as_failure(error)}
         return self._give_up(drain, failures)
@@ -235,13 +277,12 @@ class Tiers:
 
     def _verify(self, drain: Drain, entries: Sequence[StoredEntry]) -> None:
         """Compare this rank's share of the copy with the checksums of the save. Independent."""
-        comm = self.near.comm
+        source = self._source(drain)
         with translated(f"drain step {drain.saved.step}"):
-            manifest = manifest_of(drain)
+            manifest = manifest_of(drain, source)
             staged = copying.staging_of(self.home.directory, manifest)
-            mine = copying.share(entries, comm.rank, comm.size, lambda entry: entry.nbytes)
-            files = manifest.files if comm.is_root else ()
-            copying.verify_files(drain.saved.path, staged.path, manifest, files, mine, self._rules)  # D3
+            mine = self._mine(drain, entries, lambda entry: entry.file)
+            copying.verify_files(source, staged.path, manifest, self._headers(drain, manifest), mine, self._rules)  # D3
 
     def _get_ready(self, drain: Drain, manifest: Manifest, staged: commit.Staged) -> None:
         """Do what may fail before the first byte. Root only."""
@@ -276,7 +317,7 @@ class Tiers:
 
     def _publish(self, drain: Drain) -> SavedStep:
         """Give the step its name in the run directory, and retire old ones there. Root only."""
-        home, manifest = self.home, manifest_of(drain)
+        home, manifest = self.home, manifest_of(drain, self._source(drain))
         staged = copying.staging_of(home.directory, manifest)
         publishing.open_for_writing(home)  # the lock may have been lost
         path = home.directory / layout.step_dirname(manifest.step)
@@ -293,7 +334,8 @@ class Tiers:
         seconds = time.monotonic() - drain.began
         self.near.journal.drained(manifest.step, seconds, self.near.directory)
         _log.info("hpcckpt: drained step=%d to=%s durable=%.3fs", manifest.step, path, seconds)
-        return replace(drain.saved, path=path, seconds=seconds, kept=kept, warnings=warnings, tier="run")
+        told = (*drain.warnings, *warnings)
+        return replace(drain.saved, path=path, seconds=seconds, kept=kept, warnings=told, tier="run")
 
     def _retain(self, drain: Drain) -> tuple[int, tuple[str, ...]]:
         """Retire old steps of the run directory, and give up the one on scratch; a failure is a warning. Root only."""

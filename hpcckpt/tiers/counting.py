@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from hpcckpt.discovery import StepInfo
+from hpcckpt.discovery import StepInfo, scan
+from hpcckpt.tiers.place import mark_of, scratch_directory
 
 
 def counting(near: Sequence[StepInfo], far: Sequence[StepInfo]) -> list[StepInfo]:
@@ -27,6 +29,14 @@ def counting(near: Sequence[StepInfo], far: Sequence[StepInfo]) -> list[StepInfo
         return ancestor == newest
 
     return [info for info in near if is_counting(info)]
+
+
+def whole_on(scratch: Path, directory: Path) -> tuple[StepInfo, ...]:
+    """Return the steps of a run directory that are whole on a scratch directory, and count. Independent."""
+    near, mark = scratch_directory(directory, scratch), mark_of(directory)
+    if not mark or mark != mark_of(near):
+        return ()
+    return tuple(info for info in counting(scan(near), scan(directory)) if info.is_restorable)
 
 
 def is_same(near: StepInfo, far: StepInfo | None) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from hpcckpt import discovery
+from hpcckpt.discovery import StepInfo
 from hpcckpt.draining import Matter, Outcome
 from hpcckpt.errors import CollectiveError, Failure, RetiredError, collective_error
 from hpcckpt.manifest import Manifest
@@ -32,6 +35,10 @@ class Drain:
         The step in the run directory, when it is there.
     failures : mapping of int to Failure
         What kept it from that.
+    manifest : Manifest or None
+        Of a step that an earlier job left at several places: this rank's may have nothing of it.
+    warnings : tuple of str
+        Root only: what went wrong on scratch meanwhile, with nothing lost.
     """
 
     number: int
@@ -43,11 +50,21 @@ class Drain:
     home: SavedStep | None = None
     failures: Mapping[int, Failure] | None = None
     is_told: bool = False
+    manifest: Manifest | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:
         """Whether its outcome is known here."""
         return self.home is not None or self.failures is not None
+
+
+def left_by_earlier_job(info: StepInfo) -> Drain:
+    """Return the drain of a step that an earlier job had committed on scratch. Pure, but for the clock."""
+    m = info.manifest
+    assert m is not None
+    left = SavedStep(info.step, info.path, m.nbytes, len(m.files), 0.0, 0.0, 0, m.backend, tier="scratch")
+    return Drain(-1, left, m.save_id, overwrite=False, began=time.monotonic())
 
 
 class Answer(NamedTuple):
@@ -71,11 +88,13 @@ def failures_of(outcomes: Sequence[Outcome]) -> dict[int, Failure]:
     return {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure is not None}
 
 
-def manifest_of(drain: Drain) -> Manifest:
-    """Read the manifest of a step on scratch. Independent."""
-    manifest = discovery.read_manifest(drain.saved.path)
+def manifest_of(drain: Drain, path: Path) -> Manifest:
+    """Return the manifest of a step that is on scratch here. Independent."""
+    if drain.manifest is not None:
+        return drain.manifest
+    manifest = discovery.read_manifest(path)
     if manifest.save_id != drain.save_id:
-        raise RetiredError(f"{drain.saved.path} was replaced on scratch before it was drained")
+        raise RetiredError(f"{path} was replaced on scratch before it was drained")
     return manifest
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpcckpt import discovery, layout, native, publishing
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import HpcckptError, OptionError, from_os_error
+from hpcckpt.run import Places
 
 MARK = ".tier"
 
@@ -21,13 +22,15 @@ def scratch_directory(directory: Path, scratch: Path) -> Path:
     return scratch / f"{os.path.basename(real) or 'run'}-{hashlib.sha256(real.encode()).hexdigest()[:12]}"
 
 
-def check_place(comm: Communicator, scratch: Path) -> None:
-    """Check that all ranks see the same scratch directory. Collective.
+def find_places(comm: Communicator, scratch: Path) -> Places | None:
+    """Find out which ranks see the same scratch directory; ``None`` if all do. Collective.
+
+    A place is where ranks see each other's marks, whatever their hosts are called.
 
     Raises
     ------
-    OptionError
-        Naming the ranks that do not.
+    CollectiveError
+        If ranks cannot make theirs, or see what does not fit together; names them.
     """
 
     def leave_mark() -> Path:
@@ -41,18 +44,41 @@ def check_place(comm: Communicator, scratch: Path) -> None:
 
     mark = comm.on_root("open scratch", leave_mark)
     try:
-        blind = [rank for rank, sees in enumerate(comm.allgather((scratch / mark.name).exists())) if not sees]
+        is_one = all(comm.allgather(os.path.exists(scratch / mark.name)))
     finally:
         if comm.is_root:
             with contextlib.suppress(OSError):
                 mark.unlink()
-    if blind:
-        shown = ", ".join(map(str, blind[:8])) + (" and more" if len(blind) > 8 else "")
+    return None if is_one else _several(comm, scratch, mark.name)
+
+
+def _several(comm: Communicator, scratch: Path, nonce: str) -> Places:
+    """Let each rank leave a mark in its scratch directory, and look whose else it finds there. Collective."""
+    own = scratch / f"{nonce}-{comm.rank}"
+
+    def leave_mark() -> None:
+        with translated("open scratch"):
+            publishing.make_directory(scratch)
+            own.touch()
+
+    def seen() -> tuple[int, ...]:
+        with translated("open scratch"):
+            return tuple(sorted(int(n.rpartition("-")[2]) for n in os.listdir(scratch) if n.startswith(f"{nonce}-")))
+
+    try:
+        comm.agree("open scratch", leave_mark)
+        seen_by = comm.allgather(comm.agree("open scratch", seen))
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink()
+    odd = [rank for rank, ranks in enumerate(seen_by) if rank not in ranks or any(seen_by[r] != ranks for r in ranks)]
+    if odd:
+        shown = ", ".join(map(str, odd[:8])) + (" and more" if len(odd) > 8 else "")
         raise OptionError(
-            f"options.scratch: rank {shown} does not see what rank 0 writes to {mark.parent}; scratch has to be one "
-            "directory that all ranks see: the disk of the node of a job on one node, or a burst buffer. Give that, "
-            "or leave scratch out: disks of several nodes together are not supported"
+            f"options.scratch: rank {shown} and others do not see each other's marks alike in {scratch}; give a "
+            "directory on the disk of each node, or one that all ranks see"
         )
+    return Places(tuple(ranks[0] for ranks in seen_by))
 
 
 def mark_of(directory: Path) -> str:
@@ -77,6 +103,14 @@ def put_mark(directory: Path, mark: str = "") -> str:
         draft.unlink(missing_ok=True)
     native.fsync_dir(str(directory))
     return mark
+
+
+def disown(directory: Path) -> None:
+    """Let nothing that is on scratch, wherever that is, count for a run directory any more. Root only."""
+    with translated("disown scratch"):
+        if os.path.lexists(directory / MARK):
+            os.unlink(directory / MARK)
+            native.fsync_dir(str(directory))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from hpcckpt.checkpointer import Checkpointer, PendingSave
-from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import OptionError
 from hpcckpt.run import Restored
 from hpcckpt.snapshot import Parts, is_json
@@ -111,10 +110,8 @@ def restore(
     """
     state = _parts(model, optimizer, scheduler, objects)
     with _open(where) as ckpt:
-        if not must_exist and step is None:
-            steps = ckpt.comm.on_root("restore: look for steps", lambda: step_numbers(ckpt.directory))
-            if not steps:
-                return None
+        if not must_exist and step is None and not ckpt.has_steps():
+            return None
         return ckpt.restore(Parts(state), step, strict=strict)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcckpt import preemption
-from hpcckpt.collective.communicator import Communicator
-from hpcckpt.errors import HpcckptError, from_os_error
+from hpcckpt.collective.communicator import Communicator, launched_size
+from hpcckpt.errors import HpcckptError, LockedError, from_os_error
 from hpcckpt.lock import RunLock
 from hpcckpt.train import resuming
 from hpcckpt.train.cycles import Cycle
@@ -53,7 +53,7 @@ def locked(directory: RunDirectory, comm: Communicator, wanted: resuming.Wanted)
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise from_os_error(error, "make run directory") from error
-        held.append(RunLock.take(directory.path))
+        held.append(_take(directory.path, is_alone=comm.size == 1))
 
     comm.on_root("lock run directory", take)
     try:
@@ -61,6 +61,18 @@ def locked(directory: RunDirectory, comm: Communicator, wanted: resuming.Wanted)
     finally:
         for lock in held:
             lock.release()
+
+
+def _take(path: Path, *, is_alone: bool) -> RunLock:
+    """Take the lock; to one of several processes that train each by itself, say what they need."""
+    try:
+        return RunLock.take(path)
+    except LockedError as error:
+        size = launched_size() or 1
+        if not is_alone or size == 1:
+            raise
+        advice = f"each of {size} processes trains by itself here: give each a run directory of its own, or have them"
+        raise LockedError(f"{error}; {advice} train together (distributed: 'auto')") from error
 
 
 def write_down(run: Run, begins: resuming.Beginning, wanted: str) -> None:

@@ -20,10 +20,10 @@ FOLDER = "checkpoint"
 
 def called_on(rank: int, callbacks: Sequence[Any]) -> list[Any]:
     """Return which of the configuration's callbacks a rank calls. Pure."""
-    return [each for each in callbacks if rank == 0 or _keras_name(each) not in _WRITERS]
+    return [each for each in callbacks if rank == 0 or keras_name(each) not in _WRITERS]
 
 
-def _keras_name(callback: Any) -> str:
+def keras_name(callback: Any) -> str:
     """Return the name of Keras' own class that a callback is of; those of ours know about ranks."""
     classes = (cls for cls in type(callback).__mro__ if cls.__module__.partition(".")[0] in {"keras", "tensorflow"})
     return next((cls.__name__ for cls in classes), "") if not _is_ours(callback) else ""
@@ -35,7 +35,7 @@ def _is_ours(callback: Any) -> bool:
 
 def boards_of(callbacks: Sequence[Any]) -> list[Board]:
     """Return what draws our curves beside those of each TensorBoard among callbacks. Root only."""
-    return [Board(each.log_dir) for each in callbacks if _keras_name(each) == "TensorBoard"]
+    return [Board(each.log_dir) for each in callbacks if keras_name(each) == "TensorBoard"]
 
 
 class Board:

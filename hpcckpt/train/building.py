@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.errors import HpcckptError
 from hpcckpt.keras.layers import is_layer
 from hpcckpt.train import auto_names, seeding, submodels
 from hpcckpt.train.catalogue import Catalogue
@@ -19,7 +20,7 @@ from hpcckpt.train.datasets import sharing
 from hpcckpt.train.distributing import Team
 from hpcckpt.train.factories import Factory
 from hpcckpt.train.loops import TrainLoop
-from hpcckpt.train.problems import ConfigError, Problem
+from hpcckpt.train.problems import ConfigError, Problem, inside
 from hpcckpt.train.shapes import build_for
 from hpcckpt.train.swapping import large_model_support
 
@@ -97,11 +98,46 @@ def compile_for(built: Built, catalogue: Catalogue, team: Team) -> None:
             options["jit_compile"] = False  # XLA plans its memory itself
         loss = cycle.loss.build(catalogue) if isinstance(cycle.loss, Factory) else cycle.loss
         metrics = [each.build(catalogue) if isinstance(each, Factory) else each for each in cycle.metrics]
-        built.model.compile(optimizer=cycle.optimizer.build(catalogue), loss=loss, metrics=metrics, **options)
+        built.model.compile(optimizer=cycle.optimizer.build(catalogue), loss=loss, metrics=metrics or None, **options)
 
     together(team.comm, f"compile cycle {cycle.index + 1}", act)
     together(team.comm, f"average gradients of cycle {cycle.index + 1}", lambda: team.wrap(built.model))
     together(team.comm, f"prepare cycle {cycle.index + 1}", lambda: built.loop.prepare(built.model, built.train))
+
+
+def try_out(built: Built, team: Team) -> None:
+    """Make the graphs of a step that trains and of one that validates, without running them. Collective.
+
+    Raises
+    ------
+    ConfigError
+        If model, loss, metrics and data do not make a step.
+    """
+    model, cycle = built.model, built.cycle
+
+    def act() -> None:
+        import tensorflow as tf
+
+        steps = [("train", model.train_step, built.train), ("validate", model.test_step, built.valid)]
+        for purpose, step, data in steps:
+            try:
+                if data is not None and not model.run_eagerly:
+                    tf.function(step).get_concrete_function(data.element_spec)
+            except HpcckptError:
+                raise
+            except Exception as error:
+                text = f"a step to {purpose} cannot be made: {_cause(error)}"
+                remedy = "let model, loss, metrics and labels fit each other"
+                raise ConfigError.of([Problem(inside("", cycle.index), text, remedy)]) from error
+
+    together(team.comm, f"try out cycle {cycle.index + 1}", act)
+
+
+def _cause(error: Exception) -> str:
+    """Return what an error says, of one that has the way to it in its text the end alone."""
+    text = str(error).strip()
+    last = text.splitlines()[-1].strip() if text.startswith("in user code") else " ".join(text.split())
+    return last[:500] if last.startswith(type(error).__name__) else f"{type(error).__name__}: {last[:500]}"
 
 
 def together(comm: Communicator, phase: str, fn: Callable[[], T]) -> T:
@@ -220,7 +256,9 @@ def _count_batches(built: Built, team: Team) -> None:
     built.n_train = built.loop.num_train_steps
     own = _cardinality(built.train)
     _refuse_endless(built, own, "train", "num_train_steps")
-    if built.n_train is None:
+    if built.n_train is not None:
+        _refuse_too_few(built, team.comm.allgather(own))
+    else:
         if own == _UNKNOWN and team.size > 1:
             own = together(team.comm, "count batches", lambda: sum(1 for _ in built.train))
         least = min(team.comm.allgather(own))
@@ -252,6 +290,17 @@ def _refuse_none(built: Built, n_batches: int, purpose: str, n_ranks: int) -> No
         where = f" on one of {n_ranks} ranks" if n_ranks > 1 else ""
         text = f"there is not one batch to {purpose} on{where}"
         raise ConfigError.of([Problem(built.cycle.datasets.where, text, "give more data, or smaller batches")])
+
+
+def _refuse_too_few(built: Built, every: Sequence[int]) -> None:
+    """Refuse data that would end before the last epoch: Keras reads on in it, unless an epoch is just all of it."""
+    steps, epochs = built.loop.num_train_steps, built.loop.num_epochs
+    short = [n for n in every if 0 <= n < steps * epochs and n != steps]
+    if not short:
+        return
+    text = f"{epochs} epochs of {steps} batches need {steps * epochs}, and the data has {min(short)}"
+    remedy = "leave it out, so that each epoch has all data; or let the data repeat itself"
+    raise ConfigError.of([Problem(built.cycle.train_loop.place_of("num_train_steps"), text, remedy)])
 
 
 def _cardinality(dataset: Any) -> int:

@@ -103,7 +103,7 @@ def _value(text: str) -> Any:
     except (ValueError, RecursionError):
         value = text
         if _NUMBER.fullmatch(text):
-            value = float(text) if set(text) & set(".eE") else int(text)
+            value = _number(text)
         elif text[:1] in ("{", "[", '"'):
             try:
                 value = decoded(text, "the value")
@@ -116,6 +116,13 @@ def _value(text: str) -> Any:
     if problems:
         raise _WrongError(f"{problems[0].where} {problems[0].text}", problems[0].remedy)
     return value
+
+
+def _number(text: str) -> int | float:
+    try:
+        return float(text) if set(text) & set(".eE") else int(text)
+    except ValueError as error:  # Python reads no number of thousands of digits
+        raise _WrongError(f"the number cannot be read ({error})", "write a shorter one") from None
 
 
 # -- where -----------------------------------------------------------------------------------------

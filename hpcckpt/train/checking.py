@@ -89,10 +89,14 @@ def _factories_in(value: Any) -> Iterator[Factory]:
 
 
 def _kind_problems(key: str, factory: Factory, catalogue: Catalogue) -> Iterator[Problem]:
-    """Say so if a part of a cycle is something else of Keras: a layer as optimizer."""
+    """Say so if a part of a cycle is something else of Keras, a layer as optimizer; or a class that is not called."""
     try:
         target = catalogue.target_of(factory)
     except ConfigError:
+        return
+    if isinstance(target, type) and not factory.is_called:
+        text = f"{factory.name} is a class, and is only named here"
+        yield Problem(factory.place, text, f'write {{"{factory.name}": {{}}}}')
         return
     kind = kind_of_class(target)
     if kind is not None and kind != _WANTED.get(key):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpcckpt import layout, native
+from hpcckpt import layout, native, tiers
 from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import from_os_error
 from hpcckpt.lock import RunLock
@@ -17,17 +17,24 @@ def go_back(state: RunState, index: int, step: int) -> list[Path]:
     """Move aside what comes behind a step of a cycle: newer steps, its last weights, later cycles. Root only.
 
     The newest goes first: whenever this is interrupted, what is left is a run that goes on from its newest step.
+    What is on scratch, and not in the run directory yet, does not count from then on.
     """
     moved: list[Path] = []
     for later in range(len(state.cycles) - 1, index, -1):
         moved += _move_aside(state.path(later))
     moved += _move_aside(state.final(index))
     path = state.path(index)
+    tiers.disown(path)
     newer = [number for number in step_numbers(path) if number > step]
     if newer:
         with RunLock.take(path):
             moved += [_step_aside(path, number) for number in reversed(newer)]
     return moved
+
+
+def reopen(state: RunState, index: int) -> list[Path]:
+    """Move the last weights of a cycle aside: it is not complete then, whatever becomes of its training. Root only."""
+    return _move_aside(state.final(index))
 
 
 def begin_anew(state: RunState) -> list[Path]:

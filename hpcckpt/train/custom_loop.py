@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcckpt.errors import CodeError
+from hpcckpt.keras import metrics
 from hpcckpt.train.loops import TrainLoop
 
 __all__ = ["CustomTrainLoop", "SoFar"]
@@ -92,6 +93,8 @@ class CustomTrainLoop(TrainLoop):
     def minimize(self, loss: Any, tape: Any, variables: Any = None) -> None:
         """Apply the gradients of a loss, averaged over the ranks, to the model's variables. Collective.
 
+        Under an optimizer that scales the loss, as in mixed precision, gradients are those of the scaled loss.
+
         Parameters
         ----------
         loss : tf.Tensor
@@ -102,7 +105,7 @@ class CustomTrainLoop(TrainLoop):
             Others than all that the model trains.
         """
         wanted = self.model.trainable_variables if variables is None else variables
-        gradients = tape.gradient(loss, wanted)
+        gradients = _gradients(self.optimizer, loss, wanted, tape)
         self.optimizer.apply_gradients(list(zip(gradients, wanted, strict=True)))
 
     def measure(self, y: Any, predicted: Any, sample_weight: Any = None) -> dict[str, SoFar]:
@@ -123,6 +126,7 @@ class CustomTrainLoop(TrainLoop):
         model.run_eagerly = self.is_eager
         if not self.is_eager:
             self._try_out(data.element_spec)
+        metrics.build(model, data)  # Keras 3 asks all metrics for their values, also those that no step has measured
 
     def _try_out(self, spec: Any) -> None:
         """Make the step's graph once, without running it: so all figures have their metrics before the first batch.
@@ -164,6 +168,18 @@ class CustomTrainLoop(TrainLoop):
                     setattr(self.model, _ATTRIBUTE + name, metric)  # so Keras resets it with each epoch
         self._means[name].update_state(tf.reduce_mean(value), sample_weight=n_rows)
         return self._means[name].result()
+
+
+def _gradients(optimizer: Any, loss: Any, variables: Any, tape: Any) -> Any:
+    """Return the gradients that an optimizer wants to be given: it may want those of a loss that it has scaled."""
+    import tensorflow as tf
+
+    if hasattr(optimizer, "scale_loss"):  # Keras 3, which divides by the scale when it applies
+        return tape.gradient(loss, variables, output_gradients=optimizer.scale_loss(tf.ones_like(loss)))
+    if not hasattr(optimizer, "get_scaled_loss"):
+        return tape.gradient(loss, variables)
+    scaled = tape.gradient(loss, variables, output_gradients=optimizer.get_scaled_loss(tf.ones_like(loss)))
+    return optimizer.get_unscaled_gradients(scaled)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,8 +61,8 @@ class Pairs(dict[str, Any]):
     def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
         found = list(pairs)
         super().__init__(found)
-        names = [name for name, _ in found]
-        self.repeated = sorted({name for name in names if names.count(name) > 1})
+        counts = Counter(name for name, _ in found)
+        self.repeated = sorted(name for name, count in counts.items() if count > 1)
 
 
 def _decoder() -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.discovery import find_step
+from hpcckpt.errors import HpcckptError
 from hpcckpt.preemption.signals import listening
 from hpcckpt.train import resuming
 from hpcckpt.train.around import default_run_dir, locked, started, tell_of, write_down
@@ -158,13 +160,20 @@ class Environment:
             If the configuration is wrong, or something of it cannot be built.
         """
         found = self._read(config, source)
-        from hpcckpt.train.building import build, compile_for
+        from hpcckpt.train import submodel_weights
+        from hpcckpt.train.building import build, compile_for, try_out
 
+        directory = RunDirectory(self._place(found))
+        saved: set[str] = set()
         summaries = []
         with _of_file(found.source), started(found.cycles, self._comm) as team:
             for cycle in found.cycles:
                 built = build(cycle, self._catalogue, team)
+                submodel_weights.check(built, found.cycles, directory, team.comm)
+                _check_weights(built, saved, directory, team.comm)
+                saved |= _saved_by(built, directory)
                 compile_for(built, self._catalogue, team)
+                try_out(built, team)
                 summaries.append(_summary(built, team.size))
         return summaries
 
@@ -180,12 +189,16 @@ class Environment:
             raise ConfigError.of(problems, source)
         return _Read(whole, effective(whole), source)
 
+    def _place(self, found: _Read) -> Path:
+        """Return the run directory. Independent."""
+        return Path(os.path.abspath(self.run_dir or default_run_dir(found.source)))
+
     def _train(self, found: _Read, team: Team) -> list[Any]:
         """Train, in a run directory that is ours alone."""
         from hpcckpt.train.running import Run, train
 
         comm = team.comm
-        directory = RunDirectory(comm.bcast(Path(os.path.abspath(self.run_dir or default_run_dir(found.source)))))
+        directory = RunDirectory(comm.bcast(self._place(found)))
         with locked(directory, comm, self._wanted):
             begins = self._begin(found, directory, comm)
             run = Run(found.cycles, found.document, self._catalogue, team, directory, self.verbose)
@@ -240,6 +253,37 @@ def _check_together(whole: Sequence[Cycle]) -> list[Problem]:
         for cycle in whole
         if cycle.distributed != first
     ]
+
+
+def _check_weights(built: Built, saved: Collection[str], directory: RunDirectory, comm: Communicator) -> None:
+    """Refuse to load weights of submodels that are not there, and that no cycle before will have saved. Collective."""
+    from hpcckpt.train import submodel_weights
+    from hpcckpt.train.building import together
+
+    where = built.cycle.train_loop.place_of("load_submodels")
+
+    def look() -> None:
+        problems = []
+        for number, this in enumerate(built.loop.load_submodels):
+            path = submodel_weights.place_of(this, directory)
+            if os.path.realpath(path) not in saved:
+                try:
+                    find_step(path)
+                except HpcckptError as error:
+                    problems.append(Problem(inside(where, number), str(error)))
+        if problems:
+            raise ConfigError.of(problems)
+
+    together(comm, "look for weights of submodels", look)
+
+
+def _saved_by(built: Built, directory: RunDirectory) -> set[str]:
+    """Return where there will be weights once a cycle is complete."""
+    from hpcckpt.train import submodel_weights
+
+    index, root = built.cycle.index, built.cycle.checkpoint.directory
+    places = [submodel_weights.place_of(this, directory) for this in built.loop.save_submodels]
+    return set(map(os.path.realpath, [*places, directory.cycle(index, root), directory.final(index, root)]))
 
 
 def _summary(built: Built, n_ranks: int) -> CycleSummary:

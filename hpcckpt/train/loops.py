@@ -49,7 +49,8 @@ class TrainLoop:
         Submodels that begin with weights from elsewhere, ``{"name": …, "path": …}``: what `save_submodels` saved,
         or any checkpoint that holds them.
     num_train_steps : int, optional
-        How many batches make an epoch; ``None`` is all data.
+        How many batches make an epoch; ``None`` is all data. An epoch begins where the one before has ended, so there
+        must be enough for all epochs, unless it is just all data.
 
     Raises
     ------
@@ -78,9 +79,9 @@ class TrainLoop:
         self.save_submodels = _weights("save_submodels", save_submodels, problems)
         self.load_submodels = _weights("load_submodels", load_submodels, problems)
         problems += [
-            Problem(f"callbacks[{n}]", f"a {type(one).__name__} is no Keras callback")
+            Problem(f"callbacks[{n}]", _no_callback(one))
             for n, one in enumerate(self.callbacks)
-            if not callable(getattr(one, "on_train_batch_end", None))
+            if isinstance(one, type) or not callable(getattr(one, "on_train_batch_end", None))
         ]
         if problems:
             raise OptionError(list_problems(problems))
@@ -130,6 +131,12 @@ def _counted(name: str, value: Any, problems: list[Problem], *, may_be_none: boo
         problems.append(Problem(name, f"{value!r} – a whole number from 1 on{', or null' if may_be_none else ''}"))
         return 1
     return value
+
+
+def _no_callback(value: Any) -> str:
+    if isinstance(value, type):
+        return f"{value.__name__} is a class – write its name with its arguments, so that it is called"
+    return f"a {type(value).__name__} is no Keras callback"
 
 
 def _listed(name: str, value: Any, problems: list[Problem]) -> Sequence[Any]:

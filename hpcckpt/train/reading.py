@@ -20,6 +20,8 @@ from hpcckpt.train.plain import kind_of, plain
 from hpcckpt.train.problems import ConfigError, Problem, inside, nearest, shown
 
 MOST_BYTES = 1 << 20
+_TEXTS = {"directory", "filename", "filepath", "log_dir", "monitor", "name", "path", "scratch"}
+"""Keys of what is a text whatever it says, if it has quotes."""
 _COMMENT = re.compile(r"\s(#|//|/\*)")
 
 
@@ -124,7 +126,8 @@ def _look(value: Any, where: str, problems: list[Problem]) -> None:
     if isinstance(value, Pairs):
         problems += [Problem(inside(where, name), "stands twice", "keep one of them") for name in value.repeated]
         for name, item in value.items():
-            _look(item, inside(where, name), problems)
+            if name not in _TEXTS or not isinstance(item, str) or isinstance(item, Loose):
+                _look(item, inside(where, name), problems)
     elif isinstance(value, list):
         for i, item in enumerate(value):
             _look(item, inside(where, i), problems)

@@ -88,9 +88,18 @@ class Recording(Callback):  # type: ignore[misc]  # Keras has no types
             return
         self._has_gone_back = True
         backup, restored = self._backup, self._backup.restored
+        if restored is None and self._tells_of_saved():
+            self._directory.keep_records()
         self._directory.go_back(self._cycle, backup.epoch, backup.step)
         if restored is not None:
             place = {"epochs": backup.epoch, "batch": backup.batch, "step": backup.step}
             self._directory.log("resumed", cycle=self._cycle, **place, ranks_before=restored.n_ranks)
         else:
             self._directory.log("cycle", cycle=self._cycle)
+
+    def _tells_of_saved(self) -> bool:
+        """Say whether the log tells of checkpoints that would have been gone on from: they are gone."""
+        return any(
+            entry.get("event") in {"saved", "complete"} and entry.get("cycle") == self._cycle
+            for entry in self._directory.entries()
+        )

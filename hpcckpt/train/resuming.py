@@ -3,9 +3,12 @@
 Steps::
 
     1. look: which cycles have checkpoints, and which are complete
-    2. find the place that was asked for: the newest, the best, a step; or the beginning
-    3. compare the configurations of the cycles up to there
-    4. move aside, never delete, what stands in the way: newer steps, later cycles, or all of a run that is begun anew
+    2. refuse checkpoints that are not this run's
+    3. find the place that was asked for: the newest, the best, a step; or the beginning
+    4. compare the configurations of the cycles up to there
+    5. move aside, never delete, what stands in the way: newer steps, later cycles, last weights of a cycle that is
+       trained further, or all of a run that is begun anew
+    6. write down whose checkpoints stand in directories that the configuration names
 """
 
 from __future__ import annotations
@@ -13,14 +16,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpcckpt.discovery import find_step
 from hpcckpt.errors import HpcckptError, OptionError, StepNotFoundError
-from hpcckpt.train import clearing
+from hpcckpt.train import clearing, ownership
 from hpcckpt.train.cycles import Cycle
 from hpcckpt.train.differences import Difference, check
-from hpcckpt.train.run_directory import RunDirectory
+from hpcckpt.train.run_directory import CONFIG, RunDirectory
 from hpcckpt.train.run_state import RunState, best_by, read_final
 
 MODES = ("auto", "latest", "best", "never")
@@ -105,22 +109,20 @@ def begin(
     Raises
     ------
     ConfigError
-        If the run directory has a run with another configuration.
+        If the run directory has a run with another configuration, or a directory holds another run's checkpoints.
     StepNotFoundError
         If there is no such step to go on from.
     OptionError
-        If the run is to begin anew, and there is one already.
+        If the run is to begin anew, and there is one already; or nothing says what its checkpoints are of.
     """
     state = RunState(directory, cycles)  # step 1
+    ownership.check(state)  # step 2
     if wanted.mode == "never" or not state.has_run:
-        return _anew(state, wanted, overwrite=overwrite)
-    index, step = _place(state, wanted)  # step 2
-    n_begun = index + 1 if state.cycles[index].has_begun else index
-    changes = (
-        () if state.before is None else check(state.before, document, n_begun, state.epochs_at(index, step), source)
-    )  # step 3
-    aside = [] if step is None else clearing.go_back(state, index, step)  # step 4
-    return Beginning(False, _n_complete(state, index, changes), tuple(changes), tuple(map(str, aside)))
+        begins = _anew(state, wanted, overwrite=overwrite)
+    else:
+        begins = _go_on(state, document, wanted, source)
+    ownership.claim(state)  # step 6
+    return begins
 
 
 def check_there(directory: RunDirectory, wanted: Wanted) -> None:
@@ -139,6 +141,28 @@ def _no_run(directory: RunDirectory, wanted: Wanted) -> StepNotFoundError:
     return StepNotFoundError(f"resume={str(wanted)!r}: {directory.path} holds no run; use 'auto' to begin one")
 
 
+def _go_on(state: RunState, document: list[dict[str, Any]], wanted: Wanted, source: str) -> Beginning:
+    """Go on with a run."""
+    if state.before is None:
+        raise OptionError(
+            f"{state.path(state.begun[0])} holds checkpoints, and {state.directory.path} has no {CONFIG} that says of "
+            "what; choose another directory, or move them aside with resume='never' and overwrite"
+        )
+    index, step = _place(state, wanted)  # step 3
+    n_begun = index + 1 if state.cycles[index].has_begun else index
+    changes = check(state.before, document, n_begun, state.epochs_at(index, step), source)  # step 4
+    aside = _clear(state, index, step, changes)  # step 5
+    return Beginning(False, _n_complete(state, index), tuple(changes), tuple(map(str, aside)))
+
+
+def _clear(state: RunState, index: int, step: int | None, changes: Sequence[Difference]) -> list[Path]:
+    """Move aside what comes behind the place; behind the newest step that is what makes the cycle complete."""
+    if step is not None:
+        return clearing.go_back(state, index, step)
+    is_reopened = any(change.keys[:2] == (index, "train_loop") for change in changes)
+    return clearing.reopen(state, index) if is_reopened else []
+
+
 def _anew(state: RunState, wanted: Wanted, *, overwrite: bool) -> Beginning:
     """Begin at the beginning."""
     if not state.has_run:
@@ -153,16 +177,13 @@ def _anew(state: RunState, wanted: Wanted, *, overwrite: bool) -> Beginning:
     return Beginning(aside=tuple(map(str, clearing.begin_anew(state))))
 
 
-def _n_complete(state: RunState, index: int, changes: Sequence[Difference]) -> int:
+def _n_complete(state: RunState, index: int) -> int:
     """Return how many cycles are complete: those before the last that has begun; that one too, if it is at its end.
 
     It counts for those before that another one went on from them, whatever is left of them in the directory.
     """
-    if not state.cycles[index].has_begun:
-        return index
-    is_reopened = any(change.keys[:2] == (index, "train_loop") for change in changes)
-    is_complete = read_final(state.final(index)) is not None
-    return index + 1 if is_complete and not is_reopened else index
+    is_complete = state.cycles[index].has_begun and read_final(state.final(index)) is not None
+    return index + 1 if is_complete else index
 
 
 # -- 2: the place ----------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,6 +177,13 @@ class RunDirectory:
 
     def move_aside(self, names: Iterable[str]) -> Path | None:
         """Move what stands there under these names into a new directory ``.aside-…``; return that. Root only."""
+        return self._aside(names, os.rename)
+
+    def keep_records(self) -> Path | None:
+        """Copy the log and the metrics into a new directory ``.aside-…``; return that. Root only."""
+        return self._aside([LOG, METRICS], shutil.copyfile)
+
+    def _aside(self, names: Iterable[str], put: Callable[[Path, Path], Any]) -> Path | None:
         there = [name for name in names if os.path.lexists(self.path / name)]
         if not there:
             return None
@@ -184,7 +192,7 @@ class RunDirectory:
         try:
             target.mkdir()
             for name in there:
-                os.rename(self.path / name, target / name)
+                put(self.path / name, target / name)
         except OSError as error:
             raise from_os_error(error, "move aside") from error
         return target

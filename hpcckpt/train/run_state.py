@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcckpt import tiers
 from hpcckpt.config import Best
-from hpcckpt.discovery import find_step, newest_restorable, scan
+from hpcckpt.discovery import StepInfo, find_step, newest_restorable, scan
 from hpcckpt.train.cycles import Cycle
 from hpcckpt.train.run_directory import CONFIG, RunDirectory
 
@@ -20,21 +21,24 @@ class CycleState:
     Attributes
     ----------
     steps : tuple of int
-        Its checkpoints that can be restored.
+        Its checkpoints that can be restored, but for those that are on scratch alone.
     epochs : int
-        Epochs done at the newest.
+        Epochs done at the newest, be it on scratch.
     complete : dict or None
         What its last weights say of it, once it is complete.
+    is_on_scratch : bool
+        Whether scratch has any.
     """
 
     steps: tuple[int, ...] = ()
     epochs: int = 0
     complete: dict[str, Any] | None = None
+    is_on_scratch: bool = False
 
     @property
     def has_begun(self) -> bool:
         """Whether there is anything."""
-        return bool(self.steps) or self.complete is not None
+        return bool(self.steps) or self.complete is not None or self.is_on_scratch
 
 
 class RunState:
@@ -49,6 +53,8 @@ class RunState:
 
     Attributes
     ----------
+    wanted : sequence of Cycle
+        These.
     before : list of dict or None
         The configuration that was trained.
     cycles : list of CycleState
@@ -57,16 +63,20 @@ class RunState:
 
     def __init__(self, directory: RunDirectory, cycles: Sequence[Cycle]) -> None:
         self.directory = directory
-        self._wanted = cycles
+        self.wanted = cycles
         found = directory.read(CONFIG)
         self.before: list[dict[str, Any]] | None = found if isinstance(found, list) else None
         known = max(len(cycles), len(self.before or ()))
         self.cycles = [self._look(index) for index in range(known)]
 
     def _look(self, index: int) -> CycleState:
-        steps = tuple(info.step for info in scan(self.path(index)) if info.is_restorable)
-        newest = newest_restorable(self.path(index))
-        return CycleState(steps, epochs_of(newest), read_final(self.final(index)))
+        path = self.path(index)
+        found = [info for info in scan(path) if info.is_restorable]
+        near = on_scratch(self.wanted[index], path) if index < len(self.wanted) else ()
+        newest = max([*found, *near], key=lambda info: info.step, default=None)
+        return CycleState(
+            tuple(info.step for info in found), epochs_of(newest), read_final(self.final(index)), bool(near)
+        )
 
     def path(self, index: int) -> Path:
         """Return where the checkpoints of a cycle are."""
@@ -76,12 +86,20 @@ class RunState:
         """Return where its last weights are."""
         return self.directory.final(index, self._root(index))
 
+    def has_trained(self, index: int) -> bool:
+        """Return whether the configuration that was trained has a cycle."""
+        return self.before is not None and index < len(self.before)
+
     def _root(self, index: int) -> str | None:
-        return self._wanted[index].checkpoint.directory if index < len(self._wanted) else None
+        """Return where a run has put a cycle, whatever the configuration says that is to be trained now."""
+        if self.before is not None and self.has_trained(index):
+            found: str | None = (self.before[index].get("checkpoint") or {}).get("directory")
+            return found
+        return self.wanted[index].checkpoint.directory if index < len(self.wanted) else None
 
     def monitor(self, index: int) -> str:
         """Return the metric that says which checkpoint of a cycle is best."""
-        return self._wanted[min(index, len(self._wanted) - 1)].checkpoint.monitor
+        return self.wanted[min(index, len(self.wanted) - 1)].checkpoint.monitor
 
     @property
     def begun(self) -> list[int]:
@@ -103,6 +121,12 @@ class RunState:
         last = self.begun[-1]
         steps = self.cycles[last].steps
         return f"{self.directory.path} (cycle {last + 1}{f', step {steps[-1]}' if steps else ''})"
+
+
+def on_scratch(cycle: Cycle, path: Path) -> tuple[StepInfo, ...]:
+    """Return what scratch has of the checkpoints of a cycle, as far as this process sees it. Independent."""
+    scratch = cycle.checkpoint.scratch
+    return () if scratch is None else tiers.whole_on(Path(scratch), path)
 
 
 def epochs_of(info: Any) -> int:

@@ -20,11 +20,15 @@ from hpcckpt.train.building import Built, build, compile_for, together
 from hpcckpt.train.catalogue import Catalogue
 from hpcckpt.train.cycles import Checkpoint, Cycle
 from hpcckpt.train.distributing import Team
-from hpcckpt.train.metric_means import MetricMeans
+from hpcckpt.train.loops import TrainLoop
+from hpcckpt.train.metric_means import MetricMeans, ValidatedRows
+from hpcckpt.train.monitoring import MonitorCheck
+from hpcckpt.train.problems import ConfigError, Problem
 from hpcckpt.train.progress import progress
 from hpcckpt.train.recording import Recording
 from hpcckpt.train.run_directory import RunDirectory
-from hpcckpt.train.run_state import best_by
+from hpcckpt.train.run_state import best_by, on_scratch
+from hpcckpt.train.stopping import StopTogether, may_stop_within_epochs
 
 __all__ = ["Run", "train"]
 
@@ -88,6 +92,7 @@ def train_cycle(run: Run, cycle: Cycle) -> Any:
         The model.
     """
     built = build(cycle, run.catalogue, run.team)
+    submodel_weights.check(built, run.cycles, run.directory, run.team.comm)
     if not has_begun(run, cycle):
         take_weights(run, built)
     compile_for(built, run.catalogue, run.team)
@@ -104,7 +109,7 @@ def train_cycle(run: Run, cycle: Cycle) -> Any:
 def has_begun(run: Run, cycle: Cycle) -> bool:
     """Say whether a cycle has a checkpoint to go on from. Collective."""
     path = run.directory.cycle(cycle.index, cycle.checkpoint.directory)
-    return run.team.comm.on_root("look for checkpoints", lambda: bool(step_numbers(path)))
+    return run.team.comm.on_root("look for checkpoints", lambda: bool(step_numbers(path) or on_scratch(cycle, path)))
 
 
 def take_weights(run: Run, built: Built) -> None:
@@ -139,11 +144,13 @@ def fit(run: Run, built: Built) -> Telling:
     own = called_on(team.rank, loop.callbacks)
     shows = _showing(run, built, backup) if team.is_root else []
     boards = boards_of(own) if team.is_root else []
-    backup.hearers = [each.hear for each in (*shows, *boards)]
-    means = [MetricMeans(team.comm, built.n_valid)] if team.size > 1 else []
+    backup.hearers = [each.hear for each in (*shows, *boards) if hasattr(each, "hear")]
+    means = [MetricMeans(team.comm, ValidatedRows(built.model))] if team.size > 1 else []
+    within = may_stop_within_epochs(loop.callbacks)
+    stops = [StopTogether(team.comm, within_epochs=within)] if team.size > 1 else []
     swaps = [built.swaps] if built.swaps is not None else []
     try:
-        loop.fit(built.train, built.valid, [*means, *own, *shows, *swaps, backup], loop.num_train_steps)
+        loop.fit(built.train, built.valid, [*means, *own, *stops, *shows, *swaps, backup], loop.num_train_steps)
     except BaseException:
         if team.size == 1:
             backup.close()  # on several ranks the others may not come
@@ -151,17 +158,38 @@ def fit(run: Run, built: Built) -> Telling:
     finally:
         for each in (*shows, *boards):
             getattr(each, "close", lambda: None)()
+    _check_end(built, backup)
     return backup
+
+
+def _check_end(built: Built, backup: Telling) -> None:
+    """Raise if the data ended before the last epoch: such a cycle is not complete. Pure."""
+    loop, model = built.loop, built.model
+    n_wanted = loop.num_epochs * (loop.num_train_steps or 0)
+    is_short = backup.epoch < loop.num_epochs or backup.step < n_wanted
+    if not is_short or model.stop_training or type(loop).fit is not TrainLoop.fit:
+        return
+    text = f"the data ended in epoch {max(backup.epoch, 1)} of {loop.num_epochs}, after {backup.step} batches"
+    raise ConfigError.of([Problem(built.cycle.datasets.where, text, "let it repeat itself, or train for less")])
 
 
 def _showing(run: Run, built: Built, backup: Telling) -> list[Any]:
     """Return the callbacks that write down and show what becomes of the cycle. Root only."""
-    recording = Recording(run.directory, built.cycle.index + 1, backup)
-    if not run.verbose:
-        return [recording]
-    shown = progress(title(run, built.cycle), backup, built.n_train)
-    backup.says_steps = not shown.shows_steps
-    return [recording, shown]
+    found: list[Any] = [Recording(run.directory, built.cycle.index + 1, backup)]
+    checkpoint = built.cycle.checkpoint
+    if checkpoint.keep_best is not None:
+        found.append(MonitorCheck(best_by(checkpoint.monitor).metric, lambda text: _warn(run, built.cycle, text)))
+    if run.verbose:
+        shown = progress(title(run, built.cycle), backup, built.n_train)
+        backup.says_steps = not shown.shows_steps
+        found.append(shown)
+    return found
+
+
+def _warn(run: Run, cycle: Cycle, text: str) -> None:
+    """Say what is wrong and ends nothing, and write it down. Root only."""
+    run.say(f"{title(run, cycle)} warning: {text}")
+    run.log("warning", cycle=cycle.index + 1, text=text)
 
 
 def tell_of_swaps(run: Run, built: Built) -> None:

@@ -45,7 +45,7 @@ class CheckpointKeys(Keys):
     directory: str | None = key(
         None,
         "a path, or null",
-        "Where the checkpoints of this cycle are; null: below the run directory, one directory for each cycle.",
+        "Below which the checkpoints of this run are, in `cycle-1`, `cycle-2`, …; null: the run directory.",
         min_length=1,
     )
     every_n_batches: Count | None = key(
@@ -69,7 +69,7 @@ class CheckpointKeys(Keys):
     scratch: str | None = key(
         None,
         "a path, or null",
-        "A faster directory that all ranks see: checkpoints are committed there, and drained to where they belong.",
+        "A faster directory, on each node: checkpoints are committed there, and drained to where they belong.",
         min_length=1,
     )
     scratch_bandwidth: Positive | None = key(

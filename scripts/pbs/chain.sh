@@ -15,7 +15,7 @@ export HPCCKPT_CHAIN=${HPCCKPT_CHAIN:-hpcckpt-$(date +%Y%m%d-%H%M%S)-$$}
 submit=(qsub -N "$HPCCKPT_CHAIN" -v "$(compgen -e HPCCKPT_ | grep -v DRY_RUN | paste -sd,)")
 after=()
 for ((i = 1; i <= N; i++)); do
-    words=("${submit[@]}" "${after[@]}" "${@:2}")
+    words=("${submit[@]}" ${after[@]+"${after[@]}"} "${@:2}")
     if [ "${HPCCKPT_DRY_RUN:-0}" != 0 ]; then
         echo "${words[*]}"
         job=JOB$i

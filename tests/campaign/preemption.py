@@ -23,7 +23,7 @@ from _preemption_job import Order, Shown
 from _preemption_running import BrokenPromiseError, Plan, Request, Running, ask, find_mpirun, is_in
 
 import hpcckpt as hc
-from hpcckpt import discovery, journal
+from hpcckpt import discovery, journal, layout
 from hpcckpt.loading import open_step
 from hpcckpt.testing.ranks import run_ranks
 
@@ -169,7 +169,8 @@ def check_steps(running: Running, last: int) -> float:
             raise BrokenPromiseError("wrong", f"step {info.step} is not whole: {info.problem}")
         if set(hc.load(info.path)["w"].tolist()) != {float(info.step)}:
             raise BrokenPromiseError("wrong", f"step {info.step} holds other values")
-    left = [name for name in os.listdir(directory) if not name.startswith("step-") and name != journal.NAME]
+    side = {journal.NAME, layout.HALTED}
+    left = [name for name in os.listdir(directory) if not name.startswith("step-") and name not in side]
     if left:
         raise BrokenPromiseError("wrong", f"left behind: {left}")
     return infos[-1].path.stat().st_ctime

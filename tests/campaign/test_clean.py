@@ -8,4 +8,4 @@ pytestmark = [pytest.mark.stack_b, pytest.mark.slow]
 
 
 def test_a_clean_step_raises_no_alarm(short_form):
-    short_form("clean", 40)
+    short_form("clean", 20)

@@ -8,4 +8,4 @@ pytestmark = [pytest.mark.stack_b, pytest.mark.slow]
 
 
 def test_damage_is_detected_and_the_newest_good_step_is_found(short_form):
-    short_form("corruption", 200)
+    short_form("corruption", 100)

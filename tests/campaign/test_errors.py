@@ -11,8 +11,8 @@ def test_a_failing_call_is_one_error_everywhere(short_form):
     short_form("errors", 45)
 
 
-@pytest.mark.parametrize("mutant", ["fsync-is-tried-again", "each-rank-tells-its-own"])
-def test_an_engine_that_breaks_the_promise_is_found_out(short_form, monkeypatch, mutant):
+@pytest.mark.parametrize(("mutant", "count"), [("fsync-is-tried-again", 70), ("each-rank-tells-its-own", 20)])
+def test_an_engine_that_breaks_the_promise_is_found_out(short_form, monkeypatch, mutant, count):
     monkeypatch.setenv("HPCCKPT_MUTANT", mutant)
     with pytest.raises(AssertionError, match=r"'(wrong|lost)'"):
-        short_form("errors", 70)
+        short_form("errors", count)

@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.stack_b, pytest.mark.slow]
 
 
 def test_killed_jobs_lose_nothing(short_form):
-    short_form("kills", 10)
+    short_form("kills", 6)
 
 
 @pytest.mark.parametrize(("mutant", "first"), [("retired-before-its-successor", 1), ("nothing-is-swept", 2)])

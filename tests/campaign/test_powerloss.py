@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def test_short_form(short_form):
-    short_form("powerloss", count=340)
+    short_form("powerloss", count=170)
 
 
 # -- the recorder --------------------------------------------------------------------------------

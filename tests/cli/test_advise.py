@@ -25,6 +25,8 @@ def test_it_says_how_often_to_save_in_time_and_in_steps(cli: Cli, run: Path) -> 
     lines = dict(line.split("  ", 1) for line in result.out.splitlines()[:6])
     assert lines["a failure every"].strip() == "4 h (as you say)"
     assert "steps)" in lines["save every"]
+    assert "a restore takes" in lines, "the journal knows nothing of the start of a job"
+    assert "a restart takes  3 min" in cli("advise", run, "--mtbf", "4h", "--restart", "3m").out
     assert "advised *" in result.out
     assert "as it is" in result.out
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import pytest
 import hpcckpt as hc
 from hpcckpt import discovery, layout
 from hpcckpt.cli.copy import Bandwidth
+from hpcckpt.journal import NAME, read_journal
 from hpcckpt.lock import RunLock
+from hpcckpt.reporting.frames import frame_of, lines_of, news
+from hpcckpt.reporting.reading import read_story
 from hpcckpt.testing.ranks import run_ranks
 
 Cli = Callable[..., Any]
@@ -162,8 +166,8 @@ def test_under_mpirun_the_ranks_share_the_work_and_speak_once(
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
     root |= {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
-    def copy(*words: str) -> subprocess.CompletedProcess[str]:
-        command = ["mpirun", "-n", "3", sys.executable, "-m", "hpcckpt", "copy", str(run), str(out), *words]
+    def copy(*words: str, to: Path = out) -> subprocess.CompletedProcess[str]:
+        command = ["mpirun", "-n", "3", sys.executable, "-m", "hpcckpt", "copy", str(run), str(to), *words]
         return subprocess.run(
             command, env=environment(**root), capture_output=True, text=True, timeout=120, check=False
         )
@@ -173,7 +177,58 @@ def test_under_mpirun_the_ranks_share_the_work_and_speak_once(
     assert [line.split(" to ")[0] for line in done.stdout.splitlines()] == ["copied step 1", "copied step 2"]
     assert ids(out) == ids(run)
     damage(run, 2)
-    done = copy("2", "--overwrite")
+    other = save(tmp_path / "other", 2)
+    before = ids(other)
+    done = copy("2", "--overwrite", to=other)
     assert done.returncode == 3
     assert done.stderr.count("hpcckpt: error:") == 1
+    assert ids(other) == before
+
+
+# -- the journal -----------------------------------------------------------------------------------
+
+
+def test_the_journal_there_is_told_where_a_step_came_from_and_watch_and_the_report_show_it(
+    cli: Cli, tmp_path: Path
+) -> None:
+    run, out = save(tmp_path / "run", 1, 2, 3), save(tmp_path / "out", 1)
+    before = read_story(out)
+    cli("copy", run, out, "3")
+    (entry,) = [entry for entry in read_journal(out) if entry["event"] == "copied"]
+    expected = {"step": 3, "save_id": ids(run)[3], "from": str(run / layout.step_dirname(3)), "by": "copy"}
+    assert {name: entry[name] for name in expected} == expected
+    after = read_story(out)
+    assert [job.last for job in after.jobs] == [job.last for job in before.jobs], "nobody heard of the job again"
+    (line,) = [line for line in news(before, after) if "copied" in line]
+    assert line.endswith(f"copied step 3 from {run / layout.step_dirname(3)} (hpcckpt copy)")
+    assert "copied step 3" in dict(lines_of(frame_of(after, time.time())))["by hand"]
+    assert "copied step 3" in cli("report", out, "-o", "-").out
+    assert not [entry for entry in read_journal(run) if "by" in entry], "where it came from nothing changed"
+
+
+def test_a_step_that_was_removed_and_is_brought_back_stands_again(cli: Cli, tmp_path: Path) -> None:
+    run, out = save(tmp_path / "run", 1, 2), tmp_path / "out"
+    cli("copy", run, out, "1")
+    cli("prune", run, "--keep-last", 1, "--yes")
+    cli("copy", out, run, "1")
+    assert [(save.step, save.state) for save in read_story(run).saves] == [(1, "stands"), (2, "stands")]
+    assert [change.verb for change in read_story(run).changes] == ["prune", "copy"]
+
+
+def test_a_step_that_is_there_already_is_not_told_again_and_a_new_directory_gets_no_journal(
+    cli: Cli, tmp_path: Path
+) -> None:
+    run, out = save(tmp_path / "run", 1), tmp_path / "out"
+    cli("copy", run, out)
+    assert NAME not in os.listdir(out)
+    save(out, 2)
+    before = (out / NAME).read_bytes()
+    cli("copy", run, out)
+    assert (out / NAME).read_bytes() == before
+
+
+def test_a_journal_that_cannot_be_written_fails_no_copy(cli: Cli, tmp_path: Path) -> None:
+    run, out = save(tmp_path / "run", 1), tmp_path / "out"
+    (out / NAME).mkdir(parents=True)
+    assert cli("copy", run, out).code == 0
     assert ids(out) == ids(run)

@@ -354,6 +354,17 @@ def test_quotas() -> None:
     assert quota.parse(QUOTA, ("server:/home/me", "/home/me")) == quota.Quota(120, 110, 50, 0)
     assert quota.parse(QUOTA, ("/elsewhere",)) is None
     assert quota.parse("none\n", ("none",)) is None
+    assert quota.parse("/lustre [900]* 0 800 - [5] 0 9 -", ("/lustre",)) == quota.Quota(900, 800, 5, 9)
+
+
+def test_a_user_without_a_name_has_a_quota_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lfs").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "lfs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr("os.getuid", lambda: 98765)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert quota._ask(Mount("/lustre", "lustre", "s", "rw")) == "quota -q -u 98765 /lustre\n"
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ def mpirun(environment: Callable[..., dict[str, str]]) -> Callable[..., subproce
     pytest.importorskip("mpi4py")
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
 
-    def run(*words: object, before: str = "") -> subprocess.CompletedProcess[str]:
+    def run(*words: object, before: str = "", under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         command = " ".join([sys.executable, "-m", "hpcckpt", *map(str, words)])
         return subprocess.run(
-            ["mpirun", "-n", "2", "sh", "-c", f"{before} exec {command}"],
+            [*under, "mpirun", "-n", "2", "sh", "-c", f"{before} exec {command}"],
             env=environment(**root, OMPI_MCA_rmaps_base_oversubscribe="1"),
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
@@ -50,6 +50,21 @@ def test_all_ranks_are_looked_at_and_one_tells(mpirun: Callable[..., Any], tmp_p
     assert found["shared"][0]["message"] == "all 2 ranks see what rank 0 writes"
     assert found["thread level"][0]["message"].startswith("MPI_THREAD_")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_a_directory_that_may_not_be_entered_is_told_and_holds_no_rank_up(
+    mpirun: Callable[..., Any], tmp_path: Path
+) -> None:
+    heeding_modes = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.getuid() == 0 else ()
+    (tmp_path / "closed").mkdir(mode=0)
+    try:
+        done = mpirun("doctor", tmp_path / "closed" / "run", "--quick", "-q", under=heeding_modes)
+    finally:
+        (tmp_path / "closed").chmod(0o755)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"directory  {tmp_path}/closed cannot be entered" in done.stdout
+    assert "broke off" not in done.stdout
 
 
 def test_the_rank_that_differs_is_named(mpirun: Callable[..., Any]) -> None:

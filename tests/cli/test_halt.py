@@ -126,6 +126,8 @@ def test_in_a_run_of_cycles_a_request_that_was_handed_on_counts_too(cli: Cli, sa
         (["--at", "yesterday"], 2, "is no moment"),
         (["--at", "2020-01-01"], 2, "is past"),
         (["--at", "+5"], 2, "is no duration"),
+        (["--at", "+999999d"], 2, "less than 1000 years"),
+        (["--at", "+360000d"], 2, "is behind the year 2999"),
         (["--after-step", "-1"], 2, "range"),
     ],
 )
@@ -135,9 +137,28 @@ def test_what_makes_no_sense_writes_nothing(cli: Cli, saved: Path, words: list[s
     assert not (saved / "HALT").exists()
 
 
-def test_a_run_that_does_not_exist_is_said_so(cli: Cli, tmp_path: Path) -> None:
-    assert cli("halt", tmp_path / "none").code == 4
+def test_a_run_in_which_no_job_has_begun_is_said_so_with_what_to_do(cli: Cli, tmp_path: Path) -> None:
+    result = cli("halt", tmp_path / "none")
+    assert result.code == 4
+    assert f"{tmp_path}/none does not exist: no job has begun there" in result.err
+    assert "scancel" in result.err
     assert not (tmp_path / "none").exists()
+    (tmp_path / "file").touch()
+    assert "file is not a directory" in cli("halt", tmp_path / "file").err
+    assert cli("halt", tmp_path / "none", "--cancel").code == 4
+
+
+def test_a_job_that_begins_where_a_request_waits_stops_soon(
+    cli: Cli, tmp_path: Path, environment: Callable[..., dict[str, str]]
+) -> None:
+    (tmp_path / "run").mkdir()
+    result = cli("halt", tmp_path / "run")
+    assert result.code == 0
+    assert "the next one that runs here will stop" in result.err
+    command = [sys.executable, "-c", JOB, str(tmp_path / "run")]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=250, check=False)
+    assert ended.returncode == 75, ended.stderr
+    assert not (tmp_path / "run" / "HALT").exists()
 
 
 def test_a_time_of_day_is_the_next_one() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from listing import listed
+
+from hpcckpt.journal import NAME, read_journal
+from hpcckpt.reporting.frames import news
+from hpcckpt.reporting.reading import read_story
 
 Cli = Callable[..., Any]
 LEFT = (".step-0000000040.tmp-abcdef", ".retired-abcdef")
@@ -155,3 +160,48 @@ def test_a_misspelt_metric_costs_nothing(cli: Cli, saved: Path) -> None:
 
 def test_absence_exits_with_4(cli: Cli, tmp_path: Path) -> None:
     assert cli("prune", tmp_path / "nowhere", "--yes").code == 4
+
+
+# -- the journal -----------------------------------------------------------------------------------
+
+
+def told(run: Path, event: str) -> list[dict[str, Any]]:
+    return [entry for entry in read_journal(run) if entry["event"] == event]
+
+
+def test_the_journal_is_told_of_the_steps_that_are_gone_and_the_report_and_watch_show_it(
+    cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_story(saved)
+    cli("prune", saved, "--keep-last", 1, "--yes")
+    (entry,) = told(saved, "removed")
+    assert (entry["steps"], entry["n_steps"], entry["by"]) == ([10, 20], 2, "prune")
+    after = read_story(saved)
+    assert [(save.step, save.state) for save in after.saves] == [(10, "removed"), (20, "removed"), (30, "stands")]
+    assert [job.last for job in after.jobs] == [job.last for job in before.jobs], "nobody heard of the job again"
+    assert [line.partition("removed")[2] for line in news(before, after)] == [" steps 10, 20 (hpcckpt prune)"]
+    assert "by hand" in cli("watch", saved, "--once").out
+    monkeypatch.chdir(tmp_path)
+    assert "removed steps 10, 20 (hpcckpt prune)" in cli("report", saved, "-o", "-").out
+    assert cli("report", saved, "--json").json["changes"][0]["steps"] == [10, 20]
+
+
+def test_what_was_refused_or_only_tried_or_left_by_killed_jobs_is_not_told(cli: Cli, cluttered: Path) -> None:
+    before = (cluttered / NAME).read_bytes()
+    cli("prune", cluttered, "--keep-last", 1, "--dry-run")
+    cli("prune", cluttered, "--keep-last", 1, answer="n\n")
+    cli("prune", cluttered, "--yes")
+    assert (cluttered / NAME).read_bytes() == before
+
+
+def test_a_run_without_a_journal_gets_none(cli: Cli, saved: Path) -> None:
+    (saved / NAME).unlink()
+    assert cli("prune", saved, "--keep-last", 1, "--yes").code == 0
+    assert NAME not in os.listdir(saved)
+
+
+def test_a_journal_that_cannot_be_written_keeps_nothing_from_going(cli: Cli, saved: Path) -> None:
+    (saved / NAME).unlink()
+    (saved / NAME).mkdir()
+    result = cli("prune", saved, "--keep-last", 1, "--yes")
+    assert (result.code, steps(cli, saved)) == (0, [30])

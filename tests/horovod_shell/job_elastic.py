@@ -74,13 +74,15 @@ def main() -> None:
         said = {"weights": weights(inner.model), "rate": rate, "began": inner.began, "equal": equal}
         said |= {"restored": restored, "batch": state.batch, "commits": state.commits, "notes": state.notes}
     steps = sorted(path.name for path in (PLACE / "run").glob("step-*"))
-    tell(hvd.rank(), {**said, "steps": steps, "variables": variables()})
+    told = {**said, "steps": steps, "variables": variables()}
+    tell(hvd.rank(), {**told, "bare steps": sorted(path.name for path in (PLACE / "bare").glob("step-*"))})
 
 
 def variables() -> list[float]:
-    """Keep bare variables and an optimizer's learning rate by the other state of Horovod's."""
+    """Keep bare variables by the other state of Horovod's, over scratch."""
+    options = {"step": "n", "verbose": 0, "scratch": PLACE / "scratch", "scratch_bandwidth": 1e9}
     one = tf.Variable([1.0 + hvd.rank()])
-    with DurableState(hvd.elastic.TensorFlowState([one], n=0), PLACE / "bare", 1, step="n", verbose=0) as state:
+    with DurableState(hvd.elastic.TensorFlowState([one], n=0), PLACE / "bare", 1, **options) as state:
         state.sync()
         state.n += 5
         one.assign_add([5.0])

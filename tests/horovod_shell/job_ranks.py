@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from horovod_jobs import failure, tell, weights
 from mpi4py import MPI
 
 import hpcckpt as hc
+from hpcckpt import tiers
 from hpcckpt.horovod import RestoreCallback, communicator
 
 PLACE, HOW = Path(sys.argv[1]), sys.argv[2]
@@ -32,7 +34,9 @@ def train(epochs: int, process_set: Any, callback: Any) -> Any:
 def twice(directory: Path, process_set: Any) -> dict[str, Any]:
     """Train two epochs straight; then one, and the other after a restart."""
     straight = train(2, process_set, RestoreCallback(directory / "a", "epoch", process_set=process_set, verbose=0))
-    train(1, process_set, RestoreCallback(directory / "b", "epoch", process_set=process_set, verbose=0))
+    options = {"process_set": process_set, "verbose": 0, "scratch": PLACE / "scratch"}
+    train(1, process_set, RestoreCallback(directory / "b", "epoch", **options))
+    shutil.rmtree(tiers.scratch_directory(directory / "b", PLACE / "scratch"), ignore_errors=True)
     callback = RestoreCallback(directory / "b", process_set=process_set, verbose=0)
     resumed = train(2, process_set, callback)
     restored = None if callback.restored is None else callback.restored.step

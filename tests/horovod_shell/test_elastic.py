@@ -51,5 +51,9 @@ def test_after_a_failure_within_a_job_all_ranks_go_back_to_the_last_commit_in_me
     assert [rank["weights"] for rank in told] == [rank["weights"] for rank in straight]
 
 
+def test_with_scratch_a_durable_commit_is_in_the_run_directory_when_the_state_is_closed(straight: Told) -> None:
+    assert [told["bare steps"] for told in straight] == [["step-0000000005"]] * 2
+
+
 def test_a_state_of_bare_variables_is_numbered_by_an_attribute(straight: Told) -> None:
     assert [told["variables"] for told in straight] == [[6.0, 5.0], [6.0, 5.0]]

@@ -21,6 +21,7 @@ def in_comm(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def test_each_process_set_resumes_its_own_model_to_the_bit(in_sets: Told) -> None:
+    """Over scratch, which is gone when they resume."""
     assert [told["restored"] for told in in_sets] == [4, 4, 4]
     assert [told["resumed"] for told in in_sets] == [told["straight"] for told in in_sets]
     assert in_sets[1]["resumed"] == in_sets[2]["resumed"] != in_sets[0]["resumed"]

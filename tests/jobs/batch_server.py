@@ -15,10 +15,11 @@ from typing import Any
 
 import standin_commands
 from mpi_launch import clean_environment
+from slurmreaper import reaped
 
 BIN = Path(__file__).parent / "bin"
 ROOT = Path(__file__).parents[2]
-KILL_S = 5.0
+KILL_S = 30.0
 """Between the TERM at the end of a job's time and the KILL."""
 
 
@@ -71,7 +72,7 @@ class BatchServer:
     def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node."""
         return subprocess.run(
-            words, env=self.environ(**more), cwd=self.work, capture_output=True, text=True, check=False, timeout=120
+            words, env=self.environ(**more), cwd=self.work, capture_output=True, text=True, check=False, timeout=240
         )
 
     def submit(self, *words: str, **more: str) -> str:
@@ -90,12 +91,20 @@ class BatchServer:
         os.environ[standin_commands.SERVER] = str(self.directory)
         standin_commands.write(job)
 
-    def drain(self, warned_at: str = "", n_warned: int = 0, limit: int = 12) -> list[Ran]:
-        """Run jobs until none can be run; the first ones get a USR1 (``qsig``) as soon as they say a certain thing."""
+    def drain(self, n_stopped: int = 0, at: str = "", held: str = "", limit: int = 12) -> list[Ran]:
+        """Run jobs until none can be run.
+
+        The first ones are stopped by a USR1 (``qsig``) as soon as they say a certain thing, or by themselves, if that
+        is ""; until they have ended their program is held (`slurmloop`).
+        """
         ran: list[Ran] = []
+        if held:
+            (self.work / f"{held}.held").touch()
         while (job := self._next()) is not None:
             assert len(ran) < limit, f"{limit} jobs, and no end: {ran[-1].out}"
-            ran.append(self._run(job, warned_at if len(ran) < n_warned else ""))
+            ran.append(self._run(job, at if len(ran) < n_stopped else ""))
+            if held and len(ran) == n_stopped:
+                (self.work / f"{held}.held").unlink()
         return ran
 
     def _next(self) -> dict[str, Any] | None:
@@ -119,7 +128,8 @@ class BatchServer:
         self.write(job)
         log = self.directory / f"{job['id']}.out"
         words, environ, cwd, limit_s = (self._pbs if self.kind == "pbs" else self._cobalt)(job, began)
-        with log.open("wb") as file:
+        mark = f"{standin_commands.SERVER}={self.directory}"
+        with reaped(mark), log.open("wb") as file:  # no rank outlives its job, not even if the tests are killed
             child = subprocess.Popen(
                 words, env=environ, cwd=cwd, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -131,9 +141,10 @@ class BatchServer:
         return Ran(job, code, log.read_text(errors="replace"))
 
     def _pbs(self, job: dict[str, Any], began: float) -> tuple[list[str], dict[str, str], Path, float]:
-        n_nodes = int(job["resources"]["select"].partition(":")[0])
+        n_nodes, *needs = job["resources"]["select"].split(":")
+        n_lines = next((int(need.removeprefix("mpiprocs=")) for need in needs if need.startswith("mpiprocs=")), 1)
         nodes = self.directory / f"{job['id']}.nodes"
-        nodes.write_text("".join(f"x3001c0s{i}\n" for i in range(n_nodes)))
+        nodes.write_text("".join(f"x3001c0s{i}\n" * n_lines for i in range(int(n_nodes))))
         environ = self.environ(
             **job["variables"], PBS_JOBID=job["id"], PBS_JOBNAME=job["name"], PBS_O_WORKDIR=job["workdir"],
             PBS_O_QUEUE=job["queue"], PBS_QUEUE="small", PBS_NODEFILE=str(nodes), PBS_ENVIRONMENT="PBS_BATCH",

@@ -37,7 +37,7 @@ def pbs(system: str, title: str, more: str) -> str:
 name=${{HPCCKPT_CONFIG##*/}}
 export HPCCKPT_RUN=${{HPCCKPT_RUN:-runs/${{name%.*}}}}"""
     inputs += f'\nread -ra options <<<"${{HPCCKPT_OPTIONS:-}}"\n{gpu_line(SYSTEMS[system])}'
-    command = f'{TRAIN} "${{options[@]}}"'
+    command = f'{TRAIN} ${{options[@]+"${{options[@]}}"}}'
     texts = Texts(header, command, '"$HPCCKPT_RUN"', inputs, lead='"${HPCCKPT_LEAD:-300}"')
     return fill(door(system, 2, "1h"), texts, 300)
 

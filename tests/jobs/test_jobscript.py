@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from batch_server import ROOT
+from laptop import rehearse
 
 from hpcckpt.jobs.directives import DIALECTS, check_script, missing, read_script
 from hpcckpt.jobs.jobscript_systems import SYSTEMS
@@ -34,7 +35,7 @@ REQUESTS = {
 def request_of(name: str) -> list[str]:
     """Return the words of one of `REQUESTS`."""
     program = ["--", "python", "t.py", "{task}"] if "array" in name else END
-    return [*REQUESTS[name], *SIZE, "--run", "runs/a", *program]
+    return [*REQUESTS[name], *SIZE, "--run", "runs/{task}" if "array" in name else "runs/a", *program]
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +71,7 @@ def test_a_rehearsal_on_a_laptop_names_the_whole_command(name: str, jobscript: S
     _, script, _ = jobscript(*request_of(name))
     (tmp_path / "setup").touch()
     script = script.replace("'/home/ada/my setup.sh'", str(tmp_path / "setup"))
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_", "COBALT_", "HPCCKPT_"))}
-    path = os.pathsep.join([str(Path(sys.executable).parent), clean["PATH"]])
-    environ = {**clean, "HPCCKPT_DRY_RUN": "1", "HOME": str(tmp_path), "PATH": path}
-    done = subprocess.run(
-        ["bash"], input=script, env=environ, capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = rehearse(tmp_path, script=script)
     assert done.returncode == 0, done.stderr
     started = next(line for line in done.stderr.splitlines() if "would start: " in line)
     words = shlex.split(started.partition("would start: ")[2])
@@ -83,11 +79,51 @@ def test_a_rehearsal_on_a_laptop_names_the_whole_command(name: str, jobscript: S
     assert words[-len(END) + 1 :] == END[1:] or words[-3:] == ["python", "t.py", "0"]
 
 
+def test_a_node_is_counted_once_however_many_ranks_pbs_places_on_it(jobscript: Script, tmp_path: Path) -> None:
+    _, script, _ = jobscript(*request_of("pbs"))
+    (tmp_path / "nodes").write_text("n1\n" * 4 + "n2\n" * 4)  # with mpiprocs=4, a line for each
+    done = rehearse(tmp_path, script=script, PBS_NODEFILE=str(tmp_path / "nodes"))
+    assert "would start: mpiexec -n 8 --ppn 4 " in done.stderr
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_an_empty_array_ends_no_script_under_bash_before_4_4(name: str, jobscript: Script) -> None:
+    _, script, _ = jobscript(*request_of(name))
+    assert "dry=()" in script
+    assert unguarded(script) == []
+
+
+def unguarded(script: str) -> list[str]:
+    """Return the arrays that may be empty, which ``set -u`` took for unset, and that stand there unguarded."""
+    maybe_empty = set(re.findall(r"\b(\w+)=\(\)", script) + re.findall(r"read -ra (\w+)", script))
+    return [name for name in maybe_empty if re.search(r'(?<!\+)"\$\{' + name + r'\[@\]\}"', script)]
+
+
+@pytest.mark.parametrize("kind", ["pbs", "slurm", "theta"])
+def test_nor_any_of_the_scripts_that_are_there(kind: str) -> None:
+    found = {path.name: unguarded(path.read_text()) for path in (ROOT / "scripts" / kind).iterdir()}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
 def test_programs_words_reach_the_program_as_they_were_given(jobscript: Script) -> None:
     nasty = ["python", "a b.py", "$HOME", "`id`", "it's", '"', "*", "\\", "{task}"]
     _, script, _ = jobscript("--scheduler", "slurm", *SIZE, "--", *nasty)
     line = script.splitlines()[-1]
     assert shlex.split(line) == nasty
+
+
+def test_scratch_may_be_named_by_a_variable_of_the_node(jobscript: Script, tmp_path: Path) -> None:
+    command = ["--", "python", "t.py"]
+    _, script, _ = jobscript("--scheduler", "slurm", *SIZE, "--scratch", "${TMPDIR}/a b", *command)
+    line = next(line for line in script.splitlines() if "HPCCKPT_SCRATCH" in line and line.startswith("export"))
+    shown = rehearse(tmp_path, script=f'{line}\nprintf %s "$HPCCKPT_SCRATCH"', TMPDIR="/local/7")
+    assert shown.stdout == "/local/7/a b"
+
+
+def test_the_name_of_a_run_is_one_that_pbs_takes(jobscript: Script) -> None:
+    _, script, _ = jobscript("--scheduler", "pbs", *SIZE, "--run", "runs/_a", "--", "train")
+    assert "#PBS -N a\n" in script
+    assert check_script(script, DIALECTS["pbs"]) == []
 
 
 def test_gpus_are_bound_before_mpi_starts(jobscript: Script) -> None:
@@ -211,16 +247,21 @@ WRONG = [
     ({"--time": "-1h"}, "--time: '-1h' is no duration"),
     ({"--time": "soon"}, "--time: 'soon' is no duration"),
     ({"--time": "45s"}, "--time: 45 s are too short"),
+    ({"--time": "0.2s", "--signal-lead": "1"}, "--time: '0.2s' – a second at least"),
     ({"--account": "my project"}, "--account: 'my project' is not a name"),
     ({"--account": "a\n#PBS -q other"}, "--account: 'a\\n#PBS -q other' is empty, or has characters"),
     ({"--account": ""}, "--account: '' is empty"),
     ({"--queue": "a;b"}, "--queue: 'a;b' is not a name"),
     ({"--queue": "a", "--partition": "b"}, "--partition: 'b', but --queue says 'a'"),
     ({"--name": "two words"}, "--name: 'two words' is not a name"),
+    ({"--name": "_x"}, "--name: '_x' – PBS wants a letter or figure first"),
     ({"--scratch": "tmp"}, "--scratch: 'tmp' – an absolute path, or 'auto'"),
+    ({"--scratch": "/a/$(id)"}, "--scratch: '/a/$(id)' – of what the shell fills in only $NAME"),
+    ({"--scratch": '$A"; id'}, "--scratch: '$A\"; id' – of what the shell fills in only $NAME"),
     ({"--filesystems": "home eagle"}, "--filesystems: 'home eagle' – names with : between"),
     ({"--filesystems": "home", "--scheduler": "slurm"}, "--filesystems: slurm is not told of them"),
     ({"--array": "0-9"}, "--array: all its jobs would do the same"),
+    ({"--array": "0-9", "--run": "runs/a"}, "--run: 'runs/a' – with --array each job needs its own: write {task}"),
     ({"--array": "9"}, "--array: '9' is not a range"),
     ({"--array": "0-9", "--scheduler": "cobalt"}, "--array: Cobalt has no job arrays"),
     ({"--signal-lead": "never"}, "--signal-lead: 'never' is no duration"),
@@ -233,6 +274,7 @@ WRONG = [
     ({"COMMAND": ""}, "COMMAND: no program"),
     ({"COMMAND": "mpirun -n 4 python t.py"}, "COMMAND: the script starts the ranks itself: leave 'mpirun'"),
     ({"COMMAND": "/usr/bin/srun t"}, "leave '/usr/bin/srun'"),
+    ({"COMMAND": "env A=1 srun -n 4 python a"}, "COMMAND: the script starts the ranks itself: leave 'srun'"),
     ({"--colour": "red"}, "No such option"),
 ]  # fmt: skip
 
@@ -264,6 +306,16 @@ def test_a_run_whose_saves_take_longer_than_the_job_is_told_so(jobscript: Script
     code, _, err = jobscript("--scheduler", "slurm", *SIZE, "--run", str(tmp_path), "--", "train")
     assert code == 2
     assert "--time: 3600 s are too short, it would be told to stop 4030 s before its end" in err
+
+
+def test_a_lead_that_slurm_does_not_take_is_told(jobscript: Script, tmp_path: Path) -> None:
+    tell(tmp_path / "journal.jsonl", 40_000.0)
+    words = ["--nodes", "2", "--time", "48h", "--run", str(tmp_path), "--", "train"]
+    code, _, err = jobscript("--scheduler", "slurm", *words)
+    assert code == 2
+    assert "--signal-lead: Slurm takes at most 65535 s, it would be 80030 s" in err
+    code, _, err = jobscript("--scheduler", "pbs", *words)
+    assert code == 0, err
 
 
 def test_every_machine_has_a_queue_for_the_least_job() -> None:

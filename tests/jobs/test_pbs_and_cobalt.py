@@ -79,6 +79,43 @@ def test_where_qstat_does_not_help_the_script_and_our_variables_are_submitted(
     assert ("qstat told nothing" in again.note) == (job is None)
 
 
+def test_what_qstat_could_not_tell_at_the_start_is_asked_again_for_the_requeue(
+    monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    job = Pbs({**ENVIRON, "HPCCKPT_SCRIPT": script})
+    told(monkeypatch, None)
+    assert job.restarts == 0
+    told(monkeypatch, JOB)
+    again = job.requeue()
+    assert again is not None
+    assert "-A" in again.command
+    assert "qstat told nothing" not in again.note
+
+
+PLAIN = """Job Id: 12.polaris
+    Job_Name = train
+    Account_Name = mine
+    run_count = 1
+    Resource_List.filesystems = home:eagle
+    Resource_List.select = 4:system=pol
+\taris
+    Resource_List.walltime = 06:00:00
+    stime = Sun Nov 22 02:00:00 2026
+    Variable_List = PBS_O_HOME=/home/ada,COLOUR=red,
+\tHPCCKPT_CONFIG=c,GONE=x
+"""
+
+
+def test_where_the_json_of_qstat_is_none_its_text_will_do(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    def act(command: tuple[str, ...], timeout_s: float) -> str:
+        return '{"Jobs": {"12.polaris": {"Variable_List": {"A": \\033}}}}' if "json" in command else PLAIN
+
+    monkeypatch.setattr(pbs_module, "act", act)
+    plain = Pbs({**ENVIRON, "HPCCKPT_SCRIPT": script}).requeue()
+    told(monkeypatch, JOB)
+    assert plain == Pbs({**ENVIRON, "HPCCKPT_SCRIPT": script}).requeue()
+
+
 def test_one_job_of_an_array_or_without_its_script_is_not_submitted_again(
     monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:

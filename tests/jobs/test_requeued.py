@@ -5,25 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from batch_server import ROOT, BatchServer, Ran
 from mpi_launch import find_mpirun
 
-pytestmark = pytest.mark.skipif(find_mpirun() is None, reason="needs mpirun")
+pytestmark = [
+    pytest.mark.skipif(find_mpirun() is None, reason="needs mpirun"), pytest.mark.slow, pytest.mark.timeout(900),
+]  # fmt: skip
 Script = Callable[..., tuple[int, str, str]]
-STEPS = 150
-LOOP = [
-    "python",
-    str(ROOT / "examples" / "custom_loop.py"),
-    "--directory",
-    "run",
-    "--steps",
-    str(STEPS),
-    "--pause",
-    "0.05",
-]
+SITE = {"pbs": ["-A", "mine", "-l", "filesystems=home"], "cobalt": ["-A", "mine"]}
+"""By scheduler: what a job must say besides its script."""
+CHAIN = str(ROOT / "scripts" / "pbs" / "chain.sh")
+BEGINS = "begins behind step"
+LOOP = ["python", str(ROOT / "tests" / "slurm" / "slurmloop.py"), "run", "5", "0.05", "1"]
 
 
 def numbers(pattern: str, ran: Sequence[Ran]) -> list[int]:
@@ -38,27 +33,29 @@ def assert_carried_on(ran: Sequence[Ran], n_jobs: int) -> None:
     assert codes == [75] * (n_jobs - 1) + [0], log
     begun, stopped = numbers(r"begins behind step (\d+)", ran), numbers(r"stopped step=(\d+) exit=75", ran)
     assert begun == [0, *stopped]
-    assert f"done step={STEPS}" in ran[-1].out
+    assert "loop: done step=" in ran[-1].out
     assert [int(found) for each in ran for found in re.findall(r" restart=(\d+)/", each.out)] == list(range(len(ran)))
 
 
-def loop_script(server: BatchServer, jobscript: Script, *words: str) -> Path:
-    """Write what ``hpcckpt jobscript`` prints for the loop."""
-    code, script, err = jobscript(*words, "--run", "run", "--time", "10m", "--", *LOOP)
+def written(server: BatchServer, jobscript: Script, *words: str) -> str:
+    """Write what ``hpcckpt jobscript`` prints, as an executable script; return its path."""
+    code, script, err = jobscript("--scheduler", server.kind, "--time", "10m", *words)
     assert code == 0, err
-    path = server.work / "loop.job"
+    path = server.work / "a.job"
     path.write_text(script)
     path.chmod(0o755)
-    return path
+    return str(path)
 
 
-@pytest.mark.timeout(300)
+def loop_script(server: BatchServer, jobscript: Script, *words: str) -> str:
+    """Write what ``hpcckpt jobscript`` prints for the loop."""
+    return written(server, jobscript, *words, "--run", "run", "--", *LOOP)
+
+
 def test_a_pbs_job_submits_itself_again_until_it_is_done(pbs: BatchServer, jobscript: Script) -> None:
-    words = ["--scheduler", "pbs", "--nodes", "2", "--cpus-per-rank", "1"]
-    script = loop_script(pbs, jobscript, *words)
-    submitted = ["-A", "mine", "-q", "preemptable", "-l", "filesystems=home", "-v", "COLOUR=red"]
-    pbs.submit(*submitted, str(script), COLOUR="blue")
-    ran = pbs.drain("begins behind step", n_warned=2)
+    script = loop_script(pbs, jobscript, "--nodes", "1", "--ranks-per-node", "2")
+    pbs.submit(*SITE["pbs"], "-q", "preemptable", "-v", "COLOUR=red", script, COLOUR="blue")
+    ran = pbs.drain(2, BEGINS, held="run")
     assert_carried_on(ran, 3)
     assert "end=" in ran[0].out
     assert "(qstat)" in ran[0].out
@@ -70,11 +67,10 @@ def test_a_pbs_job_submits_itself_again_until_it_is_done(pbs: BatchServer, jobsc
     assert "a restart would use step" in ran[0].out  # hpcckpt list, at the end
 
 
-@pytest.mark.timeout(300)
 def test_a_cobalt_job_submits_itself_again_until_it_is_done(cobalt: BatchServer, jobscript: Script) -> None:
-    script = loop_script(cobalt, jobscript, "--scheduler", "cobalt", "--nodes", "2", "--cpus-per-rank", "4")
-    cobalt.submit("-A", "mine", "-q", "debug-flat-quad", "--env", "COLOUR=red:TASTE=sweet", str(script))
-    ran = cobalt.drain("begins behind step", n_warned=1)
+    script = loop_script(cobalt, jobscript, "--nodes", "2", "--cpus-per-rank", "4")
+    cobalt.submit(*SITE["cobalt"], "-q", "debug-flat-quad", "--env", "COLOUR=red:TASTE=sweet", script)
+    ran = cobalt.drain(1, BEGINS, held="run")
     assert_carried_on(ran, 2)
     assert "(COBALT_ENDTIME)" in ran[0].out
     assert {job["variables"]["COLOUR"] for job in cobalt.jobs()} == {"red"}
@@ -83,39 +79,41 @@ def test_a_cobalt_job_submits_itself_again_until_it_is_done(cobalt: BatchServer,
     assert {(one["by"], one["n"]) for one in launched} == {("aprun", 2)}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", SITE)
+def test_a_job_that_nobody_warns_stops_by_itself_before_its_end(
+    kind: str, request: pytest.FixtureRequest, jobscript: Script
+) -> None:
+    server: BatchServer = request.getfixturevalue(kind)
+    script = loop_script(server, jobscript, "--nodes", "1", "--signal-lead", "592")  # 8 s behind the beginning
+    server.submit(*SITE[kind], script)
+    ran = server.drain(1, held="run")
+    assert_carried_on(ran, len(ran))
+    assert "signal=SIGUSR1 (592 s before the end of the job)" in ran[0].out
+    assert "reason='SIGUSR1 on rank" in ran[0].out
+
+
 def test_a_chain_of_pbs_jobs_ends_with_the_job_that_is_done(pbs: BatchServer, jobscript: Script) -> None:
-    script = loop_script(pbs, jobscript, "--scheduler", "pbs", "--nodes", "1")
-    done = pbs.run(str(ROOT / "scripts/pbs/chain.sh"), "9", "-A", "mine", "-l", "filesystems=home", str(script))
+    script = loop_script(pbs, jobscript, "--nodes", "1")
+    done = pbs.run(CHAIN, "9", *SITE["pbs"], script)
     assert done.returncode == 0, done.stderr
     assert len(pbs.jobs()) == 9
-    ran = pbs.drain("begins behind step", n_warned=1)
+    ran = pbs.drain(1, BEGINS, held="run")
     assert [each.code for each in ran] == [75, 0]
     assert len(pbs.jobs()) == 9  # nobody has submitted any besides
-    assert f"done step={STEPS}" in ran[-1].out
+    assert "loop: done step=" in ran[-1].out
 
 
-def failing(server: BatchServer, jobscript: Script, *words: str) -> Path:
-    """Write a script whose program fails."""
-    code, script, err = jobscript(*words, "--time", "5m", "--", "python", "-c", "raise SystemExit(3)")
-    assert code == 0, err
-    path = server.work / "failing.job"
-    path.write_text(script)
-    path.chmod(0o755)
-    return path
+FAILING = ["--nodes", "1", "--", "python", "-c", "raise SystemExit(3)"]
 
 
-@pytest.mark.parametrize("kind", ["pbs", "cobalt"])
+@pytest.mark.parametrize("kind", SITE)
 def test_a_job_that_fails_is_not_submitted_again(kind: str, request: pytest.FixtureRequest, jobscript: Script) -> None:
     server: BatchServer = request.getfixturevalue(kind)
-    script = failing(server, jobscript, "--scheduler", kind, "--nodes", "1")
-    server.submit("-A", "mine", *(["-l", "filesystems=home"] if kind == "pbs" else []), str(script))
+    server.submit(*SITE[kind], written(server, jobscript, *FAILING))
     assert [each.code for each in server.drain()] == [3]
 
 
 def test_a_failure_ends_the_chain(pbs: BatchServer, jobscript: Script) -> None:
-    script = failing(pbs, jobscript, "--scheduler", "pbs", "--nodes", "1")
-    pbs.run(str(ROOT / "scripts/pbs/chain.sh"), "3", "-A", "mine", "-l", "filesystems=home", str(script))
+    pbs.run(CHAIN, "3", *SITE["pbs"], written(pbs, jobscript, *FAILING))
     assert len(pbs.jobs()) == 3
     assert [each.code for each in pbs.drain()] == [3]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import IS_KERAS_3, assert_equal, rows, small, values
+from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
 from hpcckpt import tiers
@@ -276,6 +277,20 @@ def test_with_scratch_the_backups_are_in_the_run_directory_when_the_training_end
     callback = backup(run_dir)
     fit(small(), rows(), 2, callback)
     assert callback.step == 20
+
+
+def test_a_job_that_is_killed_before_its_first_backup_has_left_scratch_goes_on_there(
+    run_dir: Path, tmp_path: Path, fit: Fit
+) -> None:
+    scratch = tmp_path / "scratch"
+    with killed_before_the_first_drain(run_dir, scratch):
+        fit(small(), rows(), 1, backup(run_dir, scratch=scratch))
+    assert not [*scan(run_dir)]
+    again = backup(run_dir, scratch=scratch)
+    fit(small(), rows(), 2, again)
+    assert again.restored is not None
+    assert (again.restored.step, again.step) == (10, 20)
+    assert [info.step for info in scan(run_dir)] == [10, 20]
 
 
 class Halts(keras.callbacks.Callback):

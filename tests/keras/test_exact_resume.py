@@ -201,9 +201,10 @@ def test_whatever_the_data_is_a_run_that_is_killed_twice_ends_as_if_never_killed
     assert_equal(values(model), expected)
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize(
-    "data", [pipeline, pipeline_shuffled_twice, pipeline_repeated_within_epochs], ids=lambda data: data.__name__
+    ("data", "epoch"),
+    [(pipeline, 0), (pipeline, 1), (pipeline_shuffled_twice, 1), (pipeline_repeated_within_epochs, 0)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_later_epochs_keep_their_order_where_all_data_had_been_read_ahead(
     data: Data, epoch: int, tmp_path: Path

@@ -8,6 +8,8 @@ import inspect
 import logging
 import os
 import re
+import shutil
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,8 +23,10 @@ import pytest
 import tensorflow as tf
 from listing import listed
 from models import IS_KERAS_3, rows, small
+from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
+from hpcckpt import phases, tiers
 from hpcckpt.discovery import scan
 from hpcckpt.errors import NoSpaceError
 from hpcckpt.keras import BackupAndRestore, ModelCheckpoint
@@ -330,6 +334,61 @@ def test_every_n_minutes_saves_within_epochs(tmp_path: Path) -> None:
 def test_backend_chooses_the_format(tmp_path: Path) -> None:
     play(ModelCheckpoint(tmp_path / NAME, backend="hdf5"), model_of(), FALLING[:1])
     assert list(tmp_path.glob("step-*/data/*.h5"))
+
+
+def test_with_scratch_steps_and_names_are_in_the_run_directory_when_the_training_ends(tmp_path: Path) -> None:
+    run, scratch = tmp_path / "run", tmp_path / "scratch"
+    play(ModelCheckpoint(run / NAME, scratch=scratch, scratch_bandwidth=1e9), model_of(), FALLING)
+    assert names_in(run) == ["cp-01.weights.h5", "cp-02.weights.h5", "cp-03.weights.h5"]
+    assert {path.resolve().parent for path in run.glob("cp-*")} == {run.resolve()}
+    assert 15 in steps_in(tiers.scratch_directory(run, scratch))
+    assert not list(scratch.rglob("cp-*"))
+    shutil.rmtree(scratch)
+    assert hc.load(run / "cp-02.weights.h5")
+
+
+def test_with_scratch_a_step_gets_its_name_when_it_is_in_the_run_directory(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    held, seen = threading.Event(), []
+    phases.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
+    request.addfinalizer(lambda: phases.install_hook(None))
+
+    class Looks(ModelCheckpoint):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            super().on_epoch_end(epoch, logs)
+            self._saves.finish()
+            seen.append(sorted(path.name for path in (tmp_path / "run").glob("[cs]*")))
+            held.set()
+
+    play(Looks(tmp_path / "run" / NAME, scratch=tmp_path / "scratch"), model_of(), FALLING[:1])
+    assert seen == [[]]
+    assert names_in(tmp_path / "run") == ["cp-01.weights.h5"]
+
+
+@pytest.mark.parametrize("tier", ["one tier", "two tiers"])
+def test_a_step_that_is_saved_twice_has_both_its_names(tier: str, tmp_path: Path) -> None:
+    options = {"scratch": tmp_path / "scratch"} if tier == "two tiers" else {}
+    callback = ModelCheckpoint(tmp_path / "run" / "{loss:.2f}", **options)
+    callback.set_model(model_of())
+    callback.on_train_begin()
+    for loss in (0.5, 0.4):
+        callback._save_model(0, None, {"loss": loss})
+    callback.on_train_end()
+    assert sorted(path.name for path in (tmp_path / "run").glob("0.*")) == ["0.40", "0.50"]
+
+
+@pytest.mark.filterwarnings("ignore:`load_weights_on_restart` argument is deprecated")
+def test_a_step_that_a_killed_job_left_on_scratch_is_drained_and_named_by_the_job_that_goes_on_from_it(
+    tmp_path: Path,
+) -> None:
+    run, scratch = tmp_path / "run", tmp_path / "scratch"
+    with killed_before_the_first_drain(run, scratch):
+        play(ModelCheckpoint(run / NAME, scratch=scratch), model_of(), FALLING[:1])
+    assert steps_in(run) == []
+    callback = ModelCheckpoint(run / "next-{epoch}", scratch=scratch, load_weights_on_restart=True)
+    play(callback, model_of(1), FALLING[:2])
+    assert names_in(run) == ["cp-01.weights.h5", "next-1", "next-2"]
 
 
 def test_async_save_false_has_it_committed_when_the_epoch_ends(tmp_path: Path) -> None:

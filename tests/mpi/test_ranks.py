@@ -26,7 +26,7 @@ def test_saved_on_n_ranks_restored_on_m_is_bit_exact(
     assert pairs[saved_on, n_ranks] == []
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("n_ranks", [1, 3, 8])
 def test_replicated_state_is_written_once_and_evenly(tmp_path: Path, n_ranks: int) -> None:
     nbytes = 64 << 20
     ended = mpirun(n_ranks, str(PROGRAMS / "job_bytes.py"), str(tmp_path), str(nbytes), timeout_s=120)

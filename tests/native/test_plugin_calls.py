@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
+import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -266,6 +270,51 @@ def test_closing_waits_for_the_call_that_is_under_way(
     assert lib.inside() == 0
     worker.join(60)
     assert ended == ["saved"]
+
+
+def is_interrupted(number: int, act: Callable[[], None]) -> bool:
+    """Call a function; interrupt it, as Ctrl-C may, where it enters its n-th function of Python, if it comes so far."""
+    entered = itertools.count()
+
+    def interrupt(*_: object) -> None:
+        if next(entered) == number:
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("name", ["slow", "slow_together"])
+@pytest.mark.parametrize("verb", ["save", "close"])
+def test_wherever_a_call_is_interrupted_others_get_in_and_the_instance_can_be_closed(
+    lib: ctypes.CDLL, count: Callable[[], int], backends: dict[str, LoadedBackend], name: str, verb: str
+) -> None:
+    lib.want(1)
+
+    def use(instance: plugins.Instance) -> None:
+        with contextlib.suppress(ClosedError):
+            instance.save(HERE, [])
+        instance.close()
+
+    for number in itertools.count():
+        instance = backends[name].create()
+        act = (lambda it: it.save(HERE, [])) if verb == "save" else plugins.Instance.close
+        was_interrupted = is_interrupted(number, functools.partial(act, instance))
+        other = threading.Thread(target=use, args=(instance,), daemon=True)
+        other.start()
+        other.join(60)
+        assert not other.is_alive(), f"interrupted on its way into function {number}, it keeps others out"
+        assert count() == 0
+        if not was_interrupted:
+            break
+    assert number > 1
 
 
 def test_instances_are_independent_of_each_other(lib: ctypes.CDLL, backends: dict[str, LoadedBackend]) -> None:

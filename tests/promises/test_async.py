@@ -15,7 +15,7 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import checkpointer, errors, layout, phases
+from hpcckpt import errors, exiting, layout, phases
 from hpcckpt.discovery import read_manifest, step_numbers
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
@@ -480,7 +480,7 @@ def test_a_thread_that_vanishes_is_a_failure_on_all_ranks(run_dir, monkeypatch, 
 
 def test_a_rank_that_waits_too_long_for_a_peer_says_for_whom_and_ends_the_job(run_dir, gate, caplog, monkeypatch):
     """Also while its own part is done and the peer's is not; `abort` of threads is an exception."""
-    monkeypatch.setattr(checkpointer, "_orphans", [])  # what the job leaves is not for this process to finish
+    monkeypatch.setattr(exiting, "_orphans", [])  # what the job leaves is not for this process to finish
     closed = gate("2-write", rank=2)
 
     def body(comm):

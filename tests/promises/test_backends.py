@@ -162,7 +162,7 @@ def test_backends_are_listed_sorted_and_unloaded(ranks, install):
 def test_a_backend_that_differs_on_one_rank_is_refused(ranks, run_dir, monkeypatch):
     if ranks.size == 1:
         pytest.skip("one rank agrees with itself")
-    from hpcckpt import checkpointer
+    from hpcckpt import opening
 
     find = registry.find_backend
     calls = []
@@ -178,7 +178,7 @@ def test_a_backend_that_differs_on_one_rank_is_refused(ranks, run_dir, monkeypat
         with pytest.raises(errors.BackendConflictError, match="elsewhere"):
             hc.Checkpointer(run_dir, comm=comm)
 
-    monkeypatch.setattr(checkpointer, "find_backend", find_otherwise)
+    monkeypatch.setattr(opening, "find_backend", find_otherwise)
     ranks(body)
 
 

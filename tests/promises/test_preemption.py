@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import preemption
+from hpcckpt import layout, phases, preemption
 from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import CodeError, CollectiveError, OptionError
+from hpcckpt.journal import read_journal
 from hpcckpt.preemption.agreement import Agreement, Wish
+from hpcckpt.preemption.walltime import TimeNeeded
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 
 pytestmark = pytest.mark.stack_b
@@ -357,6 +360,25 @@ def test_the_job_stops_before_its_walltime_is_over(ranks, run_dir):
     assert all(0 < left < 59.7 for _, left in results)
 
 
+def test_with_scratch_the_reserve_is_learned_from_the_way_to_the_run_directory(tmp_path, request):
+    """Where the last step has to come before the job ends; that it is on scratch says nothing of that."""
+    held, committed, drained = threading.Event(), [], []
+    phases.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
+    request.addfinalizer(lambda: phases.install_hook(None))
+    with hc.Checkpointer(tmp_path / "run", scratch=tmp_path / "scratch") as ckpt:
+        ckpt.on_saved(committed.append)
+        ckpt.on_drained(drained.append)
+        with preemption.watch(ckpt, signals=(), walltime="24h", verbose=0) as guard:
+            unmeasured = guard._learned.reserve_s
+            ckpt.save(1, {"w": np.ones(1000)}).result()
+            assert ([s.step for s in committed], drained) == ([1], [])
+            assert guard._learned.reserve_s == unmeasured
+            held.set()
+            ckpt.wait(durable=True)
+            assert drained[0].seconds > committed[0].seconds
+            assert guard._learned.reserve_s == TimeNeeded.FACTOR * drained[0].seconds + TimeNeeded.EXIT_S
+
+
 @pytest.mark.counts(1, 3)
 @pytest.mark.parametrize("text", ["", "now\n", "# by someone\nafter-step 20\n", "at 2020-01-01T00:00:00Z"])
 def test_a_halt_file_stops_the_job_and_is_taken_away(ranks, run_dir, text):
@@ -372,6 +394,28 @@ def test_a_halt_file_stops_the_job_and_is_taken_away(ranks, run_dir, text):
     if "after-step" in text:
         assert stopped[0] == (20 if ranks.size == 1 else 21)
     assert not ranks.sub(1, lambda comm: (run_dir / "HALT").exists())[0]
+    assert ranks.sub(1, lambda comm: (run_dir / layout.HALTED).read_text())[0] == text
+
+
+@pytest.mark.counts(1, 3)
+@pytest.mark.parametrize(("text", "is_due"), [("now\n", True), ("after-step 1000000\n", False)])
+def test_a_halt_file_that_comes_when_the_job_stops_for_another_reason_is_obeyed_or_left(ranks, run_dir, text, is_due):
+    def body(comm):
+        training = Training(comm, run_dir, random.Random(0), halt_every_s=3600.0, patience_s=LONG_S)
+        assert not training.guard.should_stop(0)  # it has looked
+        if comm.rank == 0:
+            run_dir.mkdir(exist_ok=True)
+            (run_dir / "HALT").write_text(text)
+        training.guard.ask_to_stop("SIGUSR1 on rank 0")
+        steps_until_stop(training)
+
+    ranks(body)
+
+    def found(comm):
+        events = [entry["event"] for entry in read_journal(run_dir) if entry["event"] in {"halted", "preempted"}]
+        return events, (run_dir / "HALT").exists(), (run_dir / layout.HALTED).exists()
+
+    assert ranks.sub(1, found)[0] == (["halted" if is_due else "preempted"], not is_due, is_due)
 
 
 def test_a_halt_file_that_is_not_understood_is_named_once_and_stops_nothing(run_dir, capsys):

@@ -498,19 +498,26 @@ def test_what_a_killed_job_had_not_drained_is_drained_by_the_next_one(ranks, pla
     assert restored(places, ranks, 2)[:2] == (2, places.home)
 
 
+def test_a_run_that_went_back_and_is_killed_before_its_first_drain_goes_on_there(ranks, places, at_phase):
+    save_steps(places, ranks, 2, 4, 6, max_to_keep=None)
+    killed = at_phase("drain-begun", places.keep)
+
+    def go_back(comm):
+        with places.open(comm, on_newer="aside", max_to_keep=None) as ckpt:
+            assert ckpt.restore(state(0, comm.rank), 2).step == 2
+            if comm.is_root:
+                killed.set()
+            comm.barrier()
+            ckpt.save(3, state(3, comm.rank))
+
+    ranks(go_back)
+    places.bring_back()
+    assert discovery.step_numbers(places.home) == [2]
+    assert len([name for name in os.listdir(places.home) if name.startswith(".aside-")]) == 2
+    assert restored(places, ranks)[:2] == (3, places.near)
+
+
 # -- refusals ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.counts(2, 3)
-def test_disks_of_several_nodes_are_refused_and_the_ranks_named(ranks, places):
-    def body(comm):
-        with pytest.raises(errors.OptionError) as caught:
-            places.open(comm, scratch=places.scratch / f"node-{comm.rank}")
-        return str(caught.value)
-
-    results = ranks(body)
-    assert results == [results[0]] * ranks.size
-    assert f"rank {', '.join(map(str, range(1, ranks.size)))} does not see" in results[0]
 
 
 def test_a_step_that_only_the_run_directory_has_still_is_not_saved_twice(ranks, places):

@@ -132,6 +132,8 @@ def test_without_a_journal_the_steps_that_stand_are_shown(tmp_path):
                                   '{"event": "removed", "time": 1.0, "steps": {"a": 1}}',
                                   '{"event": ["saved"], "time": 1}',
                                   '{"event": "saved", "time": 1e9, "step": 2, "bytes": "many", "metrics": [1]}',
+                                  '{"event": "saved", "time": "9999-12-31T23:59:59-14:00", "step": 1}',
+                                  '{"event": "saved", "time": "0001-01-01T00:00:00+14:00", "step": 1}',
                                   '{"event": "saved", "time": 1e9, "step": 2, "seconds": -3, "stall_seconds": true}',
                                   '{"event": "cost", "time": 1e9, "step": 2}'])  # fmt: skip
 def test_a_journal_of_nonsense_makes_a_page_all_the_same(tmp_path, line):
@@ -148,6 +150,8 @@ def hostile_run(directory: Path) -> Path:
     run.note("start", **start)
     run.train(4, metrics={EVIL: 1.0, "x" * 5000: 2.0, "$\\frac{1}{0}$": 3.0})
     run.note("failed", step=9, phase=EVIL, kind=EVIL, message=EVIL)
+    run.note("removed", steps=["7", True, -1, 10**40, 7], n_steps=EVIL, by=EVIL)
+    run.note("copied", step=3, by=EVIL, **{"from": EVIL})
     run.stop(EVIL)
     return run.write()
 
@@ -159,6 +163,14 @@ def test_names_and_messages_are_text_and_nothing_else(tmp_path):
     assert [name for name, _ in found.attributes if name.startswith("on")] == []
     assert "<script>alert(1)</script>" in found.text
     assert not re.search(r"[\x00-\x08\x1b\u202e]", text)
+
+
+def test_what_was_changed_by_hand_is_told_as_far_as_it_has_the_form_of_an_entry(tmp_path):
+    changes = read_story(hostile_run(tmp_path)).changes
+    assert [(change.steps, change.n_steps, change.source == EVIL) for change in changes] == [
+        ((7,), 1, False),
+        ((3,), 1, True),
+    ]
 
 
 def test_a_picture_survives_hostile_names(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from slurmcluster import Cluster, missing
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of two nodes; skipped where Slurm is not installed."""
+    """A cluster of some nodes; skipped where Slurm is not installed."""
     absent = missing()
     if absent:
         pytest.skip(f"no {', '.join(absent)} on this machine (apt-get install slurm-wlm munge)")
@@ -25,7 +24,6 @@ def cluster() -> Iterator[Cluster]:
         yield started
     finally:
         started.stop()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -41,4 +39,4 @@ def pmix(cluster: Cluster) -> None:
 def place(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     """Where jobs are submitted, and write; whatever of them is left in the queue ends with the test."""
     yield tmp_path
-    cluster.empty()
+    cluster.empty(tmp_path)

@@ -8,29 +8,35 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import random
 import re
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmreaper import reaped
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue")
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
+"""The first two take what is submitted; the last is for jobs that say ``--partition=apart``."""
 CPUS = 8
-KILL_WAIT_S = 30
-START_S = 90.0
+START_S = 180.0
+ANSWER_S = 5.0
+N_STARTS = 5
+_ONE_HOST = {"OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_oob_tcp_if_include": "lo"}
+"""Nodes that share a host reach each other without a network."""
 CONFIG = """\
 ClusterName=test
 SlurmctldHost=localhost
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket,cred_expire=5
+AuthInfo=socket={directory}/munge.socket,cred_expire=10
 CredType=cred/munge
 SlurmctldPort={ctld_port}
 SlurmctldPidFile={directory}/slurmctld.pid
@@ -39,6 +45,7 @@ SlurmdPidFile={directory}/slurmd-%n.pid
 SlurmdLogFile={directory}/slurmd-%n.log
 SlurmdSpoolDir={directory}/spool-%n
 StateSaveLocation={directory}/state
+TmpFS={directory}/tmp-%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -49,12 +56,22 @@ SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1
 ReturnToService=2
 JobRequeue=1
-KillWait={kill_wait_s}
-SlurmdTimeout=300
+KillWait=120
+SlurmdTimeout=3000
+MessageTimeout=100
+TCPTimeout=30
+BatchStartTimeout=300
+UnkillableStepTimeout=600
+MinJobAge=86400
 MailProg=/bin/true
 MpiDefault=none
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PartitionName=apart Nodes=n3 MaxTime=INFINITE State=UP
+"""
+"""Slurm's own patience is made for machines that are not overloaded: a job that begins late would count as lost.
+
+A node has a TmpFS of its own, else the PMIx servers of two nodes on one host take each other's files away.
 """
 
 
@@ -78,46 +95,58 @@ class Job(NamedTuple):
     fields: Mapping[str, str]
 
 
+class LostError(AssertionError):
+    """A daemon has ended."""
+
+
 class Cluster:
     """A cluster that is up from `start` to `stop`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.environment = {**_clean(os.environ), "SLURM_CONF": str(directory / "slurm.conf")}
+        self.environment = {**_clean(os.environ), **_ONE_HOST, "SLURM_CONF": str(directory / "slurm.conf")}
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self.mark = f"SLURM_CONF={self.environment['SLURM_CONF']}"
+        self._ends = contextlib.ExitStack()
 
     # -- up and down -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the daemons, and wait until all nodes take jobs."""
-        for name in ("state", *(f"spool-{node}" for node in NODES)):
+        """Start the daemons, and wait until all nodes take jobs; again, if somebody was quicker to take a port."""
+        for n_left in reversed(range(N_STARTS)):
+            try:
+                self._start()
+                break
+            except LostError:
+                self.stop()
+                if not n_left:
+                    raise
+
+    def _start(self) -> None:
+        for name in ("state", *(f"{kind}-{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.directory / name).mkdir(parents=True)
-        key = self.directory / "munge.key"
-        key.write_bytes(secrets.token_bytes(128))
-        key.chmod(0o600)
-        ports = free_ports(1 + len(NODES))
-        nodes = "\n".join(
-            f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} State=UNKNOWN"
-            for node, port in zip(NODES, ports[1:], strict=True)
-        )
-        (self.directory / "slurm.conf").write_text(
-            CONFIG.format(
-                user=getpass.getuser(),
-                directory=self.directory,
-                ctld_port=ports[0],
-                nodes=nodes,
-                kill_wait_s=KILL_WAIT_S,
-            ),
-            encoding="utf-8",
-        )
-        self._start_munge(key)
+        self._ends.enter_context(reaped(self.mark, str(self.directory)))
+        self._configure()
+        self._start_munge()
         self._daemon("slurmctld", "-D", "-i")
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node)
         self.wait(lambda: self.idle_nodes() == set(NODES), START_S, "all nodes to be idle")
 
-    def _start_munge(self, key: Path) -> None:
+    def _configure(self) -> None:
+        ports = free_ports(1 + len(NODES))
+        nodes = "\n".join(
+            f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} State=UNKNOWN"
+            for node, port in zip(NODES, ports[1:], strict=True)
+        )
+        text = CONFIG.format(user=getpass.getuser(), directory=self.directory, ctld_port=ports[0], nodes=nodes)
+        (self.directory / "slurm.conf").write_text(text, encoding="utf-8")
+
+    def _start_munge(self) -> None:
         here = self.directory
+        key = here / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
         self._daemon(
             "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={here}/munge.socket",
             f"--pid-file={here}/munge.pid", f"--log-file={here}/munge.log", f"--seed-file={here}/munge.seed",
@@ -140,50 +169,39 @@ class Cluster:
             )
 
     def stop(self) -> None:
-        """End all jobs and daemons; nothing of it is left."""
-        with contextlib.suppress(subprocess.SubprocessError, AssertionError):
-            self.empty()
-        for daemon in reversed(self._daemons):
-            daemon.terminate()
-        for daemon in reversed(self._daemons):
-            try:
-                daemon.wait(20)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-        for pid in self._left_behind():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """End all jobs and daemons; nothing of it is left, no file either."""
+        self._ends.close()
+        for daemon in self._daemons:
+            daemon.wait()
+        self._daemons.clear()
 
-    def empty(self) -> None:
-        """End all jobs, and have all nodes take jobs again."""
-        for job in self.queue():
+    def empty(self, place: Path) -> None:
+        """End all jobs that were submitted in a directory, and have all nodes take jobs again."""
+        for job in self.queue(place):
+            self.run("scancel", "--full", "--signal=KILL", job, check=False)
             self.run("scancel", job, check=False)
-        self.wait(lambda: not self.queue(), 60.0, "jobs to end")
-        for node in set(NODES) - self.idle_nodes():
+        self.wait(lambda: not self.queue(place), 300.0, "jobs to end")
+        down = self.run("sinfo", "--noheader", "--Node", "--states=down,drain", "--format=%N", check=False).split()
+        for node in set(down):
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
 
-    def queue(self) -> list[str]:
-        """Return the ids of all jobs that wait, run, or are being ended."""
-        return self.run("squeue", "--noheader", "--array", "--format=%i").split()
-
-    def _left_behind(self) -> Iterator[int]:
-        """Yield processes that still work for this cluster: steps' daemons, and what they started."""
-        mark = f"SLURM_CONF={self.environment['SLURM_CONF']}".encode()
-        for each in Path("/proc").iterdir():
-            if each.name.isdigit() and int(each.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if mark in (each / "environ").read_bytes().split(b"\0"):
-                        yield int(each.name)
+    def queue(self, place: Path) -> list[str]:
+        """Return the ids of all jobs of a directory that wait, run, or are being ended."""
+        lines = self.run("squeue", "--noheader", "--array", "--format=%i %Z").splitlines()
+        jobs = (line.partition(" ")[::2] for line in lines)
+        return [job for job, where in jobs if where.strip() == str(place.resolve())]
 
     # -- what one does with it -------------------------------------------------------------------------
 
-    def run(self, *command: str, check: bool = True, cwd: Path | None = None, **environ: str) -> str:
+    def run(
+        self, *command: str, check: bool = True, cwd: Path | None = None, limit_s: float = 240.0, **environ: str
+    ) -> str:
         """Run a program of Slurm's, and return what it prints."""
         done = subprocess.run(
             command,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=limit_s,
             check=False,
             cwd=cwd,
             env={**self.environment, **environ},
@@ -204,8 +222,12 @@ class Cluster:
         return Job(fields["JobState"], int(fields["Restarts"]), fields["ExitCode"], fields["Reason"], fields)
 
     def idle_nodes(self) -> set[str]:
-        """Return the nodes that take jobs and have none."""
-        return set(self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N", check=False).split())
+        """Return the nodes that take jobs and have none; none of them, where nobody answers soon."""
+        command = ("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
+        try:
+            return set(self.run(*command, check=False, limit_s=ANSWER_S).split())
+        except subprocess.TimeoutExpired:  # somebody else may be on slurmctld's port
+            return set()
 
     def wait_for(self, job_id: str, *states: str, timeout_s: float) -> Job:
         """Wait until a job is in one of these states."""
@@ -213,9 +235,11 @@ class Cluster:
         return self.job(job_id)
 
     def wait(self, is_so: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.2) -> None:
-        """Wait until something is so."""
+        """Wait until something is so; in vain, once a daemon is lost."""
         end = time.monotonic() + timeout_s
         while not is_so():
+            if any(daemon.poll() is not None for daemon in self._daemons):
+                raise LostError(f"waited for {what}\n{self.logs()}")
             if time.monotonic() > end:
                 raise AssertionError(f"waited {timeout_s:.0f} s for {what}\n{self.story()}")
             time.sleep(every_s)
@@ -239,9 +263,13 @@ def _clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses."""
+    """Return ports that nobody uses; none of those that the system gives to whoever asks for any."""
+    lowest, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(found) < count:
+            port = random.SystemRandom().randrange(10_000, max(lowest, 20_000))
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+    return found

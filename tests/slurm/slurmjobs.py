@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurmcluster import Cluster
+from slurmcluster import Cluster, Job
+from slurmloop import left_alone
+
+import hpcckpt as hc
 
 HOME = Path(__file__).parents[2]
 SCRIPTS = HOME / "scripts" / "slurm"
 LOOP = HOME / "tests" / "slurm" / "loop.sbatch"
 BIN = Path(sys.executable).parent
+SIZE = ("--ntasks=2", "--nodes=1", "--time=60")
 IDLE_S = 600.0
 """How long a job may take that takes seconds: these machines have other work."""
 
@@ -35,15 +39,32 @@ def submit_loop(
     place: Path,
     run: str,
     *options: str,
-    n_steps: int = 30,
+    n_steps: int = 10,
     pause_s: float = 0.1,
     mebibytes: float = 1.0,
 ) -> str:
     """Submit a loop of NumPy's with two ranks, by the script that it has; return the id of the job."""
-    words = (run, str(n_steps), str(pause_s), str(mebibytes))
-    return cluster.sbatch(
-        "--ntasks=2", "--nodes=1", "--time=20", *options, LOOP, *words, cwd=place, **environment(HPCCKPT_MPI="pmix")
-    )  # fmt: skip
+    words = loop_words(run, n_steps, pause_s, mebibytes)
+    return cluster.sbatch(*SIZE, *options, LOOP, *words, cwd=place, **environment(HPCCKPT_MPI="pmix"))
+
+
+def loop_words(run: str, n_steps: int = 10, pause_s: float = 0.1, mebibytes: float = 1.0) -> tuple[str, ...]:
+    """Return what the loop is given."""
+    return (run, str(n_steps), str(pause_s), str(mebibytes))
+
+
+def hold(place: Path, *runs: str, n_restarts: int | str = "") -> None:
+    """Have the loops of these runs go on, however many steps they do; or until they were begun again so often."""
+    for run in runs:
+        held = place / f"{run}.held"
+        held.parent.mkdir(exist_ok=True)
+        held.write_text(str(n_restarts), encoding="ascii")
+
+
+def let_go(place: Path, *runs: str) -> None:
+    """Have the loops of these runs end."""
+    for run in runs:
+        (place / f"{run}.held").unlink()
 
 
 def log(place: Path, name: str) -> str:
@@ -52,35 +73,44 @@ def log(place: Path, name: str) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 
 
-def wait_for_text(
-    cluster: Cluster, place: Path, name: str, text: str, count: int = 1, timeout_s: float = 120.0
-) -> None:
+def wait_for_text(cluster: Cluster, place: Path, name: str, text: str, count: int = 1) -> None:
     """Wait until a job has printed something so often."""
-    cluster.wait(
-        lambda: log(place, name).count(text) >= count, timeout_s, f"{text!r} in {name}.out; it has:\n{log(place, name)}"
-    )
+    cluster.wait(lambda: log(place, name).count(text) >= count, IDLE_S, f"{count} times {text!r} in {place / name}.out")
+
+
+def wait_for_checkpoint(cluster: Cluster, run: Path) -> None:
+    """Wait until a run has a checkpoint."""
+    cluster.wait(lambda: hc.latest_checkpoint(run) is not None, IDLE_S, f"a checkpoint in {run}")
 
 
 def diff(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Compare two runs, tensor by tensor, by the command line."""
     command = [sys.executable, "-m", "hpcckpt", "diff", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=place, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=place, timeout=IDLE_S, check=False)
+
+
+def end(cluster: Cluster, job: str, timeout_s: float = IDLE_S) -> Job:
+    """Wait until a job has ended, however it does."""
+    return cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", timeout_s=timeout_s)
 
 
 def done(cluster: Cluster, job: str, timeout_s: float = IDLE_S) -> int:
     """Wait until a job is done; return how often it was requeued."""
-    ended = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", timeout_s=timeout_s)
+    ended = end(cluster, job, timeout_s)
     assert (ended.state, ended.exit_code) == ("COMPLETED", "0:0"), cluster.story()
     return ended.restarts
 
 
-def straight(cluster: Cluster, place: Path, **loop: float) -> None:
-    """Run the same loop, left alone, in the run directory ``straight``."""
-    done(cluster, submit_loop(cluster, place, "straight", **loop))  # type: ignore[arg-type]
+def is_same(run: Path, mebibytes: float = 1.0) -> None:
+    """Check that a loop has ended with the bits that as many steps have of which none is disturbed."""
+    n_steps = hc.discovery.latest_step(run)
+    assert n_steps is not None
+    found, expected = hc.load(run), left_alone(n_steps, mebibytes)
+    assert set(found) == set(expected)
+    assert [name for name in found if found[name].tobytes() != expected[name].tobytes()] == []
 
 
-def is_same(place: Path, *runs: str, part: str = ".") -> None:
-    """Check that runs ended with the same bits as the one that was left alone."""
-    for run in runs:
-        compared = diff(place, f"straight/{part}", f"{run}/{part}")
-        assert compared.returncode == 0, compared.stdout + compared.stderr
+def is_equal(place: Path, *parts: str) -> None:
+    """Check that two runs have the same bits."""
+    compared = diff(place, *parts)
+    assert compared.returncode == 0, compared.stdout + compared.stderr

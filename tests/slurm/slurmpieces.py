@@ -1,7 +1,8 @@
-"""What configurations of these tests name besides Keras' own: a callback that makes a batch take as long as it says."""
+"""What configurations of these tests name besides Keras' own: a callback that makes a batch take its time."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -12,11 +13,12 @@ import hpcckpt.train
 
 @hpcckpt.train.export_config
 class Slow(tf.keras.callbacks.Callback):
-    """So that a training needs its time on a machine of any speed."""
+    """Makes a batch take so long while a file is there: a test takes it away when it has done what it is about."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, file: str) -> None:
         super().__init__()
-        self._seconds = seconds
+        self._seconds, self._file = seconds, file
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        time.sleep(self._seconds)
+        if os.path.exists(self._file):
+            time.sleep(self._seconds)

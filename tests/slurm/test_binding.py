@@ -32,9 +32,16 @@ def test_the_user_may_say_in_which_order():
     assert devices({"ZE_AFFINITY_MASK": "0,1", "HPCCKPT_GPUS": "0.0,0.1,1.0,1.1"})[3] == {"ZE_AFFINITY_MASK": "1.1"}
 
 
+@pytest.mark.parametrize("order", [{}, {"HPCCKPT_GPUS": "3,2,1,0"}])
 @pytest.mark.parametrize("environ", [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": ""}])
-def test_a_rank_that_sees_one_device_or_none_is_left_as_it_is(environ):
-    assert devices(environ) == [{}] * 4
+def test_a_rank_that_sees_one_device_or_none_is_left_as_it_is(environ, order):
+    assert devices({**environ, **order}) == [{}] * 4
+
+
+@pytest.mark.parametrize(("visible", "taken"), [("0,1", "1010"), ("1,3,2", "3213"), ("4,5", "4545"), ("0,7", "0707")])
+def test_an_order_is_one_of_what_the_job_sees(visible, taken):
+    environ = {"CUDA_VISIBLE_DEVICES": visible, "HPCCKPT_GPUS": "3,2,1,0"}
+    assert "".join(one["CUDA_VISIBLE_DEVICES"] for one in devices(environ)) == taken
 
 
 def test_without_a_launcher_nothing_is_bound():
@@ -47,7 +54,7 @@ def test_devices_are_counted_and_not_what_else_bears_their_name():
 
 def run(*words, **environ):
     command = [sys.executable, "-m", "hpcckpt.jobs.binding", *words]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_it_becomes_the_command():

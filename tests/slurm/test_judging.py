@@ -36,6 +36,11 @@ def test_any_other_code_is_a_failure_and_ends_the_chain(code):
     assert judge(Ended(code, "", 1.0), CHAINED, slurm())[1:] == (code, CANCEL)
 
 
+@pytest.mark.parametrize(("asked_by", "is_told"), [("SIGUSR1", True), ("", False)])
+def test_a_step_that_a_warning_has_killed_is_told_to_catch_it(asked_by, is_told):
+    assert ("which it must catch" in judge(Ended(138, asked_by, 1.0), ABOUT, slurm()).text) is is_told
+
+
 def test_0_is_done_and_ends_the_chain():
     assert judge(Ended(0, "SIGUSR1", 1.0), ABOUT, slurm())[1:] == (0, ())
     assert judge(Ended(0, "", 1.0), CHAINED, slurm())[1:] == (0, CANCEL)

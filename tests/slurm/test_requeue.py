@@ -3,85 +3,128 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from slurmcluster import Cluster
-from slurmjobs import IDLE_S, LOOP, SCRIPTS, done, environment, is_same, log, straight, submit_loop, wait_for_text
+from slurmjobs import (
+    IDLE_S,
+    LOOP,
+    SCRIPTS,
+    SIZE,
+    done,
+    end,
+    environment,
+    hold,
+    is_equal,
+    is_same,
+    let_go,
+    log,
+    loop_words,
+    submit_loop,
+    wait_for_checkpoint,
+    wait_for_text,
+)
 
 import hpcckpt as hc
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("pmix")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("pmix", "limited")]
 
 
-def test_a_job_that_needs_more_time_than_it_has_is_requeued_and_ends_with_the_same_bits(cluster, place):
-    size = {"n_steps": 400, "pause_s": 0.2}
-    job = submit_loop(cluster, place, "run", "--time=1", "--signal=B:USR1@50", **size)
-    straight(cluster, place, **size)
-    n_requeued = done(cluster, job)
-    told = log(place, f"loop-{job}")
-    assert n_requeued >= 3, told
-    assert told.count("signal=SIGUSR1 (heard)") == told.count(f": scontrol requeue {job}") == n_requeued
-    assert "reason='SIGUSR1 on rank" in told
-    is_same(place, "run")
+RESTARTS = {"run": 3, "printed": 1}
+"""By run directory: how often a job is requeued at least because its time is up."""
+
+
+class Limited(NamedTuple):
+    """Jobs that have less time than they need, by the names of their run directories."""
+
+    place: Path
+    jobs: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def limited(cluster: Cluster, pmix: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
+    """Begun before the first test here: Slurm looks at time limits twice a minute only."""
+    place = tmp_path_factory.mktemp("limited")
+    for run, n_restarts in RESTARTS.items():
+        hold(place, run, n_restarts=n_restarts)
+    limit = ("--partition=apart", "--time=3", "--signal=B:USR1@175")  # is warned when Slurm looks for the first time
+    (place / "job.sh").write_text(printed("printed", "--time", "3m", "--signal-lead", "175"), encoding="utf-8")
+    jobs = {
+        "run": submit_loop(cluster, place, "run", *limit),
+        "printed": cluster.sbatch("job.sh", cwd=place, **environment(HPCCKPT_MPI="pmix")),
+    }
+    yield Limited(place, jobs)
+    cluster.empty(place)
+
+
+def printed(run: str, *words: str) -> str:
+    """Return what ``hpcckpt jobscript`` prints for the loop."""
+    command = ("hpcckpt", "jobscript", "--scheduler=slurm", "--partition=apart", "--nodes=1", "--ranks-per-node=2")
+    loop = ("--run", run, "--", "python", str(LOOP.with_name("slurmloop.py")), *loop_words(run))
+    return subprocess.run(
+        [sys.executable, "-m", *command, *words, *loop], capture_output=True, text=True, check=True, timeout=IDLE_S
+    ).stdout
 
 
 def test_jobs_of_an_array_are_requeued_each_by_itself(cluster, place):
-    array = submit_loop(cluster, place, "runs", "--array=1-2", "--output=%A_%a.out", n_steps=30, pause_s=0.2)
-    straight(cluster, place)
+    runs = ("runs/1", "runs/2")
+    hold(place, *runs)
+    array = submit_loop(cluster, place, "runs", "--array=1-2", "--output=%A_%a.out")
     for task in ("1", "2"):
         wait_for_text(cluster, place, f"{array}_{task}", "hpcckpt: watching")
         cluster.run("scancel", "--batch", "--signal=USR1", f"{array}_{task}")
     for task in ("1", "2"):
-        assert done(cluster, f"{array}_{task}") == 1
-        assert f"scontrol requeue {array}_{task}" in log(place, f"{array}_{task}")
-    is_same(place, "runs/1", "runs/2")
+        wait_for_text(cluster, place, f"{array}_{task}", f"scontrol requeue {array}_{task}")
+    let_go(place, *runs)
+    assert [done(cluster, f"{array}_{task}") for task in ("1", "2")] == [1, 1]
+    for run in runs:
+        is_same(place / run)
+
+
+def test_a_job_on_two_nodes_is_requeued_and_ends_with_the_same_bits(cluster, place):
+    hold(place, "run")
+    job = submit_loop(cluster, place, "run", "--nodes=2", "--ntasks-per-node=1")
+    wait_for_checkpoint(cluster, place / "run")
+    assert cluster.job(job).fields["NodeList"] == "n[1-2]"
+    cluster.run("scancel", "--batch", "--signal=USR1", job)
+    wait_for_text(cluster, place, f"loop-{job}", f"scontrol requeue {job}")
+    let_go(place, "run")
+    assert done(cluster, job) == 1
+    assert "loop: begins behind step 0 on 2 ranks of 2 nodes" in log(place, f"loop-{job}")
+    is_same(place / "run")
 
 
 def test_a_job_whose_node_goes_down_is_begun_again_and_goes_on(cluster, place):
-    job = submit_loop(cluster, place, "run", pause_s=0.2)
-    wait_for_text(cluster, place, f"loop-{job}", "hpcckpt: watching")
-    cluster.wait(lambda: hc.latest_checkpoint(place / "run") is not None, 60.0, "a checkpoint")
+    hold(place, "run")
+    job = submit_loop(cluster, place, "run")
+    wait_for_checkpoint(cluster, place / "run")
     first = cluster.job(job).fields["NodeList"]
     cluster.run("scontrol", "update", f"NodeName={first}", "State=DOWN", "Reason=test")
-    straight(cluster, place)
+    let_go(place, "run")
     assert done(cluster, job) == 1
     assert log(place, f"loop-{job}").count("loop: begins behind step 0 ") == 1
-    is_same(place, "run")
+    is_same(place / "run")
 
 
 def test_a_job_whose_ranks_are_killed_amid_a_save_has_failed_and_submitted_again_goes_on(cluster, place):
-    size = {"n_steps": 30, "pause_s": 0.3, "mebibytes": 128.0}
-    job = submit_loop(cluster, place, "run", **size)
-    cluster.wait(lambda: len(list((place / "run").glob("step-*"))) >= 2, 300.0, "two checkpoints", every_s=0.02)
-    cluster.wait(lambda: is_saving(place / "run"), 120.0, "a save to be under way", every_s=0.005)
+    hold(place, "run")
+    job = submit_loop(cluster, place, "run", mebibytes=128.0)
+    cluster.wait(lambda: len(list((place / "run").glob("step-*"))) >= 2, 600.0, "two checkpoints", every_s=0.02)
+    cluster.wait(lambda: is_saving(place / "run"), 600.0, "a save to be under way", every_s=0.005)
     cluster.run("scancel", "--signal=KILL", f"{job}.0")
-    ended = cluster.wait_for(job, "FAILED", "COMPLETED", timeout_s=60.0)
-    assert (ended.restarts, ended.exit_code) == (0, "137:0")
-    again = submit_loop(cluster, place, "run", **size)
-    straight(cluster, place, **size)
+    ended = end(cluster, job)
+    assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "137:0")
+    let_go(place, "run")
+    again = submit_loop(cluster, place, "run", mebibytes=128.0)
     assert done(cluster, again) == 0
     assert "loop: begins behind step 0 " not in log(place, f"loop-{again}")
-    is_same(place, "run")
-
-
-def test_the_next_job_of_a_chain_goes_on_where_one_has_stopped_and_those_behind_the_last_are_not_run(cluster, place):
-    words = ("run", "40", "0.2", "1.0")
-    chain = environment(HPCCKPT_MPI="pmix", HPCCKPT_CHAIN="chained")
-    command = (str(SCRIPTS / "chain.sh"), "4", "--ntasks=2", "--nodes=1", "--time=20", str(LOOP), *words)
-    first, second, third, fourth = cluster.run(*command, cwd=place, **chain).split()
-    wait_for_text(cluster, place, f"chained-{first}", "hpcckpt: watching")
-    cluster.run("scancel", first)
-    assert cluster.wait_for(first, "CANCELLED", timeout_s=90.0).restarts == 0
-    wait_for_text(cluster, place, f"chained-{second}", "hpcckpt: watching")
-    cluster.run("scancel", "--batch", "--signal=USR1", second)
-    assert done_with_75(cluster, second)
-    assert done(cluster, third) == 0
-    assert "hpcckpt: done" in log(place, f"chained-{third}")
-    assert cluster.wait_for(fourth, "CANCELLED", timeout_s=60.0).fields["RunTime"] == "00:00:00"
-    straight(cluster, place, n_steps=40, pause_s=0.2)
-    is_same(place, "run")
+    is_same(place / "run", mebibytes=128.0)
 
 
 def is_saving(run: Path) -> bool:
@@ -91,17 +134,33 @@ def is_saving(run: Path) -> bool:
     return False
 
 
-def done_with_75(cluster: Cluster, job: str) -> bool:
-    """Wait until a job of a chain has checkpointed and ended."""
-    ended = cluster.wait_for(job, "FAILED", "COMPLETED", timeout_s=IDLE_S)
-    return (ended.restarts, ended.exit_code) == (0, "75:0")
+def test_the_next_job_of_a_chain_goes_on_where_one_has_stopped_and_those_behind_the_last_are_not_run(cluster, place):
+    hold(place, "run")
+    chain = environment(HPCCKPT_MPI="pmix", HPCCKPT_CHAIN="chained")
+    command = (str(SCRIPTS / "chain.sh"), "4", *SIZE, str(LOOP), *loop_words("run"))
+    first, second, third, fourth = cluster.run(*command, cwd=place, **chain).split()
+    wait_for_text(cluster, place, f"chained-{first}", "hpcckpt: watching")
+    cluster.run("scancel", first)
+    ended = end(cluster, first)
+    assert (ended.state, ended.restarts) == ("CANCELLED", 0)
+    wait_for_text(cluster, place, f"chained-{second}", "hpcckpt: watching")
+    cluster.run("scancel", "--batch", "--signal=USR1", second)
+    ended = end(cluster, second)
+    assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "75:0")
+    let_go(place, "run")
+    assert done(cluster, third) == 0
+    assert "hpcckpt: done" in log(place, f"chained-{third}")
+    ended = end(cluster, fourth)
+    assert (ended.state, ended.fields["RunTime"]) == ("CANCELLED", "00:00:00")
+    is_same(place / "run")
 
 
 def test_a_cancelled_job_saves_and_is_not_put_into_the_queue_again(cluster, place):
     job = submit_loop(cluster, place, "run", n_steps=100_000)
     wait_for_text(cluster, place, f"loop-{job}", "hpcckpt: watching")
     cluster.run("scancel", job)
-    assert cluster.wait_for(job, "CANCELLED", timeout_s=60.0).restarts == 0
+    ended = end(cluster, job)
+    assert (ended.state, ended.restarts) == ("CANCELLED", 0)
     told = log(place, f"loop-{job}")
     assert "hpcckpt: stopped step=" in told
     assert "checkpointed: ended by somebody" in told
@@ -109,8 +168,30 @@ def test_a_cancelled_job_saves_and_is_not_put_into_the_queue_again(cluster, plac
 
 def test_a_halted_job_is_not_put_into_the_queue_again(cluster, place):
     job = submit_loop(cluster, place, "run", n_steps=100_000)
-    cluster.wait(lambda: hc.latest_checkpoint(place / "run") is not None, 120.0, "a checkpoint")
+    wait_for_checkpoint(cluster, place / "run")
     hc.preemption.write_halt(place / "run", hc.preemption.Halt())
-    ended = cluster.wait_for(job, "FAILED", "COMPLETED", timeout_s=120.0)
-    assert (ended.restarts, ended.exit_code) == (0, "75:0")
+    ended = end(cluster, job)
+    assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "75:0")
     assert "halted: a file HALT has stopped it" in log(place, f"loop-{job}")
+
+
+def test_a_job_that_needs_more_time_than_it_has_is_requeued_and_ends_with_the_same_bits(cluster, limited):
+    end_after(cluster, limited, "run", "loop")
+
+
+def test_the_script_that_jobscript_prints_is_requeued_and_ends_with_the_same_bits(cluster, limited):
+    end_after(cluster, limited, "printed", "printed")
+
+
+def end_after(cluster: Cluster, limited: Limited, run: str, name: str) -> None:
+    """Wait for the end of a job that Slurm warns, and check that it was requeued each time."""
+    place, job = limited.place, limited.jobs[run]
+    n_requeued = done(cluster, job)
+    assert n_requeued >= RESTARTS[run]
+    told = log(place, f"{name}-{job}")
+    assert told.count("signal=SIGUSR1 (heard)") >= told.count(f": scontrol requeue {job}") == n_requeued
+    assert "reason='SIGUSR1 on rank" in told
+    is_same(place / run)
+    n_steps = hc.discovery.latest_step(place / run)
+    done(cluster, submit_loop(cluster, place, f"alone-{run}", n_steps=n_steps, pause_s=0.0))
+    is_equal(place, f"alone-{run}", run)

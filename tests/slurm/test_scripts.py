@@ -25,7 +25,7 @@ def run(script: str, *words: str, **environ: str) -> subprocess.CompletedProcess
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     env = {"PATH": path, "HOME": "/nonexistent", "TMPDIR": os.environ.get("TMPDIR", "/tmp"), **environ}
     command = ["bash", str(SCRIPTS / script), *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=HOME, timeout=60, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=HOME, timeout=240, check=False)
 
 
 def test_train_starts_one_step_for_a_configuration_in_its_run_directory():
@@ -68,6 +68,14 @@ def test_a_script_without_its_argument_says_what_it_wants(script):
     assert "which " in done.stderr
 
 
+@pytest.mark.parametrize("script", BATCH)
+def test_where_the_shared_part_is_not_found_one_sentence_says_so(script, tmp_path):
+    done = run(script, "c.hjson", HPCCKPT_DRY_RUN="1", SLURM_SUBMIT_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"no scripts/slurm/common.sh in {tmp_path}: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_where_hpcckpt_is_not_installed_the_job_says_how_to_get_at_it():
     done = run("train.sbatch", "c.hjson", PATH="/usr/bin:/bin")
     assert done.returncode == 127
@@ -82,7 +90,7 @@ def test_a_script_has_scheduler_lines_and_one_command(script):
     assert {"#SBATCH --signal", "#SBATCH --requeue", "#SBATCH --open-mode"} <= directives
     assert not {"#SBATCH --account", "#SBATCH --partition"} & directives
     assert lines[-1].startswith('exec "${SUPERVISE[@]}" ')
-    assert len([line for line in lines if line and not line.startswith("#")]) <= 6
+    assert len([line for line in lines if line and not line.startswith(("#", " ", "}"))]) <= 6
 
 
 def test_a_chain_is_jobs_of_one_name_of_which_one_runs_at_a_time():
@@ -93,7 +101,7 @@ def test_a_chain_is_jobs_of_one_name_of_which_one_runs_at_a_time():
     assert told == [expected] * 3
 
 
-@pytest.mark.parametrize("words", [(), ("0", "x"), ("many", "x"), ("3",)])
+@pytest.mark.parametrize("words", [(), ("0", "x"), ("00", "x"), ("many", "x"), ("3",)])
 def test_a_chain_of_nothing_is_refused(words):
     done = run("chain.sh", *words, HPCCKPT_DRY_RUN="1")
     assert done.returncode != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 import hpcckpt as hc
 
+LIMIT_S = 240.0
 PROGRAM = """
 import sys
 from hpcckpt.jobs import stepping
@@ -29,7 +31,7 @@ import signal, sys, time
 time.sleep({deaf})
 signal.signal(signal.{name}, lambda *_: sys.exit(75))
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -44,7 +46,7 @@ def command(*words: object, young: float = 0.0) -> list[str]:
 
 def supervise(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*words), env=clean(**environ), capture_output=True, text=True, timeout=60, check=False
+        command(*words), env=clean(**environ), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )  # fmt: skip
 
 
@@ -78,7 +80,7 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=LIMIT_S)
     return process.returncode, told
 
 
@@ -125,7 +127,7 @@ def test_a_rank_is_not_signalled_before_it_can_listen_though_its_launcher_does(t
 
 
 def test_a_step_that_never_listens_is_signalled_all_the_same():
-    step = "import time; print('ready', flush=True); time.sleep(60)"
+    step = "import time; print('ready', flush=True); time.sleep(600)"
     with supervising("--", sys.executable, "-c", step, young=1.0) as process:
         assert ended(process, signal.SIGUSR1)[0] == 138
 
@@ -133,7 +135,7 @@ def test_a_step_that_never_listens_is_signalled_all_the_same():
 def test_a_step_is_asked_to_stop_before_the_job_ends():
     end = time.time() + 3600.0
     with supervising("--lead", "3595", "--", *catching("SIGUSR1"), young=60.0, HPCCKPT_JOB_END=f"{end:.3f}") as process:
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 75
     assert time.time() >= end - 3595.0
     assert "signal=SIGUSR1 (3595 s before the end of the job)" in told
@@ -146,7 +148,7 @@ def test_it_says_what_the_job_goes_on_from_and_lists_the_checkpoints_at_the_end(
     found = supervise("--run", tmp_path / "run", "--", "true", HPCCKPT_JOB_END=f"{time.time() + 3600:.0f}")
     assert found.returncode == 0
     assert "scheduler=none" in found.stderr
-    assert "restart=0/20 left=0:59:5" in found.stderr or "restart=0/20 left=1:00:00" in found.stderr
+    assert re.search(r"restart=0/20 left=(1:00:00|0:5\d:\d\d)", found.stderr)
     assert f"latest={part}/step-0000000007" in found.stderr
     assert "a restart would use step 7" in found.stderr
     assert "latest *" in found.stdout
@@ -164,7 +166,7 @@ def test_a_step_that_finds_its_run_locked_by_a_lost_job_is_started_again(tmp_pat
     step = f"echo x >>{count}; [ $(wc -l <{count}) -gt 2 ] || exit 8"
     hasty = PROGRAM.replace("stepping\n", "stepping, supervising\nsupervising.BUSY_AGAIN_S = 0.2\n", 1)
     words = [sys.executable, "-c", hasty.format(young=0), "supervise", "--", "sh", "-c", step]
-    found = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert found.returncode == 0
     assert found.stderr.count("the run is locked by another job") == 2
 
@@ -172,7 +174,7 @@ def test_a_step_that_finds_its_run_locked_by_a_lost_job_is_started_again(tmp_pat
 def test_a_step_whose_run_stays_locked_has_failed(tmp_path):
     hasty = PROGRAM.replace("stepping\n", "stepping, supervising\nsupervising.BUSY_S = 0.0\n", 1)
     words = [sys.executable, "-c", hasty.format(young=0), "supervise", "--", "sh", "-c", "exit 8"]
-    found = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert found.returncode == 8
     assert "failed: code 8" in found.stderr
 

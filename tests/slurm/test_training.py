@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from slurmcluster import Cluster
-from slurmjobs import SCRIPTS, done, environment, is_same, log, wait_for_text
+from slurmjobs import SCRIPTS, done, environment, hold, is_equal, let_go, log, wait_for_text
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.tf, pytest.mark.timeout(3600), pytest.mark.usefixtures("pmix"),
@@ -22,13 +22,14 @@ SCRIPT = SCRIPTS / "train.sbatch"
 
 
 def config(place: Path, n_batches: int, pause_s: float) -> str:
-    """Write a configuration whose batches take their time; return its name."""
+    """Write a configuration whose batches take their time while it is held; return its name."""
+    slow = {"Slow": {"seconds": pause_s, "file": str(place / "run.held")}}
     cycle: dict[str, Any] = {
         "seed": 1,
         "datasets": {"ktf.datasets.mnist.from_raw": {"limit": 2 * n_batches * 5, "batch_size": 5}},
         "model": {"ktf.models.OneHeadNet": {"num_outputs": 10}},
         "loss": {"tf.keras.losses.SparseCategoricalCrossentropy": {"from_logits": True}},
-        "train_loop": {"ktf.train.KerasTrainLoop": {"num_epochs": 1, "callbacks": [{"Slow": {"seconds": pause_s}}]}},
+        "train_loop": {"ktf.train.KerasTrainLoop": {"num_epochs": 1, "callbacks": [slow]}},
     }
     (place / "slow.hjson").write_text(json.dumps([cycle]), encoding="utf-8")
     return "slow.hjson"
@@ -44,27 +45,32 @@ def train(cluster: Cluster, place: Path, run: str, name: str, *options: str) -> 
 
 
 def test_a_training_that_is_warned_is_requeued_and_ends_with_the_same_bits(cluster, place):
-    name = config(place, n_batches=30, pause_s=0.3)
-    job = train(cluster, place, "run", name, "--time=20")
-    wait_for_text(cluster, place, f"hpcckpt-{job}", "hpcckpt: watching", timeout_s=300.0)
+    name = config(place, n_batches=40, pause_s=2.0)
+    hold(place, "run")
+    job = train(cluster, place, "run", name, "--time=60")
+    wait_for_text(cluster, place, f"hpcckpt-{job}", "hpcckpt: watching")
     cluster.run("scancel", "--batch", "--signal=USR1", job)
-    wait_for_text(cluster, place, f"hpcckpt-{job}", "checkpointed: restart 1 of at most 20", timeout_s=300.0)
-    done(cluster, train(cluster, place, "straight", name, "--time=20"))
+    wait_for_text(cluster, place, f"hpcckpt-{job}", "checkpointed: restart 1 of at most 20")
+    let_go(place, "run")
+    done(cluster, train(cluster, place, "straight", name, "--time=60"))
     assert done(cluster, job) == 1
     assert "ranks 2->2 level=exact" in log(place, f"hpcckpt-{job}")
-    is_same(place, "run", part="cycle-1")
+    is_equal(place, "straight/cycle-1", "run/cycle-1")
 
 
 @pytest.mark.skipif(not os.environ.get("HPCCKPT_LONG"), reason="takes minutes: HPCCKPT_LONG=1")
 def test_a_training_longer_than_the_time_limit_is_requeued_at_least_thrice_and_ends_with_the_same_bits(cluster, place):
-    name = config(place, n_batches=300, pause_s=0.3)
-    job = train(cluster, place, "run", name, "--time=1", "--signal=B:USR1@10")
+    name = config(place, n_batches=600, pause_s=0.3)
+    hold(place, "run")
+    job = train(cluster, place, "run", name, "--time=3", "--signal=B:USR1@175")
+    wait_for_text(cluster, place, f"hpcckpt-{job}", f": scontrol requeue {job}", count=3)
+    let_go(place, "run")
     assert done(cluster, job, 3000.0) >= 3
     told = log(place, f"hpcckpt-{job}")
     assert told.count("hpcckpt: stopping ") >= 3
     assert "reason='SIGUSR1 on rank" in told
     done(cluster, train(cluster, place, "straight", name, "--time=60"))
-    is_same(place, "run", part="cycle-1")
+    is_equal(place, "straight/cycle-1", "run/cycle-1")
 
 
 @pytest.mark.skipif(not os.environ.get("HPCCKPT_LONG"), reason="takes minutes: HPCCKPT_LONG=1")
@@ -72,4 +78,4 @@ def test_the_example_on_mnist_is_requeued_as_often_as_its_limit_asks_and_ends_wi
     job = train(cluster, place, "run", str(EXAMPLE), "--time=1", "--signal=B:USR1@10")
     assert done(cluster, job, 3000.0) >= 2
     done(cluster, train(cluster, place, "straight", str(EXAMPLE), "--time=60"))
-    is_same(place, "run", part="cycle-1")
+    is_equal(place, "straight/cycle-1", "run/cycle-1")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
+from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
+from hpcckpt import phases
+from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import CorruptError, NewerStepError, OptionError, StateError, StepNotFoundError
 from hpcckpt.tensorflow import Checkpoint, CheckpointManager
 
@@ -262,6 +267,35 @@ def test_within_a_tf_function_it_says_what_to_do(run_dir):
         with pytest.raises(StateError, match="between two calls"):
             tf.function(lambda: manager.save() and 1, autograph=False)()
         assert manager.latest_checkpoint is None
+
+
+def test_with_scratch_checkpoints_are_listed_once_they_are_in_the_run_directory(tmp_path, request):
+    held = threading.Event()
+    phases.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
+    request.addfinalizer(lambda: phases.install_hook(None))
+    run = Run("ours", tmp_path / "run", 2, scratch=tmp_path / "scratch", scratch_bandwidth=1e9)
+    assert run.train(1) == [1]
+    run.manager._checkpointer.wait()
+    assert (run.manager.latest_checkpoint, step_numbers(tmp_path / "run")) == (None, [])
+    held.set()
+    run.train(3)
+    assert run.kept() == (4, [3, 4])
+    shutil.rmtree(tmp_path / "scratch")
+    assert step_numbers(tmp_path / "run") == [3, 4]
+    with (other := Run("ours", tmp_path / "run", 2)).manager as manager:
+        assert number(manager.restore_or_initialize()) == 4
+        assert float(other.w) == 2.0
+
+
+def test_a_checkpoint_that_a_killed_job_left_on_scratch_is_restored_and_comes_to_the_run_directory(tmp_path):
+    run_dir, scratch = tmp_path / "run", tmp_path / "scratch"
+    with killed_before_the_first_drain(run_dir, scratch), (run := Run("ours", run_dir, scratch=scratch)).manager:
+        run.train(1)
+    assert step_numbers(run_dir) == []
+    with (other := Run("ours", run_dir, scratch=scratch)).manager as manager:
+        assert number(manager.restore_or_initialize()) == 1
+        assert other.train(1) == [2]
+        assert other.kept() == (2, [1, 2])
 
 
 def test_best_checkpoints_are_kept_by_a_metric(run_dir):

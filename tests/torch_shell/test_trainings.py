@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from trainings import net, save_and_restore, train
+from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
 from hpcckpt.errors import (
@@ -323,6 +325,26 @@ def test_a_run_that_begins_has_nothing_to_restore(run_dir):
     assert hc.torch.restore(run_dir, model=net(), must_exist=False) is None
     with pytest.raises(OptionError, match="nothing to save"):
         hc.torch.save(run_dir, 1, epoch=3)
+
+
+def test_with_scratch_a_step_is_in_the_run_directory_when_the_checkpointer_is_closed(tmp_path):
+    model = net()
+    with hc.Checkpointer(tmp_path / "run", scratch=tmp_path / "scratch") as ckpt:
+        assert hc.torch.save(ckpt, 1, model=model).result().tier == "scratch"
+    shutil.rmtree(tmp_path / "scratch")
+    other = net()
+    assert hc.torch.restore(tmp_path / "run", model=other).step == 1
+    assert_same(other.state_dict(), model.state_dict())
+
+
+def test_a_run_whose_only_step_is_on_scratch_does_not_begin_anew(tmp_path):
+    run, scratch = tmp_path / "run", tmp_path / "scratch"
+    with killed_before_the_first_drain(run, scratch), hc.Checkpointer(run, scratch=scratch) as ckpt:
+        hc.torch.save(ckpt, 1, model=net())
+    with hc.Checkpointer(run, scratch=scratch) as ckpt:
+        restored = hc.torch.restore(ckpt, model=net(), must_exist=False)
+        assert restored is not None
+        assert restored.step == 1
 
 
 def test_where_all_is_damaged_a_run_does_not_begin_anew(run_dir, damage):

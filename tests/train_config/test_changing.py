@@ -197,6 +197,7 @@ def test_a_value_is_json_or_else_a_text(text: str, value: Any) -> None:
         ("seed=True", "True is a word of Python's; write true"),
         ("model.x={a: [1}", "the value:1:7: Found a punctuator"),
         ("model.x=1e999", "inf is no number"),
+        (f"seed={'1' * 5000}", "the number cannot be read"),
         ('model."x=3', "begins with quotes that are not closed"),
     ],
 )

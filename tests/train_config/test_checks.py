@@ -134,6 +134,11 @@ def test_everything_is_told_at_once(problems_of: Find, cycle: Make) -> None:
         ({"loss": "tf"}, "[0].loss: Keras has no loss 'tf'"),
         ({"metrics": ["acurac"]}, "[0].metrics[0]: Keras has no metric 'acurac'"),
         ({"loss": {"@": "tf.keras.losses.Mean"}}, "there is no 'Mean' in tf.keras.losses"),
+        (
+            {"loss": {"@": "tf.keras.losses.MeanSquaredError"}},
+            '[0].loss.@: tf.keras.losses.MeanSquaredError is a class, and is only named here; write {"tf.keras.losses',
+        ),
+        ({"metrics": [{"@": "tf.keras.metrics.Mean"}]}, "[0].metrics[0].@: tf.keras.metrics.Mean is a class"),
     ],
 )
 def test_each_problem_names_its_place_and_the_remedy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcckpt.train.decoding import Pairs
 from hpcckpt.train.problems import ConfigError
 from hpcckpt.train.reading import parse, read
 
@@ -134,6 +136,20 @@ def test_what_hjson_takes_and_nobody_means(text: str, where: str, remedy: str) -
     found = complaint(text)
     assert found.startswith(where)
     assert remedy in found
+
+
+@pytest.mark.parametrize("word", ["None", "True", "False"])
+def test_a_name_in_quotes_may_be_a_word_of_pythons(word: str) -> None:
+    document = parse(f'[{{"model": {{"my.Net": {{"name": "{word}"}}}}}}]', "c.hjson")
+    assert (document.problems, document.raw[0]["model"]["my.Net"]["name"]) == ((), word)
+    assert parse(f'[{{"name": {word}\n}}]', "c.hjson").problems
+
+
+def test_many_keys_are_read_in_little_time() -> None:
+    keys = [(f"key{number}", 1) for number in range(40_000)]
+    began = time.process_time()
+    assert Pairs([*keys, keys[7], keys[3]]).repeated == ["key3", "key7"]
+    assert time.process_time() - began < 10
 
 
 def test_text_without_quotes_is_fine_where_it_is_meant() -> None:

@@ -216,6 +216,16 @@ def test_a_training_writes_a_line_for_each_cycle(train: Train, cycle: Make, tmp_
     assert [row.split()[:2] for row in rows] == [["1", "1"], ["2", "1"]]
 
 
+def test_what_a_callback_raises_is_no_fault_of_ours_and_is_told_with_its_traceback(train: Train, cycle: Make) -> None:
+    callback = {"tf.keras.callbacks.ModelCheckpoint": {"filepath": "x{nope}.weights.h5", "save_weights_only": True}}
+    loop = {"hpcckpt.train.KerasTrainLoop": {"callbacks": [callback]}}
+    result = train([cycle(model=SMALL, train_loop=loop)], "--run", "run", "-q", "--set", "datasets.limit=128")
+    assert result.code == 1
+    assert "hpcckpt: error: the training failed: KeyError: " in result.err
+    assert "Traceback" in result.err
+    assert "bug in hpcckpt" not in result.err
+
+
 # -- on several ranks ------------------------------------------------------------------------------
 
 

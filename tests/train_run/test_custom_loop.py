@@ -78,6 +78,28 @@ def test_a_loss_by_name_is_one_number_for_a_batch(run: Any) -> None:
     np.testing.assert_allclose(history.history["loss"], again.history["loss"], rtol=1e-6)
 
 
+def test_a_tape_trains_alike_under_an_optimizer_that_scales_the_loss(run: Any, tmp_path: Path) -> None:
+    sgd = {"tf.keras.optimizers.SGD": {"learning_rate": 0.05}}
+    scaling = {"tf.keras.mixed_precision.LossScaleOptimizer": {"inner_optimizer": sgd}}
+    trained = []
+    for optimizer in (sgd, scaling):
+        run(pieces.config(**PLAIN, optimizer=optimizer, train_loop=pieces.loop("TapeLoop")), "never", overwrite=True)
+        trained.append(pieces.model_weights(tmp_path / "run"))
+    for name, value in trained[0].items():
+        np.testing.assert_allclose(trained[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("metrics", [[], ["mae"]])
+def test_a_step_need_not_measure_the_metrics(metrics: list[str], run: Any) -> None:
+    @export_config
+    class MeasuresNothing(pieces.TapeLoop):
+        def measure(self, *batch: Any) -> dict[str, Any]:
+            return {}
+
+    (history,) = run(pieces.config(metrics=metrics, train_loop=pieces.loop("MeasuresNothing")))
+    assert len(history.history["loss"]) == len(history.history["val_loss"]) == 2
+
+
 def test_a_loop_without_a_step_says_what_to_write(run: Any) -> None:
     with pytest.raises(hc.errors.CodeError, match="CustomTrainLoop has no train_step"):
         run(pieces.config(train_loop=pieces.loop("hpcckpt.train.CustomTrainLoop")))

@@ -193,6 +193,27 @@ def test_a_submodel_that_is_saved_goes_into_a_model_with_another_head(run: Run, 
     )
 
 
+def test_weights_of_a_submodel_do_not_take_the_place_of_checkpoints(run: Run, tmp_path: Path) -> None:
+    run(pieces.config(train_loop=pieces.loop(epochs=1)))
+    before, other = hc.load(tmp_path / "run" / "cycle-1"), tmp_path / "other"
+    places = ["run/cycle-1", "other/cycle-1", "other/cycle-1/final", "both", "both"]
+    saved = [{"name": "body", "path": str(tmp_path / place)} for place in places]
+    for act in (Environment(other, verbose=0).run, Environment(other, verbose=0).check):
+        with pytest.raises(ConfigError) as caught:
+            act(pieces.config(train_loop=pieces.loop(save_submodels=saved)))
+        numbers = [problem.where.partition("save_submodels")[2] for problem in caught.value.problems]
+        assert numbers == ["[0]", "[1]", "[2]", "[4]"]
+    assert hc.load(tmp_path / "run" / "cycle-1").keys() == before.keys()
+
+
+def test_weights_of_a_submodel_take_the_place_of_those_of_a_cycle_before(run: Run, tmp_path: Path) -> None:
+    place = str(tmp_path / "body")
+    saving = pieces.loop(epochs=1, save_submodels=[{"name": "body", "path": place}])
+    run([*pieces.config(train_loop=saving), {"seed": 2}])
+    last = pieces.model_weights(tmp_path / "run", 2)["model/body/wide/kernel"]
+    assert hc.load(place)["model/wide/kernel"].tobytes() == last.tobytes()
+
+
 @pytest.mark.parametrize("key", ["freeze_submodels", "save_submodels", "load_submodels"])
 def test_a_wrong_path_of_a_submodel_is_a_config_error_that_names_its_place_and_shows_the_tree(
     key: str, run: Run
@@ -208,8 +229,17 @@ def test_a_wrong_path_of_a_submodel_is_a_config_error_that_names_its_place_and_s
 
 def test_weights_to_load_that_are_not_there_are_a_config_error(run: Run) -> None:
     loading = pieces.loop(load_submodels=[{"name": "body", "path": "nowhere"}])
-    with pytest.raises(ConfigError, match=r"\[0\]\.train_loop.*load_submodels\[0\].*nowhere"):
-        run(pieces.config(train_loop=loading))
+    for act in (run, Environment("run").check):
+        with pytest.raises(ConfigError, match=r"\[0\]\.train_loop.*load_submodels\[0\].*nowhere"):
+            act(pieces.config(train_loop=loading))
+
+
+def test_weights_to_load_that_a_cycle_before_saves_are_no_error_of_a_check(tmp_path: Path) -> None:
+    place = {"name": "body", "path": str(tmp_path / "body")}
+    last = {"name": "body", "path": str(tmp_path / "run" / "cycle-1" / "final")}
+    first = pieces.config(train_loop=pieces.loop(save_submodels=[place]))
+    second = {"train_loop": pieces.loop(load_submodels=[place, last])}
+    assert len(Environment(tmp_path / "run").check([*first, second])) == 2
 
 
 # -- the run directory ---------------------------------------------------------------------------------
@@ -251,6 +281,17 @@ def test_checkpoints_may_stand_elsewhere(run: Run, tmp_path: Path) -> None:
     assert history.epoch == [0, 1]
 
 
+def test_a_monitor_that_is_no_metric_is_told_once_with_the_name_that_was_meant(
+    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(pieces.config(checkpoint={"keep_best": 1, "monitor": "max:val_maee"}), verbose=1)
+    text = "checkpoint.monitor: there is no metric 'val_maee', keep_best keeps nothing; did you mean 'val_mae'?"
+    assert capfd.readouterr().err.count(f"hpcckpt: cycle=1/1 warning: {text}") == 1
+    assert [entry["text"] for entry in pieces.log(tmp_path / "run", "warning")] == [text]
+    run(pieces.config(checkpoint={"keep_best": 1, "monitor": "max:val_mae"}), "never", overwrite=True)
+    assert not pieces.log(tmp_path / "run", "warning")
+
+
 def test_two_jobs_do_not_train_in_one_run_directory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with RunLock.take(tmp_path / "run") as lock:
@@ -260,6 +301,20 @@ def test_two_jobs_do_not_train_in_one_run_directory(run: Run, tmp_path: Path) ->
         RunLock._held.pop(str(lock.path.parent))
         with pytest.raises(LockedError, match="another-host"):
             run(pieces.config())
+
+
+def test_processes_that_train_each_by_itself_in_one_run_directory_are_told_what_they_need(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    (tmp_path / "run").mkdir()
+    with RunLock.take(tmp_path / "run") as lock:
+        held = json.loads(lock.path.read_text())
+        lock.path.write_text(json.dumps({**held, "host": "another-host"}))
+        RunLock._held.pop(str(lock.path.parent))
+        with pytest.raises(LockedError, match="each of 2 processes trains by itself here: give each a run directory"):
+            run(pieces.config(distributed="none"))
 
 
 def test_the_default_run_directory_is_named_after_the_configuration(tmp_path: Path, monkeypatch: Any) -> None:
@@ -278,6 +333,14 @@ def test_check_builds_everything_and_trains_nothing(tmp_path: Path) -> None:
     assert (first.parameters, first.trained, first.epochs, first.batches) == (97, 81, 3, 8)
     assert (second.frozen, second.trained, second.ranks) == (("body@wide",), 25, 1)
     assert not (tmp_path / "run").exists()
+
+
+def test_check_tells_of_a_loss_that_does_not_fit_the_labels(tmp_path: Path) -> None:
+    wrong = pieces.config(
+        loss={"tf.keras.losses.CategoricalCrossentropy": {}}, model={"ToyModel": {"n_outputs": 3}}, metrics=[]
+    )
+    with pytest.raises(ConfigError, match=r"\[0\]: a step to train cannot be made: ValueError: .*let model, loss"):
+        Environment(tmp_path / "run").check(wrong)
 
 
 def nothing_to_train() -> Any:
@@ -327,6 +390,28 @@ def test_data_that_never_ends_is_trained_on_in_epochs_of_so_many_steps(run: Run,
     ]
 
 
+def test_steps_of_an_epoch_for_which_the_data_does_not_last_are_refused_before_anything_is_trained(
+    run: Run, tmp_path: Path
+) -> None:
+    lasting, short = (pieces.config(train_loop=pieces.loop(num_train_steps=steps)) for steps in (4, 6))
+    run(lasting)
+    with pytest.raises(ConfigError, match=r"num_train_steps: 2 epochs of 6 batches need 12, and the data has 8"):
+        Environment(tmp_path / "short").check(short)
+
+
+def of_unknown_length() -> Any:
+    return pieces.toy_data()[0].filter(lambda x, y: True)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_a_cycle_whose_data_has_ended_before_its_last_epoch_is_not_complete(run: Run, tmp_path: Path) -> None:
+    pieces.export_config(of_unknown_length)
+    short = pieces.config(datasets={"of_unknown_length": {}}, train_loop=pieces.loop(num_train_steps=6))
+    with pytest.raises(ConfigError, match=r"\[0\]\.datasets: the data ended in epoch \d of 2, after 8 batches"):
+        run(short)
+    assert not (tmp_path / "run" / "cycle-1" / "final").exists()
+
+
 def test_a_model_that_does_not_take_the_data_is_a_config_error(run: Run) -> None:
     layers = [{"tf.keras.layers.Reshape": {"target_shape": [7]}}]
     with pytest.raises(ConfigError, match=r"\[0\]\.model: the model does not take the data"):
@@ -341,6 +426,7 @@ def test_a_model_that_does_not_take_the_data_is_a_config_error(run: Run) -> None
         ({"freeze_submodels": "body"}, "freeze_submodels: 'body' – a list"),
         ({"save_submodels": [{"path": "x"}]}, r"save_submodels\[0\]"),
         ({"callbacks": ["EarlyStopping"]}, r"callbacks\[0\]: a str is no Keras callback"),
+        ({"callbacks": [keras.callbacks.EarlyStopping]}, r"callbacks\[0\]: EarlyStopping is a class"),
     ],
 )
 def test_options_of_a_loop_that_make_no_sense_are_told(options: dict[str, Any], text: str) -> None:

@@ -28,18 +28,22 @@ def test_one_rank_that_is_killed_at_each_of_these_places_ends_with_the_same_bits
     assert pieces.ends_with(run) == straight("none", 1)
 
 
+VICTIMS = {"horovod": ("1:7@1", "between"), "mpi4py": ("1:end@1", "2:5@1")}
+"""Rank 1, or both: each place once, for where it is kills alike whoever averages the gradients."""
+
+
 @needs_mpirun
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_that_are_killed_at_each_of_these_places_end_with_the_same_bits(
+def test_two_ranks_that_are_killed_at_two_of_these_places_end_with_the_same_bits(
     kind: str, straight: Straight, tmp_path: Path
 ) -> None:
     run, config = tmp_path / "run", pieces.two_cycles(distributed=kind)
-    for place in PLACES.values():
-        victim = f"{place}@1" if ":" in place else place
+    for victim in VICTIMS[kind]:
         assert train(run, config, 2, kill=victim).code != 0
     completed(train(run, config, 2))
     resumed = [entry["cycle"] for entry in pieces.log(run, "resumed")]
-    assert resumed in ([1, 1, 2], [1, 1])  # when it is killed in cycle 2, the first save there may be under way
+    expected = {"horovod": [[1]], "mpi4py": [[1, 2], [1]]}  # the first save of cycle 2 may be under way
+    assert resumed in expected[kind]
     assert pieces.ends_with(run) == straight(kind, 2)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from mpi_launch import mpirun
 from trainlaunch import ENV, HERE, completed, needs_mpirun
 
+from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.train import metric_means
 
 needs_mpi4py = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
@@ -53,6 +55,22 @@ def test_messages_hold_one_dtype_each_and_no_more_than_they_may(monkeypatch: Any
 def test_the_mean_over_ranks_weighs_validation_by_what_each_has_validated_on() -> None:
     every = [(3.0, {"loss": 1.0, "val_loss": 1.0, "mine": 0.0}), (1.0, {"loss": 3.0, "val_loss": 5.0})]
     assert metric_means.mean_metrics(every) == {"loss": 2.0, "val_loss": 2.0}
+
+
+@pytest.mark.parametrize("kind", ["fit", "own step"])
+def test_a_rank_counts_for_as_many_rows_as_it_has_validated_on(kind: str) -> None:
+    def read_of(n_rows: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((tf.zeros([n_rows, 2]), tf.zeros([n_rows, 1]))).batch(4)
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    if kind == "own step":
+        model.test_step = lambda batch: {"largest": tf.reduce_max(model(batch[0]))}
+    model.compile("sgd", "mse")
+    rows = metric_means.ValidatedRows(model)
+    means = metric_means.MetricMeans(SerialCommunicator(), rows)
+    found = model.fit(read_of(8), validation_data=read_of(7), epochs=2, shuffle=False, verbose=0, callbacks=[means])
+    assert rows.count == 7
+    assert len([name for name in found.history if name.startswith("val_")]) == 1
 
 
 def test_the_mean_over_ranks_is_a_plain_one_where_somebody_does_not_know() -> None:

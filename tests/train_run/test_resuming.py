@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import trainpieces as pieces
+from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
+from hpcckpt import tiers
 from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import OptionError, StepNotFoundError
-from hpcckpt.train import resuming
+from hpcckpt.train import Environment, resuming
 from hpcckpt.train.problems import ConfigError
 
 Run = Callable[..., list[Any]]
@@ -33,6 +35,13 @@ def rows(tmp_path: Path) -> list[tuple[str, str]]:
 
 def steps(tmp_path: Path, cycle: int = 1) -> list[int]:
     return step_numbers(tmp_path / "run" / f"cycle-{cycle}")
+
+
+def fail_at_epoch(epoch: int, run: Run, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(pieces.Fails, "epoch", epoch)
+        with pytest.raises(InterruptedError):
+            run(config)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +85,18 @@ def test_a_complete_run_that_is_given_more_epochs_trains_those(run: Run, tmp_pat
     ]
 
 
-def test_more_epochs_give_what_a_run_with_so_many_from_the_start_gives_to_the_bit(run: Run, tmp_path: Path) -> None:
-    from hpcckpt.train import Environment
+def test_a_complete_cycle_that_is_given_more_epochs_and_killed_in_them_is_not_complete(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = (pieces.config(train_loop=pieces.loop(epochs=n, callbacks=[{"Fails": {}}])) for n in (1, 3))
+    run(few)
+    fail_at_epoch(2, run, many, monkeypatch)
+    (history,) = run(many)
+    assert epochs(history) == [0, 1, 2]
+    assert rows(tmp_path) == [("1", str(epoch)) for epoch in (1, 2, 3)]
 
+
+def test_more_epochs_give_what_a_run_with_so_many_from_the_start_gives_to_the_bit(run: Run, tmp_path: Path) -> None:
     few, many = (pieces.config(seed=5, train_loop=pieces.loop(epochs=n)) for n in (2, 4))
     run(few)
     run(many)
@@ -113,6 +131,78 @@ def test_a_run_directory_of_another_configuration_is_refused_with_what_differs(r
         "[0].loss", "[0].optimizer.tf.keras.optimizers.Adam.learning_rate",
     ]  # fmt: skip
     assert pieces.ends_with(tmp_path / "run", 1) == before
+
+
+# -- whose checkpoints ---------------------------------------------------------------------------------
+
+
+def elsewhere(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
+    return pieces.config(checkpoint={"directory": str(tmp_path / "elsewhere")}, **changes)
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": "never", "overwrite": True}])
+def test_checkpoints_of_another_run_are_not_gone_on_from_nor_moved(
+    options: dict[str, Any], run: Run, tmp_path: Path
+) -> None:
+    run(elsewhere(tmp_path, train_loop=pieces.loop(epochs=1)))
+    before = step_numbers(tmp_path / "elsewhere" / "cycle-1")
+    with pytest.raises(ConfigError, match=r"\[0\]\.checkpoint\.directory: .*elsewhere .* of the run in .*run;"):
+        Environment(tmp_path / "other", verbose=0, **options).run(elsewhere(tmp_path, seed=2))
+    assert step_numbers(tmp_path / "elsewhere" / "cycle-1") == before != []
+
+
+def test_a_directory_that_a_run_has_named_is_its_own_before_there_is_a_checkpoint(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at_epoch(0, run, elsewhere(tmp_path, train_loop=pieces.loop(callbacks=[{"Fails": {}}])), monkeypatch)
+    with pytest.raises(ConfigError, match="of the run in"):
+        Environment(tmp_path / "other", verbose=0).run(elsewhere(tmp_path))
+
+
+def test_a_run_that_was_moved_goes_on_with_checkpoints_elsewhere(run: Run, tmp_path: Path) -> None:
+    run(elsewhere(tmp_path, train_loop=pieces.loop(epochs=1)))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (history,) = Environment(tmp_path / "moved", "latest", verbose=0).run(elsewhere(tmp_path))
+    assert epochs(history) == [0, 1]
+
+
+@pytest.mark.parametrize("resume", ["auto", "8"])
+def test_checkpoints_without_the_configuration_that_they_are_of_are_not_gone_on_from(
+    resume: str, run: Run, tmp_path: Path
+) -> None:
+    run(pieces.config(train_loop=pieces.loop(epochs=1)))
+    (tmp_path / "run" / "config.json").unlink()
+    with pytest.raises(OptionError, match=r"cycle-1 holds checkpoints, and .*run has no config\.json"):
+        run(pieces.config(train_loop=pieces.loop(epochs=1)), resume)
+
+
+def test_a_cycle_that_is_new_does_not_take_checkpoints_that_are_there(run: Run, tmp_path: Path) -> None:
+    run(pieces.config(train_loop=pieces.loop(epochs=1)))
+    shutil.copytree(tmp_path / "run" / "cycle-1", tmp_path / "elsewhere" / "cycle-2")
+    second = {"checkpoint": {"directory": str(tmp_path / "elsewhere")}, "seed": 2}
+    with pytest.raises(ConfigError, match=r"\[1\]\.checkpoint\.directory: .*cycle-2 holds checkpoints that are not of"):
+        run([*pieces.config(train_loop=pieces.loop(epochs=1)), second])
+
+
+def test_another_directory_for_checkpoints_is_no_way_round_the_comparison(run: Run, tmp_path: Path) -> None:
+    run(pieces.config(train_loop=pieces.loop(epochs=1)))
+    before = pieces.ends_with(tmp_path / "run", 1)
+    with pytest.raises(ConfigError) as caught:
+        run(elsewhere(tmp_path, seed=7))
+    assert {problem.where for problem in caught.value.problems} >= {"[0].checkpoint.directory", "[0].seed"}
+    assert pieces.ends_with(tmp_path / "run", 1) == before
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_records_of_checkpoints_that_are_gone_are_kept_aside(run: Run, tmp_path: Path) -> None:
+    run(pieces.config(train_loop=pieces.loop(epochs=1)))
+    before = (tmp_path / "run" / "metrics.csv").read_text()
+    shutil.rmtree(tmp_path / "run" / "cycle-1")
+    run(pieces.config(train_loop=pieces.loop(epochs=1)))
+    (kept,) = (tmp_path / "run").glob(".aside-2*")
+    assert (kept / "metrics.csv").read_text() == before
+    assert (kept / "log.jsonl").read_text().count('"event": "saved"') == 3
+    assert rows(tmp_path) == [("1", "1")]
 
 
 # -- never ---------------------------------------------------------------------------------------------
@@ -168,6 +258,26 @@ def test_a_step_is_gone_back_to_and_newer_ones_are_moved_aside(run: Run, tmp_pat
     assert aside == {f".aside-step-{step:010d}" for step in (9, 12, 15, 16, 18, 21, 24)}
 
 
+def test_a_step_is_gone_back_to_though_a_newer_one_is_on_scratch(run: Run, tmp_path: Path) -> None:
+    config = pieces.config(checkpoint={"scratch": str(tmp_path / "scratch"), "max_to_keep": None})
+    run(config)
+    assert tiers.whole_on(tmp_path / "scratch", tmp_path / "run" / "cycle-1")[-1].step == 16
+    (history,) = run(config, "8")
+    assert pieces.log(tmp_path / "run", "resumed")[-1]["step"] == 8
+    assert epochs(history) == [0, 1]
+    assert tiers.whole_on(tmp_path / "scratch", tmp_path / "run" / "cycle-1")[-1].step == 16
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_left_scratch_goes_on_there(run: Run, tmp_path: Path) -> None:
+    config = pieces.config(checkpoint={"scratch": str(tmp_path / "scratch"), "every_n_batches": 3})
+    with killed_before_the_first_drain(tmp_path / "run", tmp_path / "scratch"):
+        run(config)
+    assert steps(tmp_path) == []
+    (history,) = run(config, "latest")
+    assert pieces.log(tmp_path / "run", "resumed")[-1]["step"] == 3
+    assert epochs(history) == [0, 1]
+
+
 def test_a_step_that_two_cycles_have_is_asked_about(run: Run) -> None:
     run(pieces.two_cycles())
     with pytest.raises(OptionError, match="say 1:8 or 2:8"):
@@ -181,9 +291,11 @@ def test_a_step_that_is_not_there_names_those_that_are(run: Run) -> None:
 
 
 def test_best_goes_back_to_the_best_checkpoint_of_the_newest_cycle(run: Run, tmp_path: Path) -> None:
-    (history,) = run(pieces.config(train_loop=pieces.loop(epochs=4), checkpoint={"monitor": "max:val_loss"}))
+    checkpoint = {"monitor": "max:val_loss", "max_to_keep": None}
+    config = pieces.config(train_loop=pieces.loop(epochs=4), checkpoint=checkpoint)
+    (history,) = run(config)
     worst = max(range(4), key=lambda epoch: history.history["val_loss"][epoch])
-    run(pieces.config(train_loop=pieces.loop(epochs=4), checkpoint={"monitor": "max:val_loss"}), "best")
+    run(config, "best")
     assert pieces.log(tmp_path / "run", "resumed")[-1]["epochs"] == worst + 1
 
 

@@ -31,7 +31,7 @@ def rows(count: int) -> tuple[Any, Any]:
 
 
 @export_config
-def toy_data(size: int = SIZE, is_shuffled: bool = True, kill: str = "", fails_on: int = -1) -> Any:
+def toy_data(size: int = SIZE, is_shuffled: bool = True, kill: str = "", fails_on: int = -1, n_valid: int = 12) -> Any:
     """Return this rank's share: every `size`-th row, in batches of `size` over all ranks."""
     maybe_die(kill)
     rank, ranks = share()
@@ -40,7 +40,7 @@ def toy_data(size: int = SIZE, is_shuffled: bool = True, kill: str = "", fails_o
     x, y = rows(BATCHES * size)
     data = tf.data.Dataset.from_tensor_slices((x[rank::ranks], y[rank::ranks]))
     data = data.shuffle(50, seed=2) if is_shuffled else data
-    valid = tf.data.Dataset.from_tensor_slices(tuple(a[rank::ranks] for a in rows(12)))
+    valid = tf.data.Dataset.from_tensor_slices(tuple(a[rank::ranks] for a in rows(n_valid)))
     return data.batch(size // ranks).prefetch(2), valid.batch(4)
 
 
@@ -87,6 +87,20 @@ class DieAt(keras.callbacks.Callback):
         wanted, _, rank = os.environ.get(KILL, "").partition("@")
         if wanted == f"{self.cycle}:{place}" and rank in {"", os.environ.get("OMPI_COMM_WORLD_RANK", "0")}:
             os.kill(os.getpid(), self.with_signal)
+
+
+@export_config
+class EndsOn(keras.callbacks.Callback):
+    """Ends the training behind a batch of the first epoch, on one rank."""
+
+    def __init__(self, rank: int, batch: int) -> None:
+        super().__init__()
+        self.rank, self.batch = rank, batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Maybe now."""
+        if batch == self.batch and os.environ.get("OMPI_COMM_WORLD_RANK") == str(self.rank):
+            self.model.stop_training = True
 
 
 @export_config
@@ -185,3 +199,15 @@ class Pause(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Wait."""
         time.sleep(self.seconds)
+
+
+@export_config
+class Fails(keras.callbacks.Callback):
+    """Fails when the epoch begins that a test has set, from 0."""
+
+    epoch: int | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Maybe now."""
+        if epoch == self.epoch:
+            raise InterruptedError("stopped")

@@ -117,10 +117,11 @@ def test_a_copy_is_the_same_save_to_the_byte(run: Path, tmp_path: Path, n_ranks:
     assert [(r.is_new, r.nbytes, r.written_nbytes) for r in results] == [(True, nbytes, nbytes)] * n_ranks
 
 
-def test_a_save_that_is_there_is_left_alone(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_replacing", [False, True])
+def test_a_save_that_is_there_is_left_alone(run: Path, tmp_path: Path, *, is_replacing: bool) -> None:
     copied(run, tmp_path / "out")
     before = (tmp_path / "out" / STEP).stat().st_ino
-    again = copied(run, tmp_path / "out")
+    again = copied(run, tmp_path / "out", is_replacing=is_replacing)
     assert (again.is_new, again.written_nbytes) == (False, 0)
     assert (tmp_path / "out" / STEP).stat().st_ino == before
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcckpt.collective import launchers
-from hpcckpt.diagnosis import builds, everywhere, launching, locks, scratch, sharing, stripe
+from hpcckpt.diagnosis import builds, everywhere, launching, locks, scratch, sharing, storage, stripe
 from hpcckpt.diagnosis.everywhere import Found, join, look, ranks_text
 from hpcckpt.diagnosis.finding import Finding
 from hpcckpt.diagnosis.launching import Place
@@ -169,6 +169,17 @@ def levels(findings: Iterator[Finding]) -> dict[str, str]:
 def test_a_good_file_system_leaves_nothing_to_say_and_no_trace(tmp_path: Path) -> None:
     assert levels(locks.findings(tmp_path)) == {"writing": "ok", "file locks": "ok", "hard links": "ok"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_no_file_system_takes_is_a_finding(tmp_path: Path) -> None:
+    assert storage.existing_part(tmp_path / "a" / "b") == tmp_path
+    (found,) = storage.findings(tmp_path / ("long" * 100) / "run")
+    assert (found.topic, found.level, "File name too long" in found.message) == ("directory", "problem", True)
+
+
+def test_what_may_not_be_looked_at_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "PATIENCE_S", 0.0)
+    assert not sharing._appears(tmp_path / ("long" * 100))
 
 
 def fail(code: int) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -181,6 +182,20 @@ def test_a_journal_that_cannot_be_written_is_a_warning_once_and_fails_no_save(tm
     assert discovery.latest_step(tmp_path) == 3
 
 
+def test_a_journal_that_cannot_be_looked_at_fails_no_restore(tmp_path, monkeypatch):
+    look = os.stat
+
+    def refuse(path, *args, **kwargs):
+        if str(path).endswith(journal.NAME):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, *args, **kwargs)
+
+    with hc.Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"w": np.zeros(1000)}).result()
+        monkeypatch.setattr(os, "stat", refuse)
+        assert ckpt.restore({"w": np.zeros(1000)}).step == 1
+
+
 def test_a_link_in_its_place_is_not_followed(tmp_path, caplog):
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -225,6 +240,22 @@ def test_beyond_its_bound_the_older_half_goes(tmp_path, monkeypatch):
     assert kept == list(range(kept[0], 300))
     assert len(kept) > 10
     assert os.listdir(tmp_path) == [journal.NAME]
+
+
+def test_one_that_has_grown_beyond_all_memory_is_cut_all_the_same(tmp_path):
+    save(tmp_path, 5)
+    os.truncate(tmp_path / journal.NAME, 1 << 40)
+    restore_and_save(tmp_path, 6)
+    assert names_of(tmp_path)[-1] == "end"
+    assert (tmp_path / journal.NAME).stat().st_size < journal.MAX_NBYTES
+
+
+def test_of_one_that_is_too_large_twice_what_it_may_have_is_read(tmp_path):
+    lines = [f'{{"event": "saved", "step": {step}, "pad": "{"x" * 1000}"}}\n' for step in range(12_000)]
+    write_lines(tmp_path, *lines)
+    read = [entry["step"] for entry in read_journal(tmp_path)]
+    assert read == list(range(read[0], 12_000))
+    assert 1000 * len(read) < 2 * journal.MAX_NBYTES
 
 
 def test_a_line_that_is_far_too_long_goes_without_its_metrics(tmp_path):

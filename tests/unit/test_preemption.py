@@ -182,6 +182,13 @@ def test_an_end_that_is_past_is_left_from_another_job(name):
     assert "it is not believed" in found.warnings[0]
 
 
+def test_an_exported_end_that_is_past_leaves_it_to_the_scheduler_to_say():
+    end = soon()
+    found = find_job_end(environ={"HPCCKPT_JOB_END": str(soon(-7200)), "SLURM_JOB_END_TIME": str(end)})
+    assert found.end == (end, "SLURM_JOB_END_TIME")
+    assert "HPCCKPT_JOB_END says the job ended 2:00:0" in found.warnings[0]
+
+
 def test_what_the_user_says_that_makes_no_sense_is_an_error():
     with pytest.raises(OptionError, match="HPCCKPT_JOB_END: 'noon' is no moment"):
         find_job_end(environ={"HPCCKPT_JOB_END": "noon"})
@@ -453,6 +460,21 @@ except ZeroDivisionError:
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """
     assert run(tmp_path, script).returncode == 0
+
+
+def test_a_warning_that_comes_when_the_step_of_a_supervised_job_is_done_does_not_kill_it(tmp_path):
+    script = """
+os.environ["HPCCKPT_STEP"] = "mark"
+with hc.preemption.watch(ckpt, verbose=0):
+    pass
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+send(signal.SIGUSR1)
+guard = hc.preemption.watch(ckpt, verbose=0)
+send(signal.SIGUSR1)
+assert guard.should_stop(1)
+"""
+    ended = run(tmp_path, script)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_only_signals_that_were_chosen_are_caught(tmp_path):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EVERY = frozenset({"partial-read", "designs"})
 _FEATURES = {
     "direct": _EVERY | {"zero-copy", "shared-file", "recycles"},
-    "per-rank": _EVERY | {"zero-copy", "recycles"},
+    "per-rank": _EVERY | {"zero-copy", "recycles", "own-files"},
     "mpio": _EVERY | {"shared-file", "collective"},
     "auto": _EVERY | {"zero-copy", "recycles"},
 }

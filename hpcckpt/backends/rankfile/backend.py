@@ -46,7 +46,7 @@ class RankfileBackend(Backend):
     """One safetensors file per rank."""
 
     name = "rankfile"
-    features = frozenset({"partial-read", "zero-copy", "recycles", "incremental"})
+    features = frozenset({"partial-read", "zero-copy", "recycles", "incremental", "own-files"})
 
     def prepare(self, path: Path, design: Any = None) -> None:  # noqa: ARG002 - none is needed
         """Create the data directory. Root only."""

@@ -1,0 +1,80 @@
+"""What is left when nobody closes: saves under way are finished as the program ends, and locks are given back."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import weakref
+
+from hpcckpt import publishing, saving
+from hpcckpt.errors import CollectiveError
+from hpcckpt.run import Run
+
+_log = logging.getLogger("hpcckpt")
+_open_runs: weakref.WeakSet[Run] = weakref.WeakSet()
+_orphans: list[Run] = []
+
+
+def release_when_forgotten(owner: object, run: Run) -> weakref.finalize[[Run, int], object]:
+    """Have the lock of a run given back with its owner, or when the program ends; return what does so now. Independent.
+
+    The owner may be forgotten while saves are under way: these are finished when the program ends.
+    """
+    _open_runs.add(run)
+    _finish_at_exit_too()
+    return weakref.finalize(owner, _release, run, os.getpid())
+
+
+def _release(run: Run, pid: int) -> None:
+    """Remove what was prepared for saves that will not come, and give the lock back. Root only."""
+    if os.getpid() != pid:  # a forked child has a copy of all this, and nothing of it is its own
+        return
+    if run.tier is not None and not run.tier.is_draining:
+        _release(run.tier.home, pid)
+    if _is_under_way(run):
+        _orphans.append(run)
+    elif run.lock is not None:
+        with contextlib.suppress(OSError):
+            if run.lock.is_mine():
+                publishing.sweep_all(run)
+        run.lock.release()
+        run.lock = None
+
+
+def _is_under_way(run: Run) -> bool:
+    return any(this.answer is None for this in run.underway) or _is_draining(run)
+
+
+def _is_draining(run: Run) -> bool:
+    return run.tier is not None and run.tier.is_draining
+
+
+@functools.cache
+def _finish_at_exit_too() -> None:
+    """Have what is under way finished when the program ends, before MPI is finalized and locks are given back."""
+    atexit.register(_finish_all, os.getpid())
+
+
+def _finish_all(pid: int) -> None:
+    """Finish what all runs of this process have under way; none keeps the others from it. Collective."""
+    for run in [*_open_runs, *_orphans] if os.getpid() == pid else []:
+        if not run.closed and (run.underway or _is_draining(run)):
+            try:
+                finish(run)
+            except CollectiveError:
+                pass  # root has logged it already
+            except Exception as error:  # noqa: BLE001 - others are left to finish
+                _log.error("hpcckpt: %s", error)
+            _release(run, pid)
+
+
+def finish(run: Run) -> None:
+    """Wait for all saves and, whatever becomes of them, for all drains. Collective."""
+    try:
+        saving.finish(run)
+    finally:
+        if run.tier is not None:
+            run.tier.finish()

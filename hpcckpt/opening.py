@@ -1,0 +1,105 @@
+"""A run is opened: its backend chosen alike on every rank, and scratch put before its directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcckpt.backends.base import Backend
+from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
+from hpcckpt.collective.communicator import Communicator, usable_cores
+from hpcckpt.config import Options
+from hpcckpt.draining import DRAIN_NICE, Draining
+from hpcckpt.errors import BackendConflictError, OptionError
+from hpcckpt.holding import ArenaPool
+from hpcckpt.run import Run
+from hpcckpt.tiers import TierOptions, Tiers, TiersOfPlaces, find_places, scratch_directory
+
+
+def open_run(
+    comm: Communicator, directory: Path, options: Options, backend_options: Mapping[str, Any]
+) -> tuple[Run, Tiers | None]:
+    """Return the run that saves go to and, if that is on scratch, the run directory behind it. Collective.
+
+    Raises
+    ------
+    OptionError
+        If the backend does not know one of its options, or ranks do not see the same scratch directory.
+    BackendNotFoundError, BackendConflictError, BackendError
+        If the backend is unknown, ambiguous, differs between ranks, or cannot be loaded.
+    """
+    info = _agreed_backend(comm, options.backend, has_scratch=options.scratch is not None)
+    backend = comm.agree("checkpointer: load backend", lambda: _make(info, comm, options, backend_options))
+    if options.scratch is None:
+        return _run(comm, directory, backend, options), None
+    scratch = Path(os.path.abspath(options.scratch))
+    places = find_places(comm, scratch)
+    tiers = TierOptions(options, options.scratch_bandwidth, options.scratch_keep)
+    if places is None:
+        near = _run(comm, scratch_directory(directory, comm.bcast(scratch)), backend, tiers.near)
+        return near, Tiers(near, directory, tiers)
+    _check_files_apart(backend)
+    near = _run(comm, scratch_directory(directory, scratch), backend, replace(tiers.near, recycle=False))
+    near.places = places
+    return near, TiersOfPlaces(near, directory, tiers)
+
+
+def _check_files_apart(backend: Backend) -> None:
+    """Refuse, alike on all ranks, a backend whose ranks do not keep to files of their own. Pure.
+
+    Raises
+    ------
+    OptionError
+        Naming what will do.
+    """
+    if "own-files" not in backend.features:
+        raise OptionError(
+            f"options.scratch: ranks see different scratch directories, and backend {backend.name!r} as asked for may "
+            "have them write into one: use rankfile, or hdf5 with driver='per-rank', or give one scratch directory "
+            "that all ranks see, or none"
+        )
+
+
+def _run(comm: Communicator, directory: Path, backend: Backend, options: Options) -> Run:
+    """Return a run with a background and memory for copies of its own. Collective."""
+    draining = Draining(comm.duplicate(), options.peer_timeout_s)
+    return Run(directory, comm, backend, options, draining, ArenaPool(options.threads or usable_cores()))
+
+
+def _make(info: BackendInfo, comm: Communicator, options: Options, own: Mapping[str, Any]) -> Backend:
+    """Return a new backend. Independent.
+
+    Raises
+    ------
+    OptionError
+        If it does not know one of its options, or cannot do what is asked of it.
+    """
+    nice = DRAIN_NICE if options.async_save else 0
+    made = load_class(info)(threads=options.threads or usable_cores(), nice=nice, comm=comm, **own)
+    if options.incremental and "incremental" not in made.features:
+        raise OptionError(f"options.incremental: backend {info.name!r} cannot link what did not change; turn it off")
+    return made
+
+
+def _agreed_backend(comm: Communicator, name: str, *, has_scratch: bool) -> BackendInfo:
+    """Let root choose the backend, and check that every rank has the same one, and scratch as root. Collective."""
+    chosen, root_has = comm.on_root("checkpointer: choose backend", lambda: (find_backend(name), has_scratch))
+
+    def compare() -> None:
+        if has_scratch != root_has:
+            raise OptionError(
+                f"options.scratch: rank 0 has {'a' if root_has else 'no'} scratch directory, and this rank has "
+                f"{'one' if has_scratch else 'none'}; give one on every rank, or none"
+            )
+        own = find_backend(chosen.name)
+        if own != chosen:
+            raise BackendConflictError(
+                f"backend {chosen.name!r} is {chosen.target} of {chosen.origin} {chosen.version} on rank 0 and "
+                f"{own.target} of {own.origin} {own.version} here; install the same packages on every node"
+            )
+
+    comm.agree("checkpointer: compare backend", compare)
+    return chosen

@@ -1,0 +1,31 @@
+"""What a job leaves that is killed when its first step is on scratch, and not in the run directory yet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcckpt import layout, phases
+
+
+@contextlib.contextmanager
+def killed_before_the_first_drain(run: Path, scratch: Path) -> Iterator[None]:
+    """Have both directories stand, behind the block, as they stood when its first drain began. For one rank."""
+    kept = {place: place.with_name(f"{place.name}-kept") for place in (run, scratch)}
+
+    def keep(phase: str, _rank: int) -> None:
+        if phase == "drain-begun" and not any(copy.exists() for copy in kept.values()):
+            for place, copy in kept.items():
+                shutil.copytree(place, copy, symlinks=True, ignore=shutil.ignore_patterns(layout.LOCK))
+
+    phases.install_hook(keep)
+    try:
+        yield
+    finally:
+        phases.install_hook(None)
+    for place, copy in kept.items():
+        shutil.rmtree(place)
+        os.rename(copy, place)
