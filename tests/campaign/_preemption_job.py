@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__)
-ACTIVITIES = ("nothing", "warm-up", "step", "validation", "end")
+ACTIVITIES = ("nothing", "warm-up", "step", "boundary", "validation", "end")
 _SLOT = struct.Struct("=BBxxxxxxqq")  # activity, whether a save drains, the step that was begun, the process
 BOARD_BYTES = 4096
 MAX_STEPS = 100_000
@@ -177,6 +177,7 @@ class _Job:
             self.train(step)
             if order.saves_first:
                 self.save(step)
+            self.board.show(activity="boundary")
             if self.guard.check(step).stop:
                 self.stop(step)
             if not order.saves_first:

@@ -134,7 +134,8 @@ def has_no_boundary(order: Order, shown: list[Shown]) -> bool:
     activities = {one.activity for one in shown}
     is_behind_it = not order.saves_first and any(one.is_draining and one.step % order.save_every == 0 for one in shown)
     return (
-        (not order.stops_in_validation and "validation" in activities)
+        "boundary" in activities  # which may have looked already
+        or (not order.stops_in_validation and "validation" in activities)
         or (not order.stops_in_warm_up and "warm-up" in activities)
         or is_behind_it  # it saves what it has asked about already
     )
