@@ -63,7 +63,7 @@ def test_a_training_longer_than_the_time_limit_is_requeued_at_least_thrice_and_e
     name = config(place, n_batches=600, pause_s=0.3)
     hold(place, "run")
     job = train(cluster, place, "run", name, "--time=3", "--signal=B:USR1@175")
-    wait_for_text(cluster, place, f"hpcckpt-{job}", f": scontrol requeue {job}", count=3)
+    wait_for_text(cluster, place, f"hpcckpt-{job}", f" of at most 20: scontrol requeue {job}", count=3)
     let_go(place, "run")
     assert done(cluster, job, 3000.0) >= 3
     told = log(place, f"hpcckpt-{job}")
