@@ -63,6 +63,7 @@ TCPTimeout=30
 BatchStartTimeout=300
 UnkillableStepTimeout=600
 MinJobAge=86400
+FirstJobId={first_job}
 MailProg=/bin/true
 MpiDefault=none
 {nodes}
@@ -139,7 +140,10 @@ class Cluster:
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} State=UNKNOWN"
             for node, port in zip(NODES, ports[1:], strict=True)
         )
-        text = CONFIG.format(user=getpass.getuser(), directory=self.directory, ctld_port=ports[0], nodes=nodes)
+        first_job = random.SystemRandom().randrange(1, 60_000) * 1_000  # Open MPI's shared memory is named after jobs
+        text = CONFIG.format(
+            user=getpass.getuser(), directory=self.directory, ctld_port=ports[0], nodes=nodes, first_job=first_job
+        )
         (self.directory / "slurm.conf").write_text(text, encoding="utf-8")
 
     def _start_munge(self) -> None:
