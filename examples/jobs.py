@@ -127,7 +127,10 @@ def run_job(
     watch: Callable[[str, Story], None],
     should_die: Callable[[Story], bool],
 ) -> Outcome:
-    """Run the example on some ranks; SIGKILL launcher and ranks as soon as `should_die` says so."""
+    """Run the example on some ranks; SIGKILL all of them as soon as `should_die` says so.
+
+    The launcher is left to end by itself: killed too, it would take with it what the ranks had said already.
+    """
     command = [mpirun(), "-n", str(n_ranks), sys.executable, str(EXAMPLE), *arguments]
     began, story, was_killed = time.monotonic(), Story(), False
     with _scratch() as scratch, _started(command, scratch) as job, log.open("w") as file, _time_limit(job.pid):
@@ -137,7 +140,7 @@ def run_job(
             watch(line.rstrip(), story)
             if not was_killed and should_die(story):
                 was_killed = True
-                kill_all(job.pid)
+                kill(_descendants(job.pid))
     return Outcome(n_ranks, story, was_killed, job.returncode, time.monotonic() - began, log)
 
 
@@ -154,7 +157,7 @@ def _started(command: list[str], scratch: str) -> subprocess.Popen[str]:
 @contextmanager
 def _time_limit(pid: int) -> Iterator[None]:
     """Kill the job if it hangs."""
-    alarm = threading.Timer(LIMIT_S, kill_all, [pid])
+    alarm = threading.Timer(LIMIT_S, lambda: kill([pid, *_descendants(pid)]))
     alarm.start()
     try:
         yield
@@ -162,9 +165,9 @@ def _time_limit(pid: int) -> Iterator[None]:
         alarm.cancel()
 
 
-def kill_all(pid: int) -> None:
-    """Kill a process and all its descendants with SIGKILL: what a power failure looks like to the files."""
-    for victim in [pid, *_descendants(pid)]:
+def kill(pids: list[int]) -> None:
+    """Kill processes with SIGKILL: what a power failure looks like to the files."""
+    for victim in pids:
         try:
             os.kill(victim, signal.SIGKILL)
         except ProcessLookupError:
