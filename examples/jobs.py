@@ -127,17 +127,13 @@ def run_job(
     watch: Callable[[str, Story], None],
     should_die: Callable[[Story], bool],
 ) -> Outcome:
-    """Run the example on some ranks; SIGKILL all of them as soon as `should_die` says so.
-
-    The launcher is left to end by itself: killed too, it would take with it what the ranks had said already.
-    """
-    command = [mpirun(), "-n", str(n_ranks), sys.executable, str(EXAMPLE), *arguments]
+    """Run the example on some ranks; SIGKILL all of them as soon as `should_die` says so."""
     began, story, was_killed = time.monotonic(), Story(), False
-    with _scratch() as scratch, _started(command, scratch) as job, log.open("w") as file, _time_limit(job.pid):
-        for line in job.stdout or ():
-            file.write(line)
-            story.hear(line.rstrip())
-            watch(line.rstrip(), story)
+    log.write_text("")
+    with _scratch() as scratch, _started(n_ranks, arguments, log, scratch) as job, _time_limit(job.pid):
+        for line in _lines(log, job):
+            story.hear(line)
+            watch(line, story)
             if not was_killed and should_die(story):
                 was_killed = True
                 kill(_descendants(job.pid))
@@ -149,9 +145,31 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="hpcckpt-mpi-", ignore_cleanup_errors=True)
 
 
-def _started(command: list[str], scratch: str) -> subprocess.Popen[str]:
-    pipe = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, env=environment(scratch), text=True, **pipe)
+def _started(n_ranks: int, arguments: list[str], log: Path, scratch: str) -> subprocess.Popen[bytes]:
+    """Start a job whose ranks write into the log themselves.
+
+    What they say by way of the launcher is lost when they are killed before it has passed that on.
+    """
+    rank = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log.absolute()), sys.executable, str(EXAMPLE), *arguments]
+    with log.open("ab") as file:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+        return subprocess.Popen([mpirun(), "-n", str(n_ranks), *rank], env=environment(scratch), **streams)
+
+
+def _lines(log: Path, job: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Yield the lines of a job's log while they come, until it has ended."""
+    line = ""
+    with log.open(errors="replace") as file:
+        while True:
+            is_over = job.poll() is not None  # looked at first: whatever was written is there then
+            line += file.readline()
+            if line.endswith("\n") or (line and is_over):
+                yield line.rstrip()
+                line = ""
+            elif is_over:
+                return
+            else:
+                time.sleep(0.01)
 
 
 @contextmanager

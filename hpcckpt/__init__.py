@@ -6,10 +6,10 @@ extension; public names are loaded on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcckpt._version import __version__
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt import errors, horovod, interval, keras, lms, plugins, preemption, tensorflow, tmci, torch
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from hpcckpt.snapshot import PerRank, RootOnly, Sharded
 
 _HOME = {
-    "Best": "hpcckpt.config",
-    "Checkpointer": "hpcckpt.checkpointer",
-    "PendingSave": "hpcckpt.checkpointer",
-    "PerRank": "hpcckpt.snapshot",
-    "Restored": "hpcckpt.checkpointer",
-    "RootOnly": "hpcckpt.snapshot",
-    "SavedStep": "hpcckpt.checkpointer",
-    "Sharded": "hpcckpt.snapshot",
-    "enable_exact_resume": "hpcckpt.keras.levels",
-    "export_checkpoint": "hpcckpt.exporting.exporter",
-    "import_checkpoint": "hpcckpt.importing.importer",
-    "latest_checkpoint": "hpcckpt.discovery",
-    "load": "hpcckpt.loading",
+    "Best": "config",
+    "Checkpointer": "checkpointer",
+    "PendingSave": "checkpointer",
+    "PerRank": "snapshot",
+    "Restored": "checkpointer",
+    "RootOnly": "snapshot",
+    "SavedStep": "checkpointer",
+    "Sharded": "snapshot",
+    "enable_exact_resume": "keras.levels",
+    "export_checkpoint": "exporting.exporter",
+    "import_checkpoint": "importing.importer",
+    "latest_checkpoint": "discovery",
+    "load": "loading",
 }
 _ROOMS = {"errors", "horovod", "interval", "keras", "lms", "plugins", "preemption", "tensorflow", "tmci", "torch"}
 
@@ -66,14 +66,4 @@ __all__ = [
     "torch",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"hpcckpt.{name}")
-    raise AttributeError(f"module 'hpcckpt' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME, _ROOMS)

@@ -162,24 +162,24 @@ class Checkpointer:
         options = group.agree(
             "checkpointer: options",
             lambda: Options(
-                max_to_keep,
-                parse_best(keep_best),
-                keep_period,
-                backend,
-                on_newer,
-                check_replicas,
-                lock_expiry_s,
-                threads,
-                async_save,
-                max_in_flight,
-                max_bytes_in_flight,
-                recycle,
-                incremental,
-                nan_guard,
-                peer_timeout_s,
-                None if scratch is None else os.fspath(scratch),
-                scratch_bandwidth,
-                scratch_keep,
+                max_to_keep=max_to_keep,
+                keep_best=parse_best(keep_best),
+                keep_period=keep_period,
+                backend=backend,
+                on_newer=on_newer,
+                check_replicas=check_replicas,
+                lock_expiry_s=lock_expiry_s,
+                threads=threads,
+                async_save=async_save,
+                max_in_flight=max_in_flight,
+                max_bytes_in_flight=max_bytes_in_flight,
+                recycle=recycle,
+                incremental=incremental,
+                nan_guard=nan_guard,
+                peer_timeout_s=peer_timeout_s,
+                scratch=None if scratch is None else os.fspath(scratch),
+                scratch_bandwidth=scratch_bandwidth,
+                scratch_keep=scratch_keep,
             ).check(),
         )
         self._options = options
@@ -416,8 +416,8 @@ class Checkpointer:
         if self._run.closed:
             return
         try:
-            finish(self._run)
-            self._run.journal.end()
+            with self._run.journal.ending():
+                finish(self._run)
             self._run.comm.barrier()  # Horovod, where it has begun MPI, ends it for all as soon as one rank is done
         finally:
             self._run.closed = True

@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcckpt import layout, native
@@ -24,6 +24,7 @@ from hpcckpt.errors import (
     RetiredError,
     RetryError,
     StepNotFoundError,
+    StorageError,
     from_os_error,
 )
 from hpcckpt.manifest import MAX_MANIFEST_BYTES, Manifest, decode
@@ -31,6 +32,7 @@ from hpcckpt.plan import FileRecord
 
 PathLike = str | os.PathLike[str]
 READER_PIN_EXPIRY_S = 6 * 3600.0
+MAX_DIGITS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ def inspect_part(info: StepInfo, manifests: Manifests) -> StepInfo:
         return info
     try:
         manifest = manifests.read(info.path)
-    except HpcckptError:
-        return info
+    except HpcckptError as error:
+        return replace(info, problem=str(error), is_unread=True) if isinstance(error, RetryError) else info
     return StepInfo(info.step, info.path, manifest) if manifest.step == info.step else info
 
 
@@ -285,9 +287,11 @@ def find_step(directory: PathLike, which: int | str | None = None, best: Best | 
         return _or_absent(newest_restorable(directory), directory)
     if which == "best":
         return _find_best(directory, best)
-    if not str(which).isdecimal():
-        raise StepNotFoundError(f"{which!r} names no step: give a number, 'latest' or 'best'")
-    return _existing(directory, int(which))
+    text = str(which)
+    if not (text.isdecimal() and len(text) < MAX_DIGITS):
+        shown = text if len(text) < MAX_DIGITS else f"{text[:MAX_DIGITS]}…"
+        raise StepNotFoundError(f"{shown!r} names no step: give a number, 'latest' or 'best'")
+    return _existing(directory, int(text))
 
 
 def _existing(directory: PathLike, step: int) -> StepInfo:
@@ -320,13 +324,38 @@ def _find_best(directory: PathLike, best: Best | None) -> StepInfo:
 
 
 def pins(directory: PathLike) -> set[int]:
-    """Return the steps that users pinned or that readers hold now. Independent."""
+    """Return the steps that users pinned or that readers hold now, as far as that can be read. Independent."""
     try:
-        names = os.listdir(os.path.join(directory, layout.PINS))
-    except OSError:
+        return pins_to_obey(directory)
+    except HpcckptError:
         return set()
-    found = (_pinned_step(os.path.join(directory, layout.PINS, name), name) for name in names)
+
+
+def pins_to_obey(directory: PathLike) -> set[int]:
+    """Return the same, for whoever removes the others. Independent.
+
+    Raises
+    ------
+    StorageError
+        If they cannot be read: then nothing may be removed.
+    """
+    place = _pins_place(directory)
+    try:
+        names = os.listdir(place)
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise from_os_error(error, "look which steps are pinned") from error
+    found = (_pinned_step(os.path.join(place, name), name) for name in names)
     return {step for step in found if step is not None}
+
+
+def _pins_place(directory: PathLike) -> str:
+    """Return where the pins are, if that is a directory of the run's own. Independent."""
+    place = os.path.join(directory, layout.PINS)
+    if os.path.islink(place):
+        raise StorageError(f"{place}: is a symbolic link, which run directories never hold; not followed")
+    return place
 
 
 def _pinned_step(path: str, name: str) -> int | None:
@@ -353,12 +382,16 @@ def pin(directory: PathLike, step: int, reader: str = "") -> None:
     """
     if step not in step_numbers(directory):
         raise StepNotFoundError(f"cannot pin step {step}: it is not in {os.fspath(directory)}")
+    place = _pins_place(directory)
     try:
-        os.makedirs(os.path.join(directory, layout.PINS), exist_ok=True)
-        with open(_pin_path(directory, step, reader), "w", encoding="ascii"):
-            pass
+        os.makedirs(place, exist_ok=True)
+        fd = os.open(_pin_path(directory, step, reader), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            os.utime(fd)
+        finally:
+            os.close(fd)
         if not reader:  # a user's pin holds after a power loss too
-            native.fsync_dir(os.path.join(directory, layout.PINS))
+            native.fsync_dir(place)
             native.fsync_dir(os.fspath(directory))
     except OSError as error:
         raise from_os_error(error, f"pin step {step}") from error
@@ -367,15 +400,18 @@ def pin(directory: PathLike, step: int, reader: str = "") -> None:
 def drop_stale_pins(directory: PathLike) -> None:
     """Remove the pins of readers that have ended without a word. Root only, under the lock."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(os.path.join(directory, layout.PINS)):
-            path = os.path.join(directory, layout.PINS, name)
-            if "." in name and _age_s(path) > READER_PIN_EXPIRY_S:
+        place = _pins_place(directory)
+        for name in os.listdir(place):
+            head, _, reader = name.partition(".")
+            path = os.path.join(place, name)
+            if reader and layout.parse_step(head) is not None and _age_s(path) > READER_PIN_EXPIRY_S:
                 os.unlink(path)
-        os.rmdir(os.path.join(directory, layout.PINS))  # if it is empty now
+        os.rmdir(place)  # if it is empty now
 
 
 def unpin(directory: PathLike, step: int, reader: str = "") -> bool:
     """Take a pin away; return whether there was one. Independent."""
+    _pins_place(directory)
     path = _pin_path(directory, step, reader)
     try:
         os.unlink(path)

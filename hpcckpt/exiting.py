@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import weakref
@@ -14,7 +15,9 @@ from hpcckpt.errors import CollectiveError
 from hpcckpt.run import Run
 
 _log = logging.getLogger("hpcckpt")
-_open_runs: weakref.WeakSet[Run] = weakref.WeakSet()
+_open_runs: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
+"""Those that were opened, numbered in that order: it is the same on all ranks."""
+_numbers = itertools.count()
 _orphans: list[Run] = []
 
 
@@ -23,7 +26,7 @@ def release_when_forgotten(owner: object, run: Run) -> weakref.finalize[[Run, in
 
     The owner may be forgotten while saves are under way: these are finished when the program ends.
     """
-    _open_runs.add(run)
+    _open_runs[run] = next(_numbers)
     _finish_at_exit_too()
     return weakref.finalize(owner, _release, run, os.getpid())
 
@@ -34,9 +37,9 @@ def _release(run: Run, pid: int) -> None:
         return
     if run.tier is not None and not run.tier.is_draining:
         _release(run.tier.home, pid)
-    if _is_under_way(run):
-        _orphans.append(run)
-    elif run.lock is not None:
+    if _is_under_way(run) or not (run.closed or run.tier is None or run.tier.is_drained):
+        _orphans.append(run)  # also what failed: another rank may not have heard of it yet, and tries again at the end
+    if not _is_under_way(run) and run.lock is not None:
         with contextlib.suppress(OSError):
             if run.lock.is_mine():
                 publishing.sweep_all(run)
@@ -59,9 +62,14 @@ def _finish_at_exit_too() -> None:
 
 
 def _finish_all(pid: int) -> None:
-    """Finish what all runs of this process have under way; none keeps the others from it. Collective."""
-    for run in [*_open_runs, *_orphans] if os.getpid() == pid else []:
-        if not run.closed and (run.underway or _is_draining(run)):
+    """Finish what all runs of this process have under way; none keeps the others from it. Collective.
+
+    Which runs, and in which order, depends on nothing that a rank may learn later than another one.
+    """
+    if os.getpid() != pid:
+        return
+    for run in sorted(_open_runs, key=_open_runs.__getitem__):
+        if not run.closed and (run.underway or run.tier is not None):
             try:
                 finish(run)
             except CollectiveError:

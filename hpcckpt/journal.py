@@ -131,6 +131,14 @@ class Journal:
         if steps:
             self._note("removed", {"steps": sorted(steps)[:256], "n_steps": len(steps)})
 
+    def repaired(self, step: int, save_id: str, nbytes: int) -> None:
+        """Tell of a step whose manifest was rebuilt, or that got its name back. Root only."""
+        self._note("repaired", {"step": step, "save_id": save_id, "bytes": nbytes})
+
+    def resharded(self, step: int, save_id: str, nbytes: int, n_ranks: int) -> None:
+        """Tell of a step that stands in other files now, as another save. Root only."""
+        self._note("resharded", {"step": step, "save_id": save_id, "bytes": nbytes, "n_ranks": n_ranks})
+
     def copied(self, step: int, save_id: str, nbytes: int, source: Path) -> None:
         """Tell of a step that was copied here from another directory. Root only."""
         self._note("copied", {"step": step, "save_id": save_id, "bytes": nbytes, "from": str(source)})
@@ -148,6 +156,16 @@ class Journal:
         if self._is_begun:
             self._note("end", {"error": error} if error else {})
             self._is_begun = False
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Tell that the job has done with the run when the block ends, and what it raises. Root only."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(type(error).__name__)
+            raise
+        self.end()
 
     # -- how it is written -----------------------------------------------------------------------
 
@@ -192,7 +210,9 @@ class Journal:
         kept = MAX_NBYTES // 2
         text = os.pread(fd, kept, max(0, os.fstat(fd).st_size - kept))
         draft = self.path.with_name(f".{NAME}.draft")
-        draft.write_bytes(text[text.find(b"\n") + 1 :])
+        draft.unlink(missing_ok=True)  # of a job that was killed here, or whatever else bears the name
+        with draft.open("xb") as file:
+            file.write(text[text.find(b"\n") + 1 :])
         os.replace(draft, self.path)
 
     def _complain(self, error: OSError) -> None:

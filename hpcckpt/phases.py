@@ -34,8 +34,9 @@ _hook: Hook | None = None
 
 def reached(phase: str, rank: int) -> None:
     """Tell the hook, if there is one, that `rank` is at `phase`."""
-    if _hook is not None:
-        _hook(phase, rank)
+    hook = _hook  # another thread may take it away just now
+    if hook is not None:
+        hook(phase, rank)
 
 
 def install_hook(hook: Hook | None) -> None:

@@ -51,7 +51,7 @@ def plan_prune(directory: Path, options: Options) -> PrunePlan:
             f"no restorable step in {directory} has a finite {options.keep_best.metric!r}; "
             f"metrics there: {', '.join(named) or 'none'}"
         )
-    kept = steps_to_keep(steps, options, discovery.pins(directory))
+    kept = steps_to_keep(steps, options, discovery.pins_to_obey(directory))
     going = [Removal(info.path, tree_nbytes(info.path), info.step) for info in steps if info.step not in kept]
     left = [Removal(directory / name, tree_nbytes(directory / name)) for name in leftovers(directory)]
     return PrunePlan(tuple(sorted(kept & {info.step for info in steps})), (*going, *left))

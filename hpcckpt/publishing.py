@@ -182,12 +182,13 @@ def sweep_all(run: Run) -> None:
 # -- what stands in the way ----------------------------------------------------------------------
 
 
-def look_ahead(run: Run, step: int, *, overwrite: bool) -> commit.Way:
+def look_ahead(run: Run, step: int, *, overwrite: bool, is_late: bool = False) -> commit.Way:
     """Find what stands where the step will go, and refuse what may not be moved. Root only.
 
-    Nothing is moved before the new step is whole and durable: a save that fails leaves all as it was.
+    Nothing is moved before the new step is whole and durable: a save that fails leaves all as it was.  Beyond one that
+    is late, for the run has gone on from it already, everything may stay.
     """
-    newer = _newer_steps(run, step)
+    newer = () if is_late else _newer_steps(run, step)
     if newer and run.options.on_newer == "error":
         raise NewerStepError(
             f"step {step} would go below step {newer[-1]}, which stands in {run.directory} and is not "
@@ -373,7 +374,8 @@ def _keep_some(run: Run) -> int:
         kept = apply_retention(run.directory, run.options, run.marked, reusable=run.reusable, manifests=run.manifests)
     finally:
         run.reusable = kept.reusable
-    run.journal.removed(kept.removed)
+    if run.tier is None:  # else they are in the run directory still
+        run.journal.removed(kept.removed)
     return kept.n_steps
 
 

@@ -36,6 +36,7 @@ from hpcckpt.errors import (
     from_os_error,
 )
 from hpcckpt.inspecting import Progress
+from hpcckpt.journal import Journal
 from hpcckpt.loading import StepReader
 from hpcckpt.manifest import Manifest, decode, encode
 from hpcckpt.plan import DamagedBlock, FileRecord, Index
@@ -244,6 +245,8 @@ def _with_tensors(draft: Manifest, index: Index) -> Manifest:
 def publish(finding: Finding) -> Path:
     """Write the manifest that was rebuilt, and give the directory its name back. Root only, under the run's lock.
 
+    The run's journal is told.
+
     Raises
     ------
     StepExistsError
@@ -255,11 +258,12 @@ def publish(finding: Finding) -> Path:
     try:
         if finding.is_rebuilt:
             _put_manifest(finding.path, finding.manifest)
-        if finding.final is None:
-            return finding.path
-        return _give_back_name(finding.path, finding.final)
+        path = finding.path if finding.final is None else _give_back_name(finding.path, finding.final)
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "repair") from error
+    manifest = finding.manifest
+    Journal(path.parent, by="repair").repaired(manifest.step, manifest.save_id, manifest.nbytes)
+    return path
 
 
 def _put_manifest(path: Path, manifest: Manifest) -> None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from hpcckpt.discovery import inspect_step, step_numbers
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import HpcckptError, OptionError, StepExistsError, from_os_error
 from hpcckpt.inspecting import Progress
+from hpcckpt.journal import Journal
 from hpcckpt.loading import Array, StepReader
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
@@ -210,7 +212,10 @@ def _reshard(
         commit.abandon(staged)
         raise
     if is_replacing:
-        remove_retired(staged.path)  # the old step, which now has the name of the staging directory
+        with contextlib.suppress(OSError):  # the step is there: what cannot be removed is swept later
+            remove_retired(staged.path)  # the old step, which now has the name of the staging directory
+    nbytes = sum(file.nbytes for file in files)
+    Journal(directory, by="reshard").resharded(staged.job.step, staged.job.save_id, nbytes, plan.n_ranks)
     return path
 
 

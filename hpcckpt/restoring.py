@@ -339,21 +339,12 @@ def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bo
     problems += _nature_problems(tree, reader.specs, stored_objects)
     gone = [] if reader.manifest.n_ranks == n_ranks else [n for n in shared if reader.specs[n].kind == "per-rank"]
     if strict:
-        problems += [Problem(repr(name), "is in the state but not in the checkpoint", "missing") for name in missing]
-        problems += [
-            Problem(repr(name), "is in the checkpoint but not in the state", "unexpected") for name in unexpected
-        ]
+        problems += _absences(missing, unexpected)
     unfit = {problem.loc for problem in problems}
     fitting = [name for name in shared if repr(name) not in unfit]
     objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects}
     if (strict and problems) or (own and not fitting and not objects):
-        shown = list_problems(problems) or "they have no name in common"
-        is_repaired = "repaired" in reader.manifest.environment
-        why = " (its manifest was rebuilt by 'hpcckpt repair', and the objects were lost)" if is_repaired else ""
-        raise StateMismatchError(
-            f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}{why}; "
-            "build the same model and optimizer, or pass strict=False to restore what fits"
-        )
+        raise StateMismatchError(_refusal(reader, problems))
     return Match(
         tuple(name for name in fitting if name not in gone),
         objects,
@@ -361,6 +352,22 @@ def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bo
         missing,
         unexpected,
     )
+
+
+def _refusal(reader: StepReader, problems: list[Problem]) -> str:
+    shown = list_problems(problems) or "they have no name in common"
+    is_repaired = "repaired" in reader.manifest.environment
+    why = " (its manifest was rebuilt by 'hpcckpt repair', and the objects were lost)" if is_repaired else ""
+    return (
+        f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}{why}; "
+        "build the same model and optimizer, or pass strict=False to restore what fits"
+    )
+
+
+def _absences(missing: Sequence[str], unexpected: Sequence[str]) -> list[Problem]:
+    return [Problem(repr(name), "is in the state but not in the checkpoint", "missing") for name in missing] + [
+        Problem(repr(name), "is in the checkpoint but not in the state", "unexpected") for name in unexpected
+    ]
 
 
 def _nature_problems(tree: StateTree, specs: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Problem]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hpcckpt import layout, native, phases
 from hpcckpt.config import Options
-from hpcckpt.discovery import Manifests, StepInfo, best_of, drop_stale_pins, pins, scan, step_numbers
+from hpcckpt.discovery import Manifests, StepInfo, best_of, drop_stale_pins, pins_to_obey, scan, step_numbers
 
 
 def steps_to_keep(steps: tuple[StepInfo, ...], options: Options, pinned: Collection[int]) -> set[int]:
@@ -71,7 +71,7 @@ def apply_retention(
     if options.max_to_keep is None:
         return Retained(len(step_numbers(directory)))
     steps = tuple(map(mark, scan(directory, manifests)))
-    kept = steps_to_keep(steps, options, pins(directory))
+    kept = steps_to_keep(steps, options, pins_to_obey(directory))
     going = [info for info in steps if info.step not in kept]
     for info in going:
         if info is going[-1] and reusable is not None:
@@ -93,7 +93,11 @@ def take_out_of_sight(directory: Path, name: str, retired: Path | None = None) -
 
 
 def retire(directory: Path, name: str) -> None:
-    """Take a step directory out of sight, then remove it. Root only, under the lock."""
+    """Take a step directory out of sight, then remove it; of a symbolic link no more. Root only, under the lock."""
+    if (directory / name).is_symlink():  # what it leads to is not ours
+        os.unlink(directory / name)
+        native.fsync_dir(str(directory))
+        return
     shutil.rmtree(take_out_of_sight(directory, name))
 
 

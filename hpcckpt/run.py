@@ -184,6 +184,10 @@ class Behind(Protocol):
     def is_draining(self) -> bool:
         """Whether a step is on its way."""
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether all steps have come there."""
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:

@@ -30,6 +30,13 @@ ITEMSIZE = {
     "float8_e4m3": 1, "float8_e3m4": 1, "float8_e8m0fnu": 1,
     "float8_e4m3b11": 1, "float8_e4m3b11fnuz": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
 }  # fmt: skip
+SAFETENSORS_CODES = {
+    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+"""What safetensors calls tokens; in files of ours the others are bytes."""
 _TYPE_STRING = re.compile(
     r"[<|]([USV])([0-9]{1,8})|<(f)(16)|<(c)(32)|<([Mm])(8)(?:\[(?:[1-9][0-9]{0,5})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
 )

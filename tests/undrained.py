@@ -13,11 +13,14 @@ from hpcckpt import layout, phases
 
 @contextlib.contextmanager
 def killed_before_the_first_drain(run: Path, scratch: Path) -> Iterator[None]:
-    """Have both directories stand, behind the block, as they stood when its first drain began. For one rank."""
+    """Have both directories stand, behind the block, as they stood before its first drain began. For one rank.
+
+    They are copied where the thread that trains takes in that the step is on scratch: nobody writes there meanwhile.
+    """
     kept = {place: place.with_name(f"{place.name}-kept") for place in (run, scratch)}
 
     def keep(phase: str, _rank: int) -> None:
-        if phase == "drain-begun" and not any(copy.exists() for copy in kept.values()):
+        if phase == "7-outcome" and not any(copy.exists() for copy in kept.values()):
             for place, copy in kept.items():
                 shutil.copytree(place, copy, symlinks=True, ignore=shutil.ignore_patterns(layout.LOCK))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 NAMES = ("hpcckpt", "npz", "safetensors", "pt", "tf", "weights.h5", "keras", "h5", "saved-model")
 READ_WITH_MODEL = ("tf", "weights.h5", "keras", "h5")
 _format = click.Choice(NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be converted, and how; `wanted` is for whoever exports or imports."""
+
+    source: Path
+    target: Path
+    source_format: str | None
+    target_format: str | None
+    step: str | None
+    metric: str | None
+    model: str | None
+    threads: int
+    wanted: Mapping[str, Any]
+    is_quiet: bool
 
 
 @click.command("convert")
@@ -67,14 +83,14 @@ def command(
     """
     _see_no_gpu()
     wanted = {"only": patterns or None, "optimizer": not is_without_optimizer, "overwrite": is_forced}
-    kinds = _formats(source, target, source_format, target_format)
-    if kinds == (True, False):
-        done = _export(source, target, target_format, step, metric, threads, model, wanted, is_quiet=is_quiet)
-    elif kinds == (False, True):
-        done = _import(source, target, source_format, _number(step), model, wanted, is_quiet=is_quiet)
+    asked = Asked(source, target, source_format, target_format, step, metric, model, threads, wanted, is_quiet)
+    is_ours, becomes_ours = _formats(asked)
+    if is_ours:
+        done = _export(asked)
+    elif becomes_ours:
+        done = _import(asked, _number(step))
     else:
-        words = (source_format, target_format, _number(step), threads)
-        done = _both(source, target, *words, model, wanted, is_quiet=is_quiet)
+        done = _both(asked, _number(step))
     _tell(done, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
 
@@ -85,14 +101,14 @@ def _see_no_gpu() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
-def _formats(source: Path, target: Path, source_format: str | None, target_format: str | None) -> tuple[bool, bool]:
-    """Say of source and target whether they are checkpoints of ours."""
+def _formats(asked: Asked) -> tuple[bool, bool]:
+    """Say of source and target whether they are checkpoints of ours, which not both are."""
     from hpcckpt.exporting.formats import OWN, format_of_name
     from hpcckpt.importing.recognise import source_format as told
 
-    is_ours = (source_format or told(source)) == OWN
-    says_nothing = target_format is None and format_of_name(target) is None
-    becomes_ours = target_format == OWN or (says_nothing and not is_ours)
+    is_ours = (asked.source_format or told(asked.source)) == OWN
+    says_nothing = asked.target_format is None and format_of_name(asked.target) is None
+    becomes_ours = asked.target_format == OWN or (says_nothing and not is_ours)
     if is_ours and becomes_ours:
         raise click.UsageError("both are checkpoints of ours: 'hpcckpt reshard' rewrites one")
     return is_ours, becomes_ours
@@ -104,46 +120,26 @@ def _number(step: str | None) -> int | None:
     return None if step is None else int(step)
 
 
-def _export(
-    source: Path,
-    target: Path,
-    target_format: str | None,
-    step: str | None,
-    metric: str | None,
-    threads: int,
-    model: str | None,
-    wanted: dict[str, Any],
-    *,
-    is_quiet: bool,
-) -> Converted:
+def _export(asked: Asked) -> Converted:
     from hpcckpt.exporting.exporter import export_checkpoint
 
-    info = options.find(source, step, metric)
-    total = sum(spec.nbytes for spec in options.chosen_tensors(options.readable(info), wanted["only"] or ()))
-    with byte_progress("writing", total, is_quiet=is_quiet) as advance:
-        return export_checkpoint(
-            info.path, target, target_format, model=model, threads=threads, progress=advance, **wanted
-        )
+    info = options.find(asked.source, asked.step, asked.metric)
+    total = sum(spec.nbytes for spec in options.chosen_tensors(options.readable(info), asked.wanted["only"] or ()))
+    words: dict[str, Any] = {"model": asked.model, "threads": asked.threads, **asked.wanted}
+    with byte_progress("writing", total, is_quiet=asked.is_quiet) as advance:
+        return export_checkpoint(info.path, asked.target, asked.target_format, progress=advance, **words)
 
 
-def _import(
-    source: Path,
-    target: Path,
-    source_format: str | None,
-    step: int | None,
-    model: str | None,
-    wanted: dict[str, Any],
-    *,
-    is_quiet: bool,
-) -> Converted:
+def _import(asked: Asked, step: int | None) -> Converted:
     from hpcckpt.importing.importer import import_checkpoint
 
-    with byte_progress("reading", _nbytes(source), is_quiet=is_quiet) as advance:
+    words: dict[str, Any] = {"fmt": asked.source_format, "model": asked.model, **asked.wanted}
+    with byte_progress("reading", _nbytes(asked.source), is_quiet=asked.is_quiet) as advance:
         try:
-            return import_checkpoint(source, target, step, fmt=source_format, model=model, progress=advance, **wanted)
+            return import_checkpoint(asked.source, asked.target, step, progress=advance, **words)
         except StepExistsError as error:
             raise StepExistsError(
-                f"{target} has this step already: pass --force to replace it, or --step N to save another one"
+                f"{asked.target} has this step already: pass --force to replace it, or --step N to save another one"
             ) from error
 
 
@@ -153,42 +149,31 @@ def _nbytes(source: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def _both(
-    source: Path,
-    target: Path,
-    source_format: str | None,
-    target_format: str | None,
-    step: int | None,
-    threads: int,
-    model: str | None,
-    wanted: dict[str, Any],
-    *,
-    is_quiet: bool,
-) -> Converted:
+def _both(asked: Asked, step: int | None) -> Converted:
     """Convert between two foreign formats, by way of a checkpoint that is gone afterwards."""
     from hpcckpt.exporting.atomic import check_free
     from hpcckpt.exporting.exporter import export_checkpoint
-    from hpcckpt.exporting.formats import target_format as check_target
-    from hpcckpt.importing.recognise import source_format as told
+    from hpcckpt.exporting.formats import target_format
+    from hpcckpt.importing.recognise import source_format
 
-    to = check_target(target, target_format)
-    kind = source_format or told(source)
-    check_free(target, is_overwriting=wanted["overwrite"], is_for_directory=to.name == "saved-model")
-    to_read = model if kind in READ_WITH_MODEL else None
-    with tempfile.TemporaryDirectory(prefix=".tmp-convert-", dir=target.parent) as room:
-        first = _import(source, Path(room), kind, step, to_read, wanted, is_quiet=is_quiet)
-        needs_model = to.is_model or to.name == "tf"
-        second = export_checkpoint(
-            first.path,
-            target,
-            to.name,
-            model=model if needs_model else None,
-            overwrite=wanted["overwrite"],
-            threads=threads,
-        )
+    to = target_format(asked.target, asked.target_format)
+    kind = asked.source_format or source_format(asked.source)
+    is_overwriting = asked.wanted["overwrite"]
+    check_free(asked.target, is_overwriting=is_overwriting, is_for_directory=to.name == "saved-model")
+    to_read = asked.model if kind in READ_WITH_MODEL else None
+    to_write = asked.model if to.is_model or to.name == "tf" else None
+    with tempfile.TemporaryDirectory(prefix=".tmp-convert-", dir=asked.target.parent) as room:
+        first = _import(replace(asked, target=Path(room), source_format=kind, model=to_read), step)
+        words: dict[str, Any] = {"model": to_write, "overwrite": is_overwriting, "threads": asked.threads}
+        second = export_checkpoint(first.path, asked.target, to.name, **words)
+    return _joined(first, second)
+
+
+def _joined(first: Converted, second: Converted) -> Converted:
+    """Return what two conversions one after the other did. Pure."""
     return replace(
         second,
-        source=source,
+        source=first.source,
         source_format=first.source_format,
         left_out=(*first.left_out, *second.left_out),
         remarks=(*first.remarks, *second.remarks),

@@ -66,6 +66,7 @@ class _Line:
     written_nbytes: int = 0
     seconds: float = 0.0
     problem: str = ""
+    kind: str = ""
 
 
 @click.command("copy", cls=OnEveryRank)
@@ -74,7 +75,12 @@ class _Line:
 @options.step_argument
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads of each rank.")
 @click.option("--bandwidth", type=Bandwidth(), metavar="RATE", help="Bytes per second to write at most: 200M, 1.5G.")
-@click.option("--overwrite", "is_replacing", is_flag=True, help="Replace another save of this number, atomically.")
+@click.option(
+    "--overwrite",
+    "is_replacing",
+    is_flag=True,
+    help="Replace another save of this number, atomically; verify the same one, and copy it again if it is rotten.",
+)
 @options.metric_option
 @options.dry_run_option
 @options.json_option
@@ -155,7 +161,7 @@ def _copy(comm: Communicator, order: _Order, info: StepInfo, *, is_only: bool) -
             raise
         if comm.is_root:
             output.say(f"hpcckpt: {error}")
-        return _Line(info.step, "failed", order.destination / info.path.name, problem=str(error))
+        return _Line(info.step, "failed", order.destination / info.path.name, problem=str(error), kind=error.kind)
 
 
 def _planned(comm: Communicator, order: _Order, info: StepInfo) -> _Line:
@@ -186,10 +192,12 @@ def _copied(comm: Communicator, order: _Order, info: StepInfo) -> _Line:
 
 
 def _exit_code(lines: Sequence[_Line]) -> int:
-    n_failed = sum(line.state == "failed" for line in lines)
-    if not n_failed:
+    kinds = [line.kind for line in lines if line.state == "failed"]
+    if not kinds:
         return ExitCode.OK
-    return ExitCode.PARTLY_DONE if n_failed < len(lines) else ExitCode.CORRUPT
+    if len(kinds) < len(lines):
+        return ExitCode.PARTLY_DONE
+    return ExitCode.ERROR if set(kinds) == {StepExistsError.kind} else ExitCode.CORRUPT
 
 
 def _tell(order: _Order, lines: Sequence[_Line], *, is_json: bool) -> None:
@@ -199,7 +207,8 @@ def _tell(order: _Order, lines: Sequence[_Line], *, is_json: bool) -> None:
         return
     for line in lines:
         if line.state == "there":
-            output.say(f"step {line.step} is in {order.destination} already", is_quiet=order.is_quiet)
+            verified = ", verified" if order.is_replacing and not order.is_dry_run else ""
+            output.say(f"step {line.step} is in {order.destination} already{verified}", is_quiet=order.is_quiet)
         elif line.state == "copied":
             output.write_line(_sentence(order, line))
 

@@ -84,9 +84,7 @@ def command(
         plan = plan_reshard(reader, n_files, is_dropping=is_dropping)
         if is_in_place and not (is_dry_run or is_yes):
             options.ask(f"Replace step {info.step} ({count_text(reader.manifest.n_ranks, 'rank')}) in {target}?")
-        save_id = None
-        if not is_dry_run:
-            save_id = _write(reader, plan, target, is_in_place=is_in_place, is_quiet=is_quiet)
+        save_id = None if is_dry_run else _write(reader, plan, target, is_in_place=is_in_place, is_quiet=is_quiet)
     path = target / info.path.name
     before, n_tensors = reader.manifest.n_ranks, len(plan.tensors)
     done = Written(

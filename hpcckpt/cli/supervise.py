@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -53,9 +55,23 @@ def command(
     settings = Settings(words, run, max_restarts, lead_s, chain, is_talking=not is_json)
     act = rehearse if is_dry_run else supervise
     report = act(settings, detect(os.environ), _say)
-    if is_json:
+    if is_json and is_dry_run:
         output.write_json(report.document)
+    elif is_json:
+        _write(report.document)
     return report.code
+
+
+def _write(document: Mapping[str, Any]) -> None:
+    """Write what became of the job, if it can be written: it has become of it all the same."""
+    from hpcckpt.cli.app import close_stdout, flush_stdout
+
+    try:
+        output.write_json(document)
+        flush_stdout()
+    except OSError as error:
+        close_stdout()
+        _say(f"the report cannot be written: {error}")
 
 
 def _say(text: str) -> None:

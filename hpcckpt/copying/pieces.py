@@ -84,7 +84,7 @@ class Rules:
     pace : Pace
         How fast this rank may write.
     is_replacing : bool
-        Replace another save of this step number, atomically.
+        Replace another save of this step number, atomically; verify the same one, and write a rotten one anew.
     nice : int
         How far the threads that write give way to others.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -57,5 +58,6 @@ def publish(staged: commit.Staged, manifest: Manifest, lock: RunLock | None, way
     (staged.path / layout.MANIFEST).unlink(missing_ok=True)  # of an attempt that was killed just before it got its name
     path = commit.publish(staged, manifest, lock, way)
     if way.there == "good":
-        remove_retired(staged.path)  # the other save, which now has the name of the staging directory
+        with contextlib.suppress(OSError):  # the step is there: what cannot be removed is swept later
+            remove_retired(staged.path)  # the other save, which now has the name of the staging directory
     return path

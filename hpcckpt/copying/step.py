@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.copying.pieces import Piece, Rules, copy_pieces, pieces_of, share, sync_files
 from hpcckpt.copying.staging import open_staging, publish, staging_of
-from hpcckpt.copying.verifying import verify_files
+from hpcckpt.copying.verifying import problem_in, verify_files
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepExistsError, StorageError, from_os_error
 from hpcckpt.inspecting import Progress
 from hpcckpt.journal import Journal
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
-from hpcckpt.plan import Index, StoredEntry
+from hpcckpt.plan import FileRecord, Index, StoredEntry
 from hpcckpt.publishing import make_directory
 from hpcckpt.streaming import held_step
 
@@ -61,7 +61,7 @@ class Copied:
 
 
 class _Task(NamedTuple):
-    """What all ranks know of a copy; `staged` is ``None`` if the step is there already."""
+    """What all ranks know of a copy; `staged` is ``None`` if the same save is there already."""
 
     manifest: Manifest
     entries: Index
@@ -104,6 +104,8 @@ def copy_step(
     where = f"copy {source}"
     with _Held() as held:
         task = comm.on_root(where, _translated(lambda: _begin(held, source, destination, rules)))  # step 1
+        if task.staged is None and rules.is_replacing and _is_rotten(comm, source, destination, task, rules, progress):
+            task = comm.on_root(where, _translated(lambda: _begin_anew(held, destination, task)))
         manifest, staged, n_written = task.manifest, task.staged, 0
         if staged is not None:
             pieces = share(pieces_of(manifest.files), comm.rank, comm.size, _piece_nbytes)
@@ -158,14 +160,40 @@ def _begin(held: _Held, source: Path, destination: Path, rules: Rules) -> _Task:
     reader = held.enter_context(held_step(source, rules.jobs))
     held.way = _way(reader.manifest, destination, is_replacing=rules.is_replacing)
     if held.way is None:
-        return _Task(reader.manifest, {}, None)
-    staged = staging_of(destination, reader.manifest)
-    is_resumed = open_staging(staged.path, reader.manifest.files)
+        return _Task(reader.manifest, reader.index if rules.is_replacing else {}, None)
+    return _staged(destination, reader.manifest, reader.index)
+
+
+def _staged(destination: Path, manifest: Manifest, entries: Index) -> _Task:
+    """Make the directory that the copy is brought together in, if there is space for it. Root only."""
+    staged = staging_of(destination, manifest)
+    is_resumed = open_staging(staged.path, manifest.files)
     there = sum(512 * path.lstat().st_blocks for path in staged.path.rglob("*"))
-    need = SavePlan((), reader.manifest.tensors, reader.manifest.nbytes, ())
-    commit.check_space(destination, need, 1, min(there, reader.manifest.nbytes))
+    need = SavePlan((), manifest.tensors, manifest.nbytes, ())
+    commit.check_space(destination, need, 1, min(there, manifest.nbytes))
     phases.reached("copy-begun", 0)
-    return _Task(reader.manifest, reader.index, staged, is_resumed)
+    return _Task(manifest, entries, staged, is_resumed)
+
+
+def _is_rotten(
+    comm: Communicator, source: Path, destination: Path, task: _Task, rules: Rules, progress: Progress | None
+) -> bool:
+    """Say whether bytes of the save that is there already are not those that were saved. Collective."""
+    path = destination / layout.step_dirname(task.manifest.step)
+
+    def look() -> bool:
+        try:
+            return bool(problem_in(path, task.manifest, *_shares(comm, task), rules, progress))
+        except OSError:  # a sector that cannot be read does not give them back either
+            return True
+
+    return any(comm.allgather(comm.agree(f"copy {source}: verify what is there", look)))
+
+
+def _begin_anew(held: _Held, destination: Path, task: _Task) -> _Task:
+    """Copy what is there already but rotten: that one is kept aside, as evidence. Root only."""
+    held.way = commit.Way(there="bad")
+    return _staged(destination, task.manifest, task.entries)
 
 
 def _way(manifest: Manifest, destination: Path, *, is_replacing: bool) -> commit.Way | None:
@@ -200,12 +228,16 @@ def _verify_all(comm: Communicator, source: Path, task: _Task, rules: Rules, pro
 def _verify(comm: Communicator, source: Path, task: _Task, rules: Rules, progress: Progress | None) -> None:
     """Read this rank's share of the copy back. Independent."""
     assert task.staged is not None
+    verify_files(source, task.staged.path, task.manifest, *_shares(comm, task), rules, progress)
+
+
+def _shares(comm: Communicator, task: _Task) -> tuple[Sequence[FileRecord], list[StoredEntry]]:
+    """Return the files whose headers this rank looks at, and the entries whose bytes. Independent."""
     entries = sorted(
         (e for found in task.entries.values() for e in found), key=lambda entry: (entry.file, entry.offset)
     )
-    mine = share(entries, comm.rank, comm.size, _entry_nbytes)
     files = task.manifest.files if comm.is_root else ()  # one look at the headers is enough
-    verify_files(source, task.staged.path, task.manifest, files, mine, rules, progress)
+    return files, share(entries, comm.rank, comm.size, _entry_nbytes)
 
 
 def _entry_nbytes(entry: StoredEntry) -> int:

@@ -37,18 +37,11 @@ def verify_files(
     StorageError
         If only the copy is.
     """
-    backend = make_reader(manifest, rules.jobs)
-    problem = ""
-    try:
-        if files:
-            backend.index(target, _only(manifest, files))
-        damaged = damage_in(target, manifest, backend, entries, rules.pace, progress)
-        problem = "; ".join(map(str, damaged[:5]))
-    except CorruptError as error:
-        problem = str(error)
+    problem = problem_in(target, manifest, files, entries, rules, progress)
     if not problem:
         phases.reached("copy-verified", 0)
         return
+    backend = make_reader(manifest, rules.jobs)
     backend.index(source, _only(manifest, files))
     damaged = damage_in(source, manifest, backend, entries)
     if damaged:
@@ -57,6 +50,25 @@ def verify_files(
     raise StorageError(
         f"{target.parent} does not give back what was written there: {problem}; nothing was published, copy again"
     )
+
+
+def problem_in(
+    target: Path,
+    manifest: Manifest,
+    files: Sequence[FileRecord],
+    entries: Sequence[StoredEntry],
+    rules: Rules,
+    progress: Progress | None = None,
+) -> str:
+    """Return which headers of files and bytes of entries are not as they were saved; "" if none. Independent."""
+    backend = make_reader(manifest, rules.jobs)
+    try:
+        if files:
+            backend.index(target, _only(manifest, files))
+        damaged = damage_in(target, manifest, backend, entries, rules.pace, progress)
+    except CorruptError as error:
+        return str(error)
+    return "; ".join(map(str, damaged[:5]))
 
 
 def entries_of(path: Path, manifest: Manifest, files: Sequence[FileRecord]) -> list[StoredEntry]:

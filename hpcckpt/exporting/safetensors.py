@@ -17,14 +17,9 @@ from hpcckpt.inspecting import Progress
 from hpcckpt.loading import StepReader
 from hpcckpt.snapshot import as_bytes
 from hpcckpt.streaming import Source, pieces
-from hpcckpt.tensors import itemsize
+from hpcckpt.tensors import SAFETENSORS_CODES, itemsize
 
-CODES = {
-    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-}  # fmt: skip
+CODES = {**SAFETENSORS_CODES, "complex64": "C64", "float8_e8m0fnu": "F8_E8M0"}
 NOTE_KEY = "hpcckpt.note"
 _ALIGNMENT = 8
 

@@ -18,8 +18,9 @@ on first use.  Everything here is used alike on all ranks of Horovod, or of one 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.horovod.callbacks import RestoreCallback
@@ -29,23 +30,15 @@ if TYPE_CHECKING:
     from hpcckpt.horovod.replicas import broadcast_state, check_equal
 
 _HOME = {
-    "DurableState": "hpcckpt.horovod.elastic",
-    "RestoreCallback": "hpcckpt.horovod.callbacks",
-    "broadcast_state": "hpcckpt.horovod.replicas",
-    "check_equal": "hpcckpt.horovod.replicas",
-    "communicator": "hpcckpt.horovod.ranks",
-    "load_model": "hpcckpt.horovod.models",
-    "start": "hpcckpt.horovod.ranks",
+    "DurableState": "elastic",
+    "RestoreCallback": "callbacks",
+    "broadcast_state": "replicas",
+    "check_equal": "replicas",
+    "communicator": "ranks",
+    "load_model": "models",
+    "start": "ranks",
 }
 
 __all__ = ["DurableState", "RestoreCallback", "broadcast_state", "check_equal", "communicator", "load_model", "start"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'hpcckpt.horovod' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME)

@@ -97,8 +97,13 @@ def import_checkpoint(
         step, remarks = _step_of(contents)
         contents = replace(contents, remarks=(*contents.remarks, *remarks))
     saved = _save(contents, Path(directory), step, overwrite=overwrite, backend=backend)
+    return _converted(path, file_format, contents, saved, step)
+
+
+def _converted(source: Path, file_format: str, contents: Contents, saved: Path, step: int) -> Converted:
+    """Return what is told of a file that is saved. Pure."""
     return Converted(
-        source=path,
+        source=source,
         source_format=file_format,
         path=saved,
         format=OWN,

@@ -6,12 +6,14 @@ the commands that put a job into the queue or take one out of it, so that a dry 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from hpcckpt.errors import RetryError
@@ -160,6 +162,8 @@ def detect(environ: Environment = os.environ) -> Scheduler:
 def act(command: Sequence[str], timeout_s: float = ANSWER_S) -> str:
     """Run a command of the scheduler, and return what it prints. Independent.
 
+    It outlives a TERM: who puts a job into the queue again has all of it sent one, the very command that did so too.
+
     Raises
     ------
     RetryError
@@ -169,15 +173,26 @@ def act(command: Sequence[str], timeout_s: float = ANSWER_S) -> str:
     if shutil.which(command[0]) is None:
         raise RetryError(f"{text}: there is no {command[0]} on the PATH of this node")
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        with _term_held_back():
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RetryError(f"{text}: {error}") from error
     if done.returncode != 0:
         raise RetryError(f"{text}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[:300]}")
     return done.stdout
+
+
+@contextlib.contextmanager
+def _term_held_back() -> Iterator[None]:
+    """Have a TERM wait until the block is left; those who are started in it never get one. Independent."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def may_be_done(error: RetryError) -> bool:

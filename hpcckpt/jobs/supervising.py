@@ -59,6 +59,8 @@ INSIST_S = 300.0
 INSIST_AGAIN_S = 15.0
 FINAL = re.compile(r"(?i)there is no|disabled|denied|not requeu|not permitted|invalid|illegal|unauthorized|unknown")
 """How a scheduler says no for good."""
+ALREADY = re.compile(r"(?i)pending execution")
+"""How Slurm says that the job waits in the queue: it was put there before, and the answer was lost."""
 _Found = TypeVar("_Found")
 
 
@@ -278,8 +280,10 @@ def _insist(verdict: Verdict, say: Say, *, is_twice_fatal: bool) -> None:
         try:
             act(verdict.command)
         except RetryError as error:
-            is_over = time.monotonic() + INSIST_AGAIN_S > ends
             answer = str(error).removeprefix(" ".join(verdict.command))  # in which a name may be any word
+            if ALREADY.search(answer):
+                return
+            is_over = time.monotonic() + INSIST_AGAIN_S > ends
             if is_over or (is_twice_fatal if may_be_done(error) else FINAL.search(answer)):
                 raise
             say(f"warning: {error}; tried again in {INSIST_AGAIN_S:.0f} s")

@@ -19,8 +19,9 @@ them with each epoch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.keras.callbacks import BackupAndRestore
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from hpcckpt.keras.model_loading import load_model, load_weights, signature
 
 _HOME = {
-    "BackupAndRestore": "hpcckpt.keras.callbacks",
-    "ModelCheckpoint": "hpcckpt.keras.model_checkpoint",
-    "describe": "hpcckpt.keras.describing",
-    "enable_exact_resume": "hpcckpt.keras.levels",
-    "load_model": "hpcckpt.keras.model_loading",
-    "load_weights": "hpcckpt.keras.model_loading",
-    "signature": "hpcckpt.keras.model_loading",
+    "BackupAndRestore": "callbacks",
+    "ModelCheckpoint": "model_checkpoint",
+    "describe": "describing",
+    "enable_exact_resume": "levels",
+    "load_model": "model_loading",
+    "load_weights": "model_loading",
+    "signature": "model_loading",
 }
 
 __all__ = [
@@ -49,12 +50,4 @@ __all__ = [
     "signature",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'hpcckpt.keras' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME)

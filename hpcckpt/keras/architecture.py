@@ -65,8 +65,8 @@ def build_architecture(
     """
     from keras import models, saving
 
-    stored = architecture["model"]
-    try:
+    with _told_as_config_error():
+        stored = architecture["model"]
         config = json.loads(stored) if isinstance(stored, str) else dict(stored)
         compiled = config.pop("compile_config", None)  # Keras 3 has it there
         know_own([config, dict(architecture)])
@@ -80,6 +80,14 @@ def build_architecture(
                 model.build_from_config(dict(architecture["build"]))
             if is_compiled:
                 _compile(model, architecture.get("compile", compiled), custom_objects, is_trusted=is_trusted)
+    return model
+
+
+@contextlib.contextmanager
+def _told_as_config_error() -> Iterator[None]:
+    """Make a `ConfigError` of whatever Keras, or code of the user's, raises in the block."""
+    try:
+        yield
     except ConfigError:
         raise
     except Exception as error:
@@ -88,7 +96,6 @@ def build_architecture(
             f"the model that the checkpoint describes cannot be built: {type(error).__name__}: {text}; "
             "build it yourself and have it filled (--model, or hpcckpt.keras.load_weights)"
         ) from error
-    return model
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from hpcckpt.keras import levels, metrics, statistics
 from hpcckpt.keras.describing import describe
 from hpcckpt.keras.feeds import Mode, Plan
 from hpcckpt.keras.fit import Fit, others_in
+from hpcckpt.keras.iterators import NO_STATE
 from hpcckpt.keras.lines import level_line, resume_line
 from hpcckpt.keras.others import named
 from hpcckpt.keras.position import DataPosition, Position, begin_at, forget
@@ -140,6 +141,8 @@ class Backup:
         is_over = self.at.epoch >= self.params.get("epochs", self.at.epoch + 1)
         if feed is not None:
             mode = "own" if self.what.data is not None else self.what.iterator
+            if place is not None and mode == "skip":
+                place = replace(place, state=NO_STATE)
             plan = Plan(None if is_over else place, self.fit.initial_epoch, mode, self._arrived, skipping)
             feed.watch(plan)
             if place is not None and not is_over:
@@ -200,6 +203,8 @@ class Backup:
         if not self._is_announced:
             self._is_announced = True
             self._announce()
+        if self.fit.feed is not None and self.at.batch == self._steps:
+            self.fit.feed.settle()
         is_due = self.when.batches is not None and self.at.step // self.when.batches > before // self.when.batches
         advice = self._ask_guard()
         if advice.stop and self.at.batch != self._steps:  # else it stops behind the validation
@@ -229,7 +234,7 @@ class Backup:
             state,
             metrics=logs or {},
             objects=self._objects(is_between_epochs=is_between_epochs),
-            level=self.level,
+            level=self._level_now(),
             overwrite=self.at.step == self._saved_step,
         )
         statistics.forget_means(self.model)
@@ -242,6 +247,11 @@ class Backup:
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are on their way to the save
             return {"training": Broken(error)}
 
+    def _level_now(self) -> Level:
+        """Return the level of a state that was just taken: that the place cannot be saved may turn out late. Pure."""
+        feed = self.fit.feed
+        return "state" if feed is not None and feed.method == "skipped" else self.level
+
     def _objects(self, *, is_between_epochs: bool) -> dict[str, Any]:
         feed = self.fit.feed
         return {
@@ -251,7 +261,7 @@ class Backup:
             "train_counter": self._count_batches(None),
             "stop": is_between_epochs and bool(getattr(self.model, "stop_training", False)),
             "iterator": {"method": feed.method, "seen": feed.n_seen, "reason": feed.reason} if feed is not None else {},
-            "exactness": {"level": self.level, "reasons": self.reasons},
+            "exactness": {"level": self._level_now(), "reasons": self.reasons},
             **self._architecture,
         }
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from keras.callbacks import Callback
 
 from hpcckpt import journal, tiers
-from hpcckpt.collective.communicator import as_communicator
+from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level
-from hpcckpt.discovery import pins, scan
+from hpcckpt.discovery import pins_to_obey, scan
 from hpcckpt.errors import OptionError
 from hpcckpt.keras.backing_up import Backup, What, When
 from hpcckpt.keras.feeds import Mode, check_mode
@@ -137,15 +137,19 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         self._what = What(data, iterator, batch_norm, dict(state or {}), fork)
         self._comm = comm
         kept = max(max_to_keep, 2) if double_checkpoint and max_to_keep is not None else max_to_keep
-        options: dict[str, Any] = {
-            "max_to_keep": kept,
-            "keep_best": keep_best,
-            "async_save": async_save,
-            "on_newer": "aside",
-        }
-        options |= {"backend": backend, "backend_options": backend_options}
-        options |= {"scratch": scratch, "scratch_bandwidth": scratch_bandwidth}
-        self._saves = Saves(backup_dir, comm, options, self._committed)
+        self._saves = Saves(
+            backup_dir,
+            comm,
+            self._committed,
+            max_to_keep=kept,
+            keep_best=keep_best,
+            backend=backend,
+            backend_options=backend_options,
+            scratch=scratch,
+            scratch_bandwidth=scratch_bandwidth,
+            async_save=async_save,
+        )
+        self._scratch = scratch
         self._backup: Backup | None = None
         self._stands_last = False
 
@@ -252,7 +256,10 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         self._running.end()
         if self.delete_checkpoint:
             comm = as_communicator(self._comm)
-            comm.on_root("delete backups", lambda: _delete_all(Path(self.backup_dir)))
+            run = Path(os.path.abspath(self.backup_dir))
+            if self._scratch is not None:
+                _delete_scratch(comm, run, Path(os.path.abspath(self._scratch)))
+            comm.on_root("delete backups", lambda: _delete_all(run))
             comm.free()
 
     def close(self) -> None:
@@ -299,12 +306,20 @@ def plain_metrics(logs: Mapping[str, Any]) -> dict[str, float]:
     return metrics
 
 
+def _delete_scratch(comm: Communicator, run: Path, scratch: Path) -> None:
+    """Do so with what stands on scratch, at each place, of a run that is drained. Collective."""
+    places = tiers.find_places(comm, scratch)
+    leader = 0 if places is None else places.leader_of[comm.rank]
+    near = tiers.scratch_directory(comm.bcast(run), comm.bcast(scratch) if places is None else scratch)
+    comm.agree("delete backups on scratch", lambda: _delete_all(near) if comm.rank == leader else None)
+
+
 def _delete_all(directory: Path) -> None:
     """Retire all steps that nobody has pinned, oldest first, and the directory if no more is in it. Root only."""
     if not directory.is_dir():
         return
     with RunLock.take(directory):
-        pinned = pins(directory)
+        pinned = pins_to_obey(directory)
         for info in scan(directory):
             if info.step not in pinned:
                 retire(directory, info.path.name)

@@ -4,13 +4,14 @@ Keras 2.15 has one object that hands out an iterator for each epoch, Keras 3 one
 epoch.  Both are watched from outside: the iterator of the epoch under way is remembered, so that its state can be
 saved, and the first one of a resumed run is brought to its place before Keras sees it.
 
-``saved``     The iterator's state is in the checkpoint.
+``saved``     The iterator's state is in the checkpoint, and how often shuffles have drawn an order.
 ``replayed``  Arrays in an order that follows from the seed: batches are read again and dropped, which is the same.
 ``skipped``   Batches are read again and dropped, and nobody knows whether they are the same.
 ``own``       The pipeline knows its position itself.
 
-The order of a shuffled ``tf.data`` pipeline in an epoch depends on how many iterators were made of it before.  So the
-epochs before the one to begin with are gone through in Keras' own way, without reading more than is needed.
+The order of a shuffled ``tf.data`` pipeline in an epoch depends on how many iterators were made of it before.  So where
+that is not saved, the epochs before the one to begin with are gone through in Keras' own way, without reading more than
+is needed.
 """
 
 from __future__ import annotations
@@ -22,14 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from hpcckpt.errors import OptionError, StateError
-from hpcckpt.keras.iterators import (
-    NO_STATE,
-    forgets_repeats,
-    read_iterator,
-    repeats_what_is_shuffled,
-    shuffles_what_is_shuffled,
-    write_iterator,
-)
+from hpcckpt.keras.iterators import NO_STATE, repeats_what_is_shuffled, shuffles_what_is_shuffled
+from hpcckpt.keras.pipelines import Pipeline
 from hpcckpt.keras.progress import Skipping
 from hpcckpt.snapshot import Array
 
@@ -53,7 +48,7 @@ class Place:
     epoch, batch : int
         Epochs done, and batches done in the next one.
     state : numpy.ndarray
-        State of the iterator; empty if it was not saved.
+        What `Pipeline.place` returned; empty if it was not saved.
     n_seen : int
         Keras 3's count of what was read of an iterator that goes on over epochs.
     is_read : bool
@@ -104,21 +99,28 @@ class Feed(ABC):
     ----------
     source : object
         Keras' own object.
+    validation : object
+        What ``fit`` was told to validate with.
     iterator : tf.data.Iterator or None
         That of the epoch under way.
     method, reason : str
         How a resume would get to the place where this run is, and if that is not exact, why.
+    lost : str
+        Why this run is not at the place where the checkpoint was saved; empty if it is.
     warnings : list of str
         What went wrong on the way.
     """
 
     def __init__(self, source: Any) -> None:
         self.source = source
+        self.validation: Any = None
         self.iterator: Any = None
         self.method: Method = "none"
-        self.reason = ""
+        self.reason = self.lost = ""
         self.warnings: list[str] = []
         self._plan = Plan()
+        self._pipeline: Pipeline | None = None
+        self._is_confirmed = False
 
     # -- what Keras knows ------------------------------------------------------------------------
 
@@ -134,8 +136,8 @@ class Feed(ABC):
 
     @property
     @abstractmethod
-    def goes_on(self) -> bool:
-        """Whether one iterator serves all epochs."""
+    def next_iterator(self) -> Any:
+        """The iterator that the next epoch reads on in; ``None`` if it makes one for itself."""
 
     @property
     def is_array(self) -> bool:
@@ -145,7 +147,7 @@ class Feed(ABC):
     @property
     def n_seen(self) -> int:
         """What Keras 3 has counted of an iterator that goes on."""
-        return int(getattr(self.source, "_steps_seen", 0))
+        return int(getattr(self.source, "_steps_seen", 0)) if self.next_iterator is not None else 0
 
     @abstractmethod
     def first_epoch(self, plan: Plan) -> int:
@@ -159,11 +161,13 @@ class Feed(ABC):
 
     def state(self, *, is_between_epochs: bool) -> Array:
         """Return what of the position has to be saved: nothing where it follows from epoch and batch. Independent."""
-        if self.method != "saved" or self.iterator is None or (is_between_epochs and not self.goes_on):
+        if self.method != "saved" or self._pipeline is None:
             return NO_STATE
         try:
-            return read_iterator(self.iterator, is_ignoring=self.is_array)
+            return self._pipeline.place(self.next_iterator if is_between_epochs else self.iterator)
         except StateError as error:
+            if self._is_confirmed and self._plan.mode == "exact":
+                raise
             self._skip(str(error))
             return NO_STATE
 
@@ -176,6 +180,29 @@ class Feed(ABC):
             If the position has to be exact, and cannot be.
         """
         self.state(is_between_epochs=False)
+        self._is_confirmed = True
+        if self.method == "saved" and (doubt := self._doubt()):
+            self._skip(doubt)
+        if self.method == "skipped" and self._plan.mode == "exact":
+            raise OptionError(
+                f"iterator='exact' is not possible with this data: {self.reason}; use iterator='auto', or data= with a "
+                "pipeline that knows its position"
+            )
+
+    def settle(self) -> None:
+        """Read an iterator that ends with its epoch to its end, behind the last batch. Independent.
+
+        What reads ahead does so sooner or later, and a repetition makes its shuffle draw once more then: before the
+        next iterator draws, or behind it, and each order is another.
+        """
+        if self.method == "saved" and not self.is_array and self.iterator is not None and self.next_iterator is None:
+            next(self.iterator, None)
+
+    def _doubt(self) -> str:
+        """Return why the place in this pipeline cannot be found again, whatever its iterators say; empty if it can."""
+        if self._pipeline is None or self._pipeline.doubt or self.next_iterator is None:
+            return self._pipeline.doubt if self._pipeline is not None else ""
+        return self._pipeline.doubt_beside(self.validation)
 
     def _choose(self) -> None:
         """Say how a resume gets to a place in this data, if it turns out that it can."""
@@ -190,11 +217,6 @@ class Feed(ABC):
             self.method = "saved"
 
     def _skip(self, reason: str) -> None:
-        if self._plan.mode == "exact":
-            raise OptionError(
-                f"iterator='exact' is not possible with this data: {reason}; use iterator='auto', or data= with a "
-                "pipeline that knows its position"
-            )
         self.method, self.reason = "skipped", reason
 
     # -- getting there ---------------------------------------------------------------------------
@@ -203,20 +225,21 @@ class Feed(ABC):
         """Bring the first iterator to its place, and tell who waits for that."""
         place = self._plan.place
         self._choose()
+        if self.method == "saved":
+            self._pipeline = Pipeline(iterator, is_array=self.is_array)
         if place is not None and not self._is_restored(iterator, place) and place.is_read:
             self._read(iterator, place.batch)
         self._plan.on_arrival(iterator)
 
     def _is_restored(self, iterator: Any, place: Place) -> bool:
-        if not place.state.size or self._plan.mode == "skip":
+        if not place.state.size or self._pipeline is None:
             return False
-        if forgets_repeats(iterator, place.state):
-            return False  # nobody knows how often they had drawn, but to read again
         try:
-            write_iterator(iterator, place.state)
+            self._pipeline.go_to(iterator, place.state)
         except StateError as error:
             if self._plan.mode == "exact":
                 raise
+            self.lost = str(error)
             self.warnings.append(f"{error}; batches are skipped instead")
             return False
         return True
@@ -254,9 +277,9 @@ class HandlerFeed(Feed):
         return found
 
     @property
-    def goes_on(self) -> bool:
-        """Whether one iterator serves all epochs."""
-        return not self.adapter.should_recreate_iterator()
+    def next_iterator(self) -> Any:
+        """The iterator that the next epoch reads on in; ``None`` if it makes one for itself."""
+        return None if self.adapter.should_recreate_iterator() else self.iterator
 
     def first_epoch(self, plan: Plan) -> int:
         """Return the epoch that Keras is to begin with."""
@@ -282,10 +305,12 @@ class HandlerFeed(Feed):
 
     def _pass_epoch(self, iterator: Any, place: Place) -> None:
         """Go through an epoch, reading its data only if what comes after depends on that."""
-        if place.is_read and self.goes_on and not place.state.size:
-            self._read(iterator, self.steps or 0)
-        elif place.is_read and not self.goes_on:
+        if not place.is_read or place.state.size:
+            return
+        if self.adapter.should_recreate_iterator():
             self._draw(iterator)
+        else:
+            self._read(iterator, self.steps or 0)
 
 
 class EpochIteratorFeed(Feed):
@@ -303,9 +328,9 @@ class EpochIteratorFeed(Feed):
         return found
 
     @property
-    def goes_on(self) -> bool:
-        """Whether one iterator serves all epochs."""
-        return self.source.steps_per_epoch is not None and self.source._current_iterator is self.iterator
+    def next_iterator(self) -> Any:
+        """The iterator that the next epoch reads on in; ``None`` if it makes one for itself."""
+        return self.source._current_iterator if self.source.steps_per_epoch is not None else None
 
     def first_epoch(self, plan: Plan) -> int:
         """Return the epoch that Keras is to begin with."""
@@ -334,7 +359,7 @@ class EpochIteratorFeed(Feed):
 
     def _count_on(self, place: Place | None) -> None:
         """Have Keras know how much of an iterator that goes on over epochs was read before."""
-        if place is not None and place.state.size and self.goes_on:
+        if place is not None and place.state.size and self.next_iterator is not None:
             self.source._steps_seen = place.n_seen + self.source.steps_per_execution
 
     def _pass_epoch(self, original: Callable[[], Iterator[tuple[int, int, Any]]], place: Place) -> None:
@@ -342,13 +367,17 @@ class EpochIteratorFeed(Feed):
         steps = self.steps
         first = True
         for _, _, iterator in itertools.islice(original(), None if steps else 1):
-            if first and self.source.steps_per_epoch is not None and not place.state.size:
-                self._read(iterator, steps or 0)
-            elif first and self.source.steps_per_epoch is None:
-                self._draw(iterator)
+            if first and not place.state.size:
+                self._pass(iterator, steps)
             first = False
         if not steps:
             self.adapter.on_epoch_end()
+
+    def _pass(self, iterator: Any, steps: int | None) -> None:
+        if self.source.steps_per_epoch is not None:
+            self._read(iterator, steps or 0)
+        else:
+            self._draw(iterator)
 
 
 def make_feed(source: Any) -> Feed | None:

@@ -59,7 +59,10 @@ def _frames() -> Iterator[FrameType]:
 
 def _feed_of(values: Mapping[str, Any]) -> Feed | None:
     source = values.get("data_handler") or values.get("epoch_iterator")
-    return make_feed(source) if source is not None else None
+    feed = make_feed(source) if source is not None else None
+    if feed is not None:
+        feed.validation = values.get("validation_data")
+    return feed
 
 
 class Last(Callback):  # type: ignore[misc]  # Keras has no types

@@ -1,4 +1,7 @@
-"""The state of a ``tf.data`` iterator as bytes, and back: its position, and what it has read ahead."""
+"""The state of a ``tf.data`` iterator as bytes, and back: its position, and what it has read ahead.
+
+How often shuffles have drawn is in it only while they have data to hand out: see :mod:`hpcckpt.keras.draws`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,6 @@ from hpcckpt.snapshot import Array
 NO_STATE = np.empty(0, np.uint8)
 _IGNORE, _FAIL = 1, 2
 """What TensorFlow does about state that lies outside of the iterator: a random operation, a Python function."""
-_SHUFFLES = b"epoch_num_random_samples"
-"""What TensorFlow calls, in an iterator's state, how often a shuffle has drawn the order of an epoch."""
 
 
 def read_iterator(iterator: Any, *, is_ignoring: bool = False) -> Array:
@@ -49,28 +50,28 @@ def read_iterator(iterator: Any, *, is_ignoring: bool = False) -> Array:
 def write_iterator(iterator: Any, state: Array) -> None:
     """Have an iterator of the same pipeline, which nothing was read of, go on from a state. Independent.
 
-    TensorFlow makes one more iterator for that, and so each shuffle draws once more.  A state usually holds how often
-    its shuffles had drawn, and sets them back.  Those that had handed out all their data, which others had read ahead,
-    are not in it any more.  They have to have drawn once for this epoch all the same, or later epochs had another
-    order: a shuffle in front of another draws when something is read, the last one when its iterator is made.
+    TensorFlow makes one more iterator for that, and so each shuffle draws once more.
 
     Raises
     ------
     StateError
         If the pipeline is another one.
     """
-    before = read_iterator(iterator, is_ignoring=True)
-    misses = _n_draws(state) < max(_n_draws(before), _n_shuffles(iterator))
-    if misses and shuffles_what_is_shuffled(iterator):
-        next(_another(iterator), None)
-    _write(iterator, state)
-    if misses:
-        _write(_another(iterator), before)
+    import tensorflow as tf
+
+    try:
+        parsed = tf.io.parse_tensor(state.tobytes(), tf.variant)
+        tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=parsed)
+    except (tf.errors.OpError, ValueError, AttributeError) as error:
+        raise StateError(f"the position was saved by another input pipeline: {_reason(error)}") from error
 
 
-def forgets_repeats(iterator: Any, state: Array) -> bool:
-    """Say whether a pipeline repeats what it shuffles, and a state holds no more how often that has been drawn."""
-    return repeats_what_is_shuffled(iterator) and _n_draws(state) < _n_shuffles(iterator)
+def begin_anew(iterator: Any) -> None:
+    """Have an iterator begin at the beginning, as if it had just been made: shuffles draw. Independent."""
+    import tensorflow as tf
+
+    dataset = iterator._dataset._variant_tensor
+    tf.raw_ops.MakeIterator(dataset=dataset, iterator=iterator._iterator_resource)
 
 
 def repeats_what_is_shuffled(iterator: Any) -> bool:
@@ -83,49 +84,25 @@ def shuffles_what_is_shuffled(iterator: Any) -> bool:
     return _is_upstream(iterator, "_ShuffleDataset", "_ShuffleDataset")
 
 
-def _n_draws(state: Array) -> int:
-    """Return of how many shuffles, and other datasets of chance, a state holds how often they have drawn."""
-    return state.tobytes().count(_SHUFFLES)
-
-
-def _n_shuffles(iterator: Any) -> int:
-    return sum(type(dataset).__name__ == "_ShuffleDataset" for dataset in _datasets(iterator))
-
-
-def _another(iterator: Any) -> Any:
-    return type(iterator)(iterator._dataset)
-
-
-def _write(iterator: Any, state: Array) -> None:
-    import tensorflow as tf
-
-    try:
-        parsed = tf.io.parse_tensor(state.tobytes(), tf.variant)
-        tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=parsed)
-    except (tf.errors.OpError, ValueError, AttributeError) as error:
-        raise StateError(f"the position was saved by another input pipeline: {_reason(error)}") from error
-
-
 def _is_upstream(iterator: Any, later: str, earlier: str) -> bool:
     """Say whether datasets of two kinds follow each other, with any between them."""
     return any(
-        type(dataset).__name__ == later and any(type(d).__name__ == earlier for d in _upstream(dataset))
-        for dataset in _datasets(iterator)
+        type(dataset).__name__ == later and any(type(d).__name__ == earlier for d in upstream(dataset))
+        for dataset in datasets_of(getattr(iterator, "_dataset", None))
     )
 
 
-def _datasets(iterator: Any) -> Iterator[Any]:
-    """Yield the datasets that a pipeline is made of."""
-    dataset = getattr(iterator, "_dataset", None)
-    if dataset is not None:
-        yield dataset
-        yield from _upstream(dataset)
+def datasets_of(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets that a pipeline is made of, each once."""
+    found = [] if dataset is None else [dataset, *upstream(dataset)]
+    yield from {id(one): one for one in found}.values()
 
 
-def _upstream(dataset: Any) -> Iterator[Any]:
+def upstream(dataset: Any) -> Iterator[Any]:
+    """Yield the datasets that another one is made of."""
     for source in getattr(dataset, "_inputs", tuple)():
         yield source
-        yield from _upstream(source)
+        yield from upstream(source)
 
 
 def _reason(error: Exception) -> str:

@@ -85,7 +85,8 @@ def _of_layers(model: Any) -> list[str]:
 def _of_data(feed: Feed | None) -> list[str]:
     if feed is None:
         return ["nothing is known of the data"]
-    return [f"data is skipped, not restored: {feed.reason}"] if feed.method == "skipped" else []
+    found = [f"data is skipped, not restored: {feed.reason}"] if feed.method == "skipped" else []
+    return found + ([f"this run has lost its place in the data: {feed.lost}"] if feed.lost else [])
 
 
 def _of_ranks(model: Any, policy: Policy, n_ranks: int) -> list[str]:

@@ -150,11 +150,19 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         self._last_batch_seen = -1
         self._every_n_minutes = every_n_minutes
         self._has_names = "{" in self.filepath
-        engine: dict[str, Any] = {"keep_best": keep_best, "async_save": async_save, "on_newer": "aside"}
-        engine |= {"backend": backend, "backend_options": backend_options}
-        engine |= {"scratch": scratch, "scratch_bandwidth": scratch_bandwidth}
-        engine["max_to_keep"] = max_to_keep if max_to_keep is not None or self._has_names else 1
-        self._saves = Saves(run_directory(self.filepath), comm, engine, self._committed, is_heard_at_home=True)
+        self._saves = Saves(
+            run_directory(self.filepath),
+            comm,
+            self._committed,
+            is_heard_at_home=True,
+            max_to_keep=max_to_keep if max_to_keep is not None or self._has_names else 1,
+            keep_best=keep_best,
+            backend=backend,
+            backend_options=backend_options,
+            scratch=scratch,
+            scratch_bandwidth=scratch_bandwidth,
+            async_save=async_save,
+        )
         self._guard: Guard | None = None
         self._current_epoch = 0
         self._names: dict[int, tuple[int, str]] = {}

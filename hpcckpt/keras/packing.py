@@ -18,14 +18,9 @@ from hpcckpt.dtypes import dtype_token, numpy_dtype
 from hpcckpt.errors import CorruptError
 from hpcckpt.manifest import decode_objects, encode_objects
 from hpcckpt.snapshot import Array, as_bytes, plain
+from hpcckpt.tensors import SAFETENSORS_CODES
 
-_CODES = {
-    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
-_TOKENS = {code: token for token, code in _CODES.items()}
+_TOKENS = {code: token for token, code in SAFETENSORS_CODES.items()}
 _HEAD = 8
 
 
@@ -39,14 +34,14 @@ def pack(arrays: Mapping[str, Array], value: Any = None) -> Array:
     """
     parts = {name: plain(np.asarray(array)) for name, array in arrays.items()}
     tokens = {name: dtype_token(held.dtype) for name, held in parts.items()}
-    others = {name: token for name, token in tokens.items() if token not in _CODES}
+    others = {name: token for name, token in tokens.items() if token not in SAFETENSORS_CODES}
     metadata = {"json": json.dumps(encode_objects(value)), **({"dtypes": json.dumps(others)} if others else {})}
     header: dict[str, Any] = {"__metadata__": metadata}
     position = 0
     for name, held in parts.items():
         shape = [*held.shape, held.dtype.itemsize] if name in others else list(held.shape)
         offsets = [position, position + held.nbytes]
-        header[name] = {"dtype": _CODES.get(tokens[name], "U8"), "shape": shape, "data_offsets": offsets}
+        header[name] = {"dtype": SAFETENSORS_CODES.get(tokens[name], "U8"), "shape": shape, "data_offsets": offsets}
         position += held.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _HEAD)

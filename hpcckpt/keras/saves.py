@@ -27,12 +27,12 @@ class Saves:
         The run directory.
     comm : mpi4py communicator, optional
         The ranks.
-    options : mapping
-        For `Checkpointer`.
     hear : bound method
         Told of each step that is committed; held weakly.
     is_heard_at_home : bool
         Told when it is in the run directory, not when it is on scratch.
+    **options
+        For `Checkpointer`; newer steps are moved aside.
 
     Attributes
     ----------
@@ -44,14 +44,14 @@ class Saves:
         self,
         directory: str | os.PathLike[str],
         comm: Any,
-        options: Mapping[str, Any],
         hear: Callable[[SavedStep], None],
         *,
         is_heard_at_home: bool = False,
+        **options: Any,
     ) -> None:
         self.directory = os.fspath(directory)
         self._comm = comm
-        self._options = dict(options)
+        self._options: dict[str, Any] = {"on_newer": "aside", **options}
         self._hear = weakref.WeakMethod(hear)
         self._is_heard_at_home = is_heard_at_home
         self._checkpointer: Checkpointer | None = None

@@ -13,8 +13,9 @@ Works with TensorFlow 2.15 (sessions, Estimators, Keras 2.15, `tf.function`) and
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.lms.figures import session_config, stats
@@ -22,20 +23,12 @@ if TYPE_CHECKING:
     from hpcckpt.lms.report import Report
 
 _HOME = {
-    "LMS": "hpcckpt.lms.large_model_support",
-    "Report": "hpcckpt.lms.report",
-    "session_config": "hpcckpt.lms.figures",
-    "stats": "hpcckpt.lms.figures",
+    "LMS": "large_model_support",
+    "Report": "report",
+    "session_config": "figures",
+    "stats": "figures",
 }
 
 __all__ = ["LMS", "Report", "session_config", "stats"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'hpcckpt.lms' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME)

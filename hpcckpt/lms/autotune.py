@@ -14,9 +14,10 @@ from functools import cached_property
 
 from hpcckpt.errors import OptionError
 from hpcckpt.lms import messages
-from hpcckpt.lms.distance import Ground, Parameters, plan_on
+from hpcckpt.lms.distance import Ground, plan_on
 from hpcckpt.lms.graph import Graph
 from hpcckpt.lms.levels import has_loops
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.simulate import Trace, simulate
 

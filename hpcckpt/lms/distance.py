@@ -20,35 +20,11 @@ from hpcckpt.lms.edited import edited
 from hpcckpt.lms.graph import Graph, Slot, Use
 from hpcckpt.lms.levels import Levels, sort
 from hpcckpt.lms.naming import Names
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan, SwapIn, SwapOut
 from hpcckpt.lms.scene import Scene
 from hpcckpt.lms.serialization import chosen_levels, serializing_edges
 from hpcckpt.lms.triggers import Edges, Return, bound, lead, synchronize_in, synchronize_out
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """What TFLMSv2 is told; `LMS` explains each."""
-
-    swapout_threshold: int = -1
-    swapin_groupby: int = -1
-    swapin_ahead: int = -1
-    sync_mode: int = 0
-    serialization: tuple[int | str, ...] = ()
-    serialization_by_size: float = 0
-    window: int | None = None
-    """Not of TFLMSv2, whose asynchronous swap-outs are without bound: the bytes that may be on their way out while
-    compute goes on."""
-
-    @property
-    def is_out_synchronous(self) -> bool:
-        """Whether compute waits for swap-outs."""
-        return self.sync_mode in (1, 3)
-
-    @property
-    def is_in_synchronous(self) -> bool:
-        """Whether swap-ins wait for compute; `swapin_ahead` and `swapin_groupby` then mean nothing."""
-        return self.sync_mode in (2, 3)
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def reset_stats() -> None:
     _module().reset_stats()
 
 
-def settle(limit_s: float = 10.0) -> bool:
+def settle(limit_s: float = 60.0) -> bool:
     """Wait until nothing is on its way any more, and return whether that came about: true between steps."""
     end = time.monotonic() + limit_s
     while stats().live_handles or stats().in_flight_bytes:

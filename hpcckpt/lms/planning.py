@@ -9,11 +9,12 @@ from hpcckpt.errors import OptionError
 from hpcckpt.lms import messages
 from hpcckpt.lms.autotune import is_wanted, search
 from hpcckpt.lms.cost import plan_by_cost, simulated
-from hpcckpt.lms.distance import Ground, Parameters, lay_out, plan_on
+from hpcckpt.lms.distance import Ground, lay_out, plan_on
 from hpcckpt.lms.graph import Graph, Output
 from hpcckpt.lms.levels import Levels, has_loops
 from hpcckpt.lms.limits import Limit, host_limit, memory_ratio
 from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.report import Memory
 from hpcckpt.lms.scene import Scene

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from typing import Any, Literal, get_args
 
 from hpcckpt.errors import OptionError
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.tiers import Tier
 
 Planner = Literal["cost", "distance"]
@@ -18,15 +19,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Parameters):
     """All that the constructor of `LMS` takes; it says there what each is."""
 
-    swapout_threshold: int = -1
-    swapin_groupby: int = -1
-    swapin_ahead: int = -1
-    sync_mode: int = 0
-    serialization: tuple[int | str, ...] = ()
-    serialization_by_size: float = 0
     debug: bool = False
     debug_level: int = 1
     cpu_device: str = "/cpu:0"
@@ -36,7 +31,6 @@ class Settings:
     tier: Tier = "auto"
     directory: str | None = None
     min_bytes: int | None = None
-    window: int | None = None
     host_limit: int | None = None
     file_limit: int | None = None
     recompute: bool = True
@@ -44,26 +38,9 @@ class Settings:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The names of what steers the distance planner and was given."""
-        blank = Settings()
-        names = ("swapout_threshold", "swapin_groupby", "swapin_ahead", "sync_mode")
-        return tuple(
-            name
-            for name in (*names, "serialization", "serialization_by_size")
-            if getattr(self, name) != getattr(blank, name)
-        )
-
-    @property
-    def is_swap_in_synchronized(self) -> bool:
-        """Whether swap-ins wait for all else that their consumer waits for; ahead and groupby then mean nothing."""
-        return self.sync_mode in (2, 3)
-
-    @property
-    def is_autotuned(self) -> bool:
-        """Whether values are left to the search of the original."""
-        if self.swapout_threshold > 0 and self.is_swap_in_synchronized:
-            return False
-        return min(self.swapout_threshold, self.swapin_ahead, self.swapin_groupby) < 0
+        """The names of what steers the distance planner alone and was given."""
+        own = (each for each in fields(Parameters) if each.name != "window")
+        return tuple(each.name for each in own if getattr(self, each.name) != each.default)
 
 
 def checked(**given: Any) -> Settings:

@@ -47,12 +47,16 @@ def parse_halt(text: str) -> Halt:
     match words:
         case [] | ["now"]:
             return Halt()
-        case ["after-step", number] if number.isascii() and number.isdecimal() and int(number[:20]) <= layout.MAX_STEP:
-            return Halt(after_step=int(number[:20]))
+        case ["after-step", number] if _is_step(number):
+            return Halt(after_step=int(number))
         case ["at", *moment] if moment:
             return Halt(at=moment_s(" ".join(moment)))
     shown = " ".join(words)[:60]
     raise OptionError(f"{shown!r} is not understood: an empty file, 'after-step N', or 'at TIME'")
+
+
+def _is_step(number: str) -> bool:
+    return number.isascii() and number.isdecimal() and len(number) < 100 and int(number) <= layout.MAX_STEP
 
 
 def write_halt(directory: str | os.PathLike[str], halt: Halt, remark: str = "") -> Path:

@@ -67,8 +67,8 @@ class Chapter:
             self._restored(entry, when, step)
         elif event == "removed":
             self._removed(entry, when)
-        elif event == "copied" and step is not None:
-            self._copied(entry, when, step)
+        elif event in {"copied", "repaired", "resharded"} and step is not None:
+            self._came(entry, when, step)
         elif event in {"halted", "preempted", "end"} and self.jobs:
             self.jobs[-1].finish(event, entry)
 
@@ -103,7 +103,7 @@ class Chapter:
             n_steps = count_of(entry, "n_steps") or len(steps)
             self.changes.append(Change(self.part.name, when, verb, steps, n_steps))
 
-    def _copied(self, entry: Entry, when: float, step: int) -> None:
+    def _came(self, entry: Entry, when: float, step: int) -> None:
         self.removed.discard(step)
         verb, source = text_of(entry, "by") or "copy", text_of(entry, "from")
         self.changes.append(Change(self.part.name, when, verb, (step,), 1, source))

@@ -125,7 +125,7 @@ class Change:
     Attributes
     ----------
     verb : str
-        How: ``prune`` or ``copy``.
+        How: ``prune``, ``copy``, ``repair`` or ``reshard``.
     steps : tuple of int
         The steps that were removed or came; of very many the first.
     n_steps : int

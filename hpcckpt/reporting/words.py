@@ -52,13 +52,16 @@ def moment_words(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
+_DONE = {"copy": "copied", "repair": "repaired", "reshard": "resharded"}
+
+
 def change_words(change: Change) -> str:
     """Return what somebody changed by hand: ``removed steps 10, 20 (hpcckpt prune)``."""
     shown = ", ".join(map(str, change.steps[:MAX_SHOWN])) + (
         f" and {change.n_steps - MAX_SHOWN:,} more" if change.n_steps > MAX_SHOWN else ""
     )
     what = f"{'step' if change.n_steps == 1 else 'steps'} {shown}"
-    told = f"copied {what} from {change.source}" if change.source else f"removed {what}"
+    told = f"{_DONE.get(change.verb, 'removed')} {what}{f' from {change.source}' if change.source else ''}"
     return " ".join([*([f"{change.part}:"] if change.part else []), told, f"(hpcckpt {change.verb})"])
 
 

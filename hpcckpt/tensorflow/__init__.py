@@ -9,8 +9,9 @@ generators, tables.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.tensorflow.checkpoint import Checkpoint
@@ -19,20 +20,12 @@ if TYPE_CHECKING:
     from hpcckpt.tensorflow.streams import random_streams
 
 _HOME = {
-    "Checkpoint": "hpcckpt.tensorflow.checkpoint",
-    "CheckpointManager": "hpcckpt.tensorflow.manager",
-    "last_status": "hpcckpt.tensorflow.state",
-    "random_streams": "hpcckpt.tensorflow.streams",
+    "Checkpoint": "checkpoint",
+    "CheckpointManager": "manager",
+    "last_status": "state",
+    "random_streams": "streams",
 }
 
 __all__ = ["Checkpoint", "CheckpointManager", "last_status", "random_streams"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'hpcckpt.tensorflow' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME)

@@ -8,8 +8,8 @@ a step is committed there:
     D1  (each)  on a thread: copy a share of its data files to ``.step-N.tmp-<save_id>`` in the run directory
     D2  (each)  sync what was written
     D3  (each)  on a thread, when all have: read a share back from storage, against the checksums of the save
-    D4  (root)  on a thread: publish the step there (steps 4 to 6 of the commit protocol), then retention
-    D5  (root)  take the pin away
+    D4  (root)  on a thread: publish the step there (steps 4 to 6 of the commit protocol)
+    D5  (root)  take the pin away; then retention in the run directory
     D6  (each)  the outcome is known
 
 Drains end in the order of the saves, one at a time.  Identity across the tiers is `save_id`, never the step number.

@@ -17,7 +17,7 @@ from hpcckpt.config import Options
 from hpcckpt.copying import Pace, Piece, Rules
 from hpcckpt.discovery import StepInfo
 from hpcckpt.draining import DRAIN_NICE, Draining, Outcome, Task
-from hpcckpt.errors import CollectiveError, Failure, HpcckptError, as_failure
+from hpcckpt.errors import CollectiveError, Failure, HpcckptError, LockLostError, StorageError, as_failure
 from hpcckpt.holding import ArenaPool
 from hpcckpt.journal import Journal
 from hpcckpt.manifest import Manifest
@@ -26,7 +26,7 @@ from hpcckpt.retention import apply_retention, retire
 from hpcckpt.run import Candidate, Lineage, Run, SavedStep
 from hpcckpt.tiers.counting import counting, is_same
 from hpcckpt.tiers.drain import Answer, Drain, answer_of, error_of, failures_of, left_by_earlier_job, manifest_of
-from hpcckpt.tiers.place import mark_of, put_mark, translated
+from hpcckpt.tiers.place import check_no_link, mark_of, put_mark, translated
 
 _log = logging.getLogger("hpcckpt")
 T = TypeVar("T", Piece, StoredEntry)
@@ -94,6 +94,7 @@ class Tiers:
         """Take both locks, take away what scratch has of another history; return what is to be drained. Root only."""
         self._open_home()
         publishing.regain(self.near)
+        check_no_link(self.near.directory)
         publishing.open_for_writing(self.near)
         with translated("open scratch"):
             is_ours = self._is_ours()
@@ -124,9 +125,24 @@ class Tiers:
         return {info.step: info for info in discovery.scan(self.home.directory, self.home.manifests)}
 
     def _is_ours(self) -> bool:
-        """Say whether what is on scratch is of this run directory, not of one that was here before. Root only."""
+        """Say whether what is on scratch is of this run directory, not of one that was here before. Root only.
+
+        Raises
+        ------
+        HpcckptError
+            If that cannot be found out.
+        """
         mark = mark_of(self.home.directory)
         return bool(mark) and mark == mark_of(self.near.directory)
+
+    def _is_ours_to_read(self) -> bool:
+        """Say the same; from scratch that cannot be read nothing is restored. Root only, or each leader."""
+        mark = mark_of(self.home.directory)
+        try:
+            return bool(mark) and mark == mark_of(self.near.directory)
+        except HpcckptError as error:
+            _log.warning("hpcckpt: [rank %d] scratch is passed over: %s", self.near.comm.rank, error)
+            return False
 
     def _counting(self, far: Mapping[int, StepInfo]) -> list[StepInfo]:
         """Return the steps on scratch that the run directory has too, or has not gone on without. Root only."""
@@ -143,7 +159,7 @@ class Tiers:
     def candidates(self) -> list[Candidate]:
         """Return the steps that may be restored, newest first, of each the copy on scratch first. Root only."""
         far = self._far()
-        near = {info.step: info for info in self._counting(far)} if self._is_ours() else {}
+        near = {info.step: info for info in self._counting(far)} if self._is_ours_to_read() else {}
         found = []
         for step in sorted({*far, *near}, reverse=True):
             found += [Candidate(step, self.near.directory)] if step in near else []
@@ -154,7 +170,8 @@ class Tiers:
         """Return one restorable copy of each step, the nearest, in rising order. Root only."""
         found: dict[int, StepInfo] = {}
         for candidate in self.candidates():
-            info = discovery.inspect_step(candidate.directory, candidate.step)
+            run = self.home if candidate.directory == self.home.directory else self.near
+            info = discovery.inspect_step(candidate.directory, candidate.step, run.manifests)
             if info.is_restorable:
                 found.setdefault(info.step, info)
         return tuple(found[step] for step in sorted(found))
@@ -286,12 +303,23 @@ class Tiers:
 
     def _get_ready(self, drain: Drain, manifest: Manifest, staged: commit.Staged) -> None:
         """Do what may fail before the first byte. Root only."""
-        self.home.staged[staged.name] = 0
+        self.home.staged[staged.name] = 0  # before a lock that was given back is taken again, which sweeps
         self._open_home()
+        self.home.staged[staged.name] = 0  # behind one that was lost: what is swept from now on is missed in step D4
         if not self._is_home(drain):
-            publishing.look_ahead(self.home, manifest.step, overwrite=drain.overwrite)
+            self._look_ahead(drain, manifest)
         need = SavePlan((), manifest.tensors, manifest.nbytes, ())
         commit.check_space(self.home.directory, need, self.near.comm.size)
+
+    def _look_ahead(self, drain: Drain, manifest: Manifest) -> commit.Way:
+        """Find what stands where a step will go, and refuse what may not be moved. Root only."""
+        is_late = self._is_late(drain)
+        return publishing.look_ahead(self.home, manifest.step, overwrite=drain.overwrite, is_late=is_late)
+
+    def _is_late(self, drain: Drain) -> bool:
+        """Say whether a later save, which goes on from this one, has come home while this one failed. Root only."""
+        later = self._drains[self._drains.index(drain) + 1 :]
+        return any(other.home is not None and other.saved.step > drain.saved.step for other in later)
 
     def _is_home(self, drain: Drain) -> bool:
         found = discovery.inspect_step(self.home.directory, drain.saved.step)
@@ -323,11 +351,14 @@ class Tiers:
         path = home.directory / layout.step_dirname(manifest.step)
         if self._is_home(drain):
             commit.abandon(staged)
+        elif staged.name not in home.staged:
+            raise LockLostError(f"another job held {home.directory} meanwhile; the step stays on scratch, try again")
         else:
             with home.naming:
-                way = publishing.look_ahead(home, manifest.step, overwrite=drain.overwrite)
+                way = self._look_ahead(drain, manifest)
                 copying.publish(staged, manifest, home.lock, way)  # D4
-                home.lineage = Lineage(manifest.run_id, manifest.save_id, manifest.step)
+                if not self._is_late(drain):
+                    home.lineage = Lineage(manifest.run_id, manifest.save_id, manifest.step)
         home.staged.pop(staged.name, None)
         phases.reached("drain-published", 0)
         kept, warnings = self._retain(drain)
@@ -341,9 +372,10 @@ class Tiers:
         """Retire old steps of the run directory, and give up the one on scratch; a failure is a warning. Root only."""
         home = self.home
         try:
+            with contextlib.suppress(StorageError):
+                discovery.unpin(self.near.directory, drain.saved.step)  # D5
             kept = apply_retention(home.directory, home.options, home.marked, manifests=home.manifests)
             self.near.journal.removed(kept.removed)
-            discovery.unpin(self.near.directory, drain.saved.step)  # D5
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
             return 0, (f"retention after step {drain.saved.step} failed: {as_failure(error).text}",)
         return kept.n_steps, ()
@@ -365,6 +397,11 @@ class Tiers:
     def is_draining(self) -> bool:
         """Whether a step is on its way, as far as known here."""
         return any(not drain.is_over for drain in self._drains)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all steps have come to the run directory, as far as known here."""
+        return all(drain.home is not None for drain in self._drains)
 
     def durable(self, number: int) -> SavedStep:
         """Wait until a save that was committed is in the run directory. Collective."""
@@ -415,6 +452,6 @@ class Tiers:
         with contextlib.suppress(CollectiveError):
             self.wait(drain)
             return
-        drain.failures = None
+        drain.failures, drain.began = None, time.monotonic()  # how long it lay there says nothing of the next one
         self._begin(drain)  # never the only copy on scratch, if that can be helped
         self.wait(drain)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hpcckpt import discovery, layout
 from hpcckpt.discovery import Manifests, StepInfo
+from hpcckpt.errors import StorageError
 from hpcckpt.manifest import Manifest
 
 
@@ -33,13 +34,24 @@ class Part(NamedTuple):
     manifest: Manifest | None
 
 
-def parts_in(directory: Path, manifests: Manifests, known: Collection[str] = ()) -> tuple[Part, ...]:
-    """Return what is in the directory of one place, without the manifests that are known. Independent."""
+def parts_in(
+    directory: Path, manifests: Manifests, known: Collection[str] = (), *, is_sure: bool = False
+) -> tuple[Part, ...]:
+    """Return what is in the directory of one place, without the manifests that are known. Independent.
+
+    Raises
+    ------
+    StorageError
+        If the directory cannot be read just now, or, with `is_sure`, a part of it.
+    """
     found, steps = [], discovery.step_numbers(directory)
     manifests.forget_others(directory, steps)
     for step in steps:
         path = directory / layout.step_dirname(step)
-        manifest = discovery.inspect_part(StepInfo(step, path, None), manifests).manifest
+        info = discovery.inspect_part(StepInfo(step, path, None), manifests)
+        if info.is_unread and is_sure:
+            raise StorageError(info.problem)
+        manifest = info.manifest
         if manifest is not None:
             files = frozenset(file.path for file in manifest.files if discovery.is_there(path, file))
             told = None if manifest.save_id in known else manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcckpt import discovery, layout, native, publishing
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.errors import HpcckptError, OptionError, from_os_error
+from hpcckpt.errors import HpcckptError, OptionError, StorageError, from_os_error
 from hpcckpt.run import Places
 
 MARK = ".tier"
@@ -20,6 +20,20 @@ def scratch_directory(directory: Path, scratch: Path) -> Path:
     """Return where the steps of a run stand on scratch, which other runs may use too. Pure."""
     real = os.path.realpath(directory)
     return scratch / f"{os.path.basename(real) or 'run'}-{hashlib.sha256(real.encode()).hexdigest()[:12]}"
+
+
+def check_no_link(near: Path) -> None:
+    """Refuse a link in place of our directory on scratch, where everybody may put one. Independent.
+
+    Of what it leads to all would be removed that does not count.
+
+    Raises
+    ------
+    StorageError
+        If it is one.
+    """
+    if near.is_symlink():
+        raise StorageError(f"{near} is a symbolic link: remove it, or choose another scratch directory")
 
 
 def find_places(comm: Communicator, scratch: Path) -> Places | None:
@@ -82,11 +96,18 @@ def _several(comm: Communicator, scratch: Path, nonce: str) -> Places:
 
 
 def mark_of(directory: Path) -> str:
-    """Return what says which run directory a scratch directory belongs to; "" if nothing. Root only."""
-    try:
-        return discovery.read_bounded(str(directory / MARK), 64).decode("ascii", "replace")
-    except (OSError, HpcckptError):
-        return ""
+    """Return what says which run directory a scratch directory belongs to; "" if nothing. Root only.
+
+    Raises
+    ------
+    HpcckptError
+        If it cannot be read just now: then nobody knows, and what is on scratch may be the only copy.
+    """
+    with translated("look whose scratch it is"):
+        try:
+            return discovery.read_bounded(str(directory / MARK), 64).decode("ascii", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
 
 
 def put_mark(directory: Path, mark: str = "") -> str:

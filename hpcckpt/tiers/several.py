@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from hpcckpt.tiers.behind import T, Tiers
 from hpcckpt.tiers.counting import counting, is_same
 from hpcckpt.tiers.drain import Drain, left_by_earlier_job
 from hpcckpt.tiers.parts import Part, newest_of_each, parts_in, together
-from hpcckpt.tiers.place import mark_of, put_mark, translated
+from hpcckpt.tiers.place import check_no_link, mark_of, put_mark, translated
 
 _log = logging.getLogger("hpcckpt")
 _NOT_OURS_TO_DRAIN = frozenset({LockedError.kind, LockLostError.kind, ReadOnlyError.kind})
@@ -80,7 +80,7 @@ class TiersOfPlaces(Tiers):
         comm = self.near.comm
         before, now = comm.on_root("open run directory", self._open_marked)
         comm.agree("open scratch", lambda: self._open_place(before, now))
-        self.look()
+        self._look(is_sure=True)
         keep, pending = comm.on_root("open scratch: choose", self._decide)
         wanted = [info for info in pending if info.step <= upto]
         comm.agree("open scratch: tidy", lambda: self._drop_others(keep, {info.step for info in wanted}))
@@ -100,6 +100,7 @@ class TiersOfPlaces(Tiers):
         if not near.is_leading:
             return
         publishing.regain(near)
+        check_no_link(near.directory)
         publishing.open_for_writing(near)
         with translated("open scratch"):
             if not before or mark_of(near.directory) != before:
@@ -135,15 +136,29 @@ class TiersOfPlaces(Tiers):
 
     def look(self) -> None:
         """Let the leaders tell root what they have. Collective."""
-        comm, near = self.near.comm, self.near
-        known = comm.on_root("look at scratch", lambda: {part.save_id for part in self._parts()})
-        told = comm.reduce_on_root("look at scratch", lambda: self._parts(() if comm.is_root else known))
-        self._seen = together(told or (), near.directory)
+        self._look(is_sure=False)
 
-    def _parts(self, known: Any = ()) -> tuple[Part, ...]:
+    def _look(self, *, is_sure: bool) -> None:
+        """Do so; `is_sure` if what is not seen will be taken for gone, so that nothing may be passed over. Collective.
+
+        Raises
+        ------
+        CollectiveError
+            If a place cannot be looked at.
+        """
+        comm = self.near.comm
+        known = comm.on_root("look at scratch", lambda: {part.save_id for part in self._parts((), is_sure=is_sure)})
+        told = comm.reduce_on_root(
+            "look at scratch", lambda: self._parts(() if comm.is_root else known, is_sure=is_sure)
+        )
+        self._seen = together(told or (), self.near.directory)
+
+    def _parts(self, known: Collection[str], *, is_sure: bool) -> tuple[Part, ...]:
         """Return what this rank's place has; the leader says it. Independent."""
         near = self.near
-        return parts_in(near.directory, near.manifests, known) if near.is_leading and self._is_ours() else ()
+        if not near.is_leading or not (self._is_ours() if is_sure else self._is_ours_to_read()):
+            return ()
+        return parts_in(near.directory, near.manifests, known, is_sure=is_sure)
 
     def _counting_of_places(self) -> tuple[list[StepInfo], list[StepInfo]]:
         """Return the steps on scratch that count, and those of them that are not in the run directory. Root only."""

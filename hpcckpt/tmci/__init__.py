@@ -15,15 +15,17 @@ Importing this loads neither TensorFlow nor Keras; names are loaded on first use
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hpcckpt.lazy import attach
 from hpcckpt.tmci import checkpoint, plugins
 from hpcckpt.tmci.checkpoint import load_variables, load_weights, save_variables, save_weights
 from hpcckpt.tmci.library import get_library, get_library_dir
 
 if TYPE_CHECKING:
     from hpcckpt.tmci.callback import CheckpointCallback
+
+_HOME = {"CheckpointCallback": "callback"}
 
 __all__ = [
     "CheckpointCallback",
@@ -37,12 +39,4 @@ __all__ = [
     "save_weights",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "CheckpointCallback":
-        return importlib.import_module("hpcckpt.tmci.callback").CheckpointCallback
-    raise AttributeError(f"module 'hpcckpt.tmci' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME)

@@ -16,8 +16,9 @@ A state that holds PyTorch's things, ``{"model": model, "optimizer": optimizer}`
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.torch.functions import restore, save
@@ -28,23 +29,15 @@ if TYPE_CHECKING:
     from hpcckpt.torch.tensors import as_array
 
 _HOME = {
-    "BatchSampler": "hpcckpt.torch.sampling",
-    "as_array": "hpcckpt.torch.tensors",
-    "batch_norm": "hpcckpt.torch.modules",
-    "per_rank": "hpcckpt.torch.perrank",
-    "restore": "hpcckpt.torch.functions",
-    "rng_state": "hpcckpt.torch.rng",
-    "save": "hpcckpt.torch.functions",
+    "BatchSampler": "sampling",
+    "as_array": "tensors",
+    "batch_norm": "modules",
+    "per_rank": "perrank",
+    "restore": "functions",
+    "rng_state": "rng",
+    "save": "functions",
 }
 
 __all__ = ["BatchSampler", "as_array", "batch_norm", "per_rank", "restore", "rng_state", "save"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'hpcckpt.torch' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME)

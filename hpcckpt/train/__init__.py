@@ -19,8 +19,9 @@ use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.train.custom_loop import CustomTrainLoop
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from hpcckpt.train.loops import KerasTrainLoop, TrainLoop
 
 _HOME = {
-    "CustomTrainLoop": "hpcckpt.train.custom_loop",
-    "Environment": "hpcckpt.train.environment",
-    "KerasTrainLoop": "hpcckpt.train.loops",
-    "TrainLoop": "hpcckpt.train.loops",
-    "export_config": "hpcckpt.train.exporting",
+    "CustomTrainLoop": "custom_loop",
+    "Environment": "environment",
+    "KerasTrainLoop": "loops",
+    "TrainLoop": "loops",
+    "export_config": "exporting",
 }
 _ROOMS = {"datasets", "losses", "models"}
 
@@ -48,14 +49,4 @@ __all__ = [
     "models",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"hpcckpt.train.{name}")
-    raise AttributeError(f"module 'hpcckpt.train' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME, _ROOMS)

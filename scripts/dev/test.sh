@@ -15,7 +15,7 @@ MPI_TESTS=(tests/promises tests/mpi)
 # Of the promises, stack B runs those in which NumPy 2, another h5py or another interpreter could tell.
 B_TESTS=(tests/unit/test_{draining,imports,loading,manifest,planner,rankfile_format,safetensors,sharding,statedicts,words}.py tests/promises/test_{round_trip,elastic,reading,mismatch,backends,hdf5_suite,hdf5_files}.py tests/format tests/native/test_{block_io,choice,copying,dlpack,nonfinite,plugin_calls,tf_ops,tfinfo,views}.py tests/keras tests/tmci tests/tensorflow_shell tests/exporting tests/lms/test_{importers,class,session,pass,keras_path,equality,tiers}.py tests/train_config/test_{allow_list,cycles}.py tests/train_parts/test_{models,positions}.py tests/train_run/test_{environment,custom_loop}.py tests/train_run/test_killed.py::test_two_ranks_that_are_killed_at_two_of_these_places_end_with_the_same_bits tests/fuzz tests/campaign/test_fuzz.py)
 # Behind pytest's own time-out per test, for what hangs outside a test.
-SERIAL_S=3000 MPI_S=600 B_S=1800
+SERIAL_S=3600 MPI_S=600 B_S=1800
 # One test more at a time than there are cores, for some always wait (for Slurm, for a disk, for a process to end); up to
 # four: MPI jobs and thread pools of their own are among them.
 WORKERS=$(($(nproc 2>/dev/null || echo 1) + 1))

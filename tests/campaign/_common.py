@@ -125,7 +125,7 @@ class Campaign:
     full: int
     run: Callable[[Case], Outcome]
     prepare: Callable[[Path], Any] | None = None
-    timeout_s: float = 60.0
+    timeout_s: float = 240.0
     jobs: int = 1
     is_gate: bool = True
     in_memory: bool = False

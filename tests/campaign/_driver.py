@@ -22,6 +22,7 @@ from _common import HERE, Campaign, Outcome
 Report = Callable[[int, Outcome], None]
 PREPARATION_FACTOR = 10
 _LOG_TAIL = 6000
+_DUMP_S = 10.0
 _MEMORY = Path("/dev/shm")
 
 
@@ -80,8 +81,11 @@ class _Worker:
 
     def end_hung(self) -> str:
         """End it too, after it wrote where it hangs."""
+        before, deadline = self.log.stat().st_size, time.monotonic() + _DUMP_S
         self.process.send_signal(signal.SIGUSR1)
-        time.sleep(0.5)
+        while self.log.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)  # for the rest of it
         self.grace_s = 0.0
         return self.end()
 

@@ -113,8 +113,9 @@ class Diary:
 
 
 def read_diary(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a diary."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Return the lines of a diary that are whole: one may just be written."""
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def make_board(path: Path) -> None:

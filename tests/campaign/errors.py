@@ -44,7 +44,7 @@ POSITIONS = {
 
 LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.EACCES)
 BACKGROUND = tuple(phase for phase in PHASES if "1-begin" <= phase < "7-outcome" or phase.startswith("8-"))
-MPI_TIMEOUT_S = 90.0
+MPI_TIMEOUT_S = 200.0
 _FOREVER = 1 << 40
 
 
@@ -152,12 +152,12 @@ def run(case: Case) -> Outcome:
     plan = PLANS[case.number % len(PLANS)]
     server: Server = case.prepared
     trial = _trial(case, plan, server.n_calls[plan.scene])
-    if plan.sort == "MPI":
-        if not find_mpirun():
-            return Outcome("skipped", plan.sort)
-        result = server.play_on_mpi(trial, SCENES[plan.scene].n_ranks)
-    else:
-        result = server.play(trial)
+    if plan.sort == "MPI" and not find_mpirun():
+        return Outcome("skipped", plan.sort)
+    result = _play(server, plan, trial)
+    if result["problems"] and all(text.startswith(job.SLOW) for text in result["problems"]):
+        # it may be the machine that had much else to do; what waits for something does so again
+        result = _play(server, plan, replace(trial, directory=f"{trial.directory}-again"))
     what = plan.sort if plan.sort != "call" else " ".join(result.get("failed", [])) or "a call that did not come"
     figures = {f"calls of a clean {plan.scene}": float(server.n_calls[plan.scene])}
     if result.get("error"):
@@ -165,6 +165,12 @@ def run(case: Case) -> Outcome:
     if result["problems"]:
         return Outcome(_verdict(result), what, _text(trial, result), figures)
     return Outcome("detected" if result["error"] else "good", what, figures=figures)
+
+
+def _play(server: Server, plan: Plan, trial: Trial) -> dict[str, Any]:
+    if plan.sort == "MPI":
+        return server.play_on_mpi(trial, SCENES[plan.scene].n_ranks)
+    return server.play(trial)
 
 
 def _verdict(result: dict[str, Any]) -> Any:
@@ -191,7 +197,7 @@ CAMPAIGN = Campaign(
     full=len(PLANS),
     run=run,
     prepare=prepare,
-    timeout_s=100.0,
+    timeout_s=500.0,
     jobs=2,
     in_memory=True,
     reason_to_skip=_reason_to_skip,

@@ -145,7 +145,7 @@ CAMPAIGN = Campaign(
     full=200,
     run=run,
     prepare=prepare,
-    timeout_s=200.0,
+    timeout_s=600.0,
     jobs=1,
     in_memory=True,
 )

@@ -29,17 +29,16 @@ from _reference_state import differences
 import hpcckpt as hc
 from hpcckpt import discovery, layout
 from hpcckpt.loading import open_step
-from hpcckpt.lock import process_start
 from hpcckpt.phases import PHASES
 from hpcckpt.testing.ranks import run_ranks
 
 sys.path.insert(0, str(HERE.parent / "mpi"))
 
-from mpi_launch import clean_environment, find_mpirun
+from mpi_launch import clean_environment, find_mpirun, is_running
 
 KILLS = 5
-MAX_JOBS = 30
-JOB_TIMEOUT_S = 60.0
+MAX_JOBS = 100
+JOB_TIMEOUT_S = 240.0
 WEIGHTS = [3 if phase in {"4-durable", "5-published", "8-retired"} else 1 for phase in PHASES]
 ROOT_ONLY = {phase for phase in PHASES if phase[0] in "14568"}
 LIFE = {"one process": 60, "threads": 30, "MPI": 10}
@@ -124,7 +123,7 @@ def _run_mpi(order: Order, n_ranks: int, errors: Path, kill_after_s: float | Non
             time.sleep(kill_after_s)
             for pid in [pids[victim] for victim in victims] if process.poll() is None else []:
                 _kill(pid)
-        while process.poll() is None or any(map(_is_alive, pids)):
+        while process.poll() is None or any(map(is_running, pids)):
             _check_time(began, errors)
             time.sleep(0.005)
     finally:
@@ -141,10 +140,6 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # the job was faster
-
-
-def _is_alive(pid: int) -> bool:
-    return process_start(pid) != ""
 
 
 def _check_time(began: float, errors: Path) -> None:
@@ -389,7 +384,7 @@ CAMPAIGN = Campaign(
     full=400,
     run=run,
     prepare=prepare,
-    timeout_s=300.0,
+    timeout_s=1200.0,
     jobs=2,
     in_memory=True,
 )

@@ -55,6 +55,6 @@ CAMPAIGN = Campaign(
     full=KILLS * len(SUBJECTS),
     run=run,
     prepare=prepare,
-    timeout_s=300.0,
+    timeout_s=900.0,
     is_gate=False,
 )

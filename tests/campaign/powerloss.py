@@ -66,7 +66,7 @@ CAMPAIGN = Campaign(
     full=12_000,
     run=run,
     prepare=prepare,
-    timeout_s=120.0,  # the first case of a scenario records it
+    timeout_s=400.0,  # the first case of a scenario records it
     in_memory=True,
     reason_to_skip=reason_to_skip,
 )

@@ -29,7 +29,7 @@ from hpcckpt import discovery
 
 sys.path.insert(0, str(HERE.parent / "mpi"))
 
-from mpi_launch import clean_environment, find_mpirun
+from mpi_launch import clean_environment, find_mpirun, is_running
 
 KINDS = ("keras", "horovod", "mpi4py", "torch")
 RANKS = {"keras": 1, "horovod": 2, "mpi4py": 2, "torch": 1}
@@ -107,7 +107,11 @@ class Running:
             self._check_time()
             time.sleep(0.005)
         for rank in range(self.n_ranks):  # the launcher has seen to that, or there is none
-            _kill(job.read_board(self.place, rank)[0])
+            pid = job.read_board(self.place, rank)[0]
+            _kill(pid)
+            while is_running(pid):  # what it is about to publish is there before anybody looks
+                self._check_time()
+                time.sleep(0.005)
         return int(self.process.returncode)
 
     def _check_time(self) -> None:

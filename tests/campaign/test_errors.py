@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [pytest.mark.stack_b, pytest.mark.slow]
+pytestmark = [pytest.mark.stack_b, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_a_failing_call_is_one_error_everywhere(short_form):

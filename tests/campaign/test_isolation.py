@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from _isolation_subjects import KINDS
 
-pytestmark = [pytest.mark.stack_b, pytest.mark.slow, pytest.mark.tf]
+pytestmark = [pytest.mark.stack_b, pytest.mark.slow, pytest.mark.tf, pytest.mark.timeout(1800)]
 
 
 def test_each_step_holds_its_own_values(short_form):

@@ -8,7 +8,7 @@ from peers.harness import OUTCOMES, Told, judge
 from peers.states import position_of, state_of
 from peers.subjects import KILLS, SUBJECTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.tf, pytest.mark.torch]
+pytestmark = [pytest.mark.slow, pytest.mark.tf, pytest.mark.torch, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("number", range(len(SUBJECTS)), ids=[subject.title for subject in SUBJECTS])

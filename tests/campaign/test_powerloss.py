@@ -17,6 +17,7 @@ from powerloss.trace import PAGE, ROOT, Op, Trace, UnknownOperationError, build_
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "can be recorded"),
 ]
 
@@ -61,7 +62,7 @@ def recorded(script: str, where: Path) -> Trace:
     log = f"assert c.powerloss_start(d.encode(), {str(where / 'log')!r}.encode()) == 0"
     before = look_at(disk)
     environment = os.environ | {"LD_PRELOAD": str(recorder())}
-    subprocess.run([sys.executable, "-c", f"{start}\n{log}\n{script}"], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", f"{start}\n{log}\n{script}"], env=environment, check=True, timeout=300)
     return build_trace(before, (where / "log").read_bytes())
 
 

@@ -53,7 +53,7 @@ def spawn_tool(*words: object, **variables: str) -> Result:
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "hpcckpt", *map(str, words)]
     done = subprocess.run(
-        command, env=clean_environment(**variables), capture_output=True, text=True, timeout=120, check=False
+        command, env=clean_environment(**variables), capture_output=True, text=True, timeout=240, check=False
     )
     return Result(done.returncode, done.stdout, done.stderr)
 

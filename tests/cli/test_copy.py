@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mpi_launch
 import numpy as np
 import pytest
 
@@ -163,14 +164,11 @@ def test_under_mpirun_the_ranks_share_the_work_and_speak_once(
 ) -> None:
     pytest.importorskip("mpi4py")
     run, out = save(tmp_path / "run", 1, 2, n_ranks=3), tmp_path / "out"
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
-    root |= {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    launched = {**mpi_launch.clean_environment(), **environment()}
 
     def copy(*words: str, to: Path = out) -> subprocess.CompletedProcess[str]:
         command = ["mpirun", "-n", "3", sys.executable, "-m", "hpcckpt", "copy", str(run), str(to), *words]
-        return subprocess.run(
-            command, env=environment(**root), capture_output=True, text=True, timeout=120, check=False
-        )
+        return subprocess.run(command, env=launched, capture_output=True, text=True, timeout=240, check=False)
 
     done = copy("all")
     assert done.returncode == 0, done.stderr

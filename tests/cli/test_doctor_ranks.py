@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mpi_launch
 import pytest
 
 pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
@@ -20,14 +21,13 @@ pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mp
 def mpirun(environment: Callable[..., dict[str, str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line on two ranks, each in a shell of its own."""
     pytest.importorskip("mpi4py")
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
 
     def run(*words: object, before: str = "", under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         command = " ".join([sys.executable, "-m", "hpcckpt", *map(str, words)])
         return subprocess.run(
             [*under, "mpirun", "-n", "2", "sh", "-c", f"{before} exec {command}"],
-            env=environment(**root, OMPI_MCA_rmaps_base_oversubscribe="1"),
-            capture_output=True, text=True, timeout=120, check=False,
+            env={**mpi_launch.clean_environment(), **environment()},
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
 
     return run

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,7 +122,6 @@ def test_an_interrupt_exits_with_130(saved: Path, environment: Callable[..., dic
     ) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "ready\n"
-        time.sleep(0.1)
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(240) == 130
         assert process.stderr.read().strip() == "hpcckpt: error: interrupted"

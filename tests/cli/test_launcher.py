@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mpi_launch
 import pytest
 
 from hpcckpt.cli import launcher
@@ -107,11 +107,10 @@ def test_no_colour_under_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mpirun(words: list[str], code: int, saved: Path, environment: Callable[..., dict[str, str]]) -> None:
     pytest.importorskip("mpi4py")
     command = " ".join([sys.executable, "-m", "hpcckpt", *words]).replace("RUN", str(saved))
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
-    root |= {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
     done = subprocess.run(
         ["mpirun", "-n", "3", "sh", "-c", f"{command} 2>/dev/null; echo code $?"],
-        env=environment(**root), capture_output=True, text=True, timeout=120, check=False,
+        env={**mpi_launch.clean_environment(), **environment()},
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.stdout.count(f"code {code}") == 3, done.stdout + done.stderr
     assert done.stdout.count("STEP") == (1 if code == 0 else 0)

@@ -10,13 +10,15 @@ import pytest
 
 pexpect = pytest.importorskip("pexpect")
 Environment = Callable[..., dict[str, str]]
+LIMIT_S = 240.0
 
 
 def on_terminal(environment: dict[str, str], *words: object) -> tuple[int, str]:
     child = pexpect.spawn(
         sys.executable, ["-m", "hpcckpt", *map(str, words)], env=environment, encoding="utf-8", dimensions=(40, 200)
     )
-    child.expect(pexpect.EOF, timeout=60)
+    child.expect(pexpect.EOF, timeout=LIMIT_S)
+    child.wait()
     child.close()
     return child.exitstatus, child.before
 
@@ -51,9 +53,10 @@ def test_json_has_no_colours(environment: Environment, saved: Path) -> None:
 def test_interrupting_a_question_changes_nothing(environment: Environment, saved: Path) -> None:
     words = ["-m", "hpcckpt", "prune", str(saved), "--keep-last", "1"]
     child = pexpect.spawn(sys.executable, words, env=environment(TERM="dumb"), encoding="utf-8")
-    child.expect("Remove 2 checkpoints", timeout=60)
+    child.expect("Remove 2 checkpoints", timeout=LIMIT_S)
     child.sendintr()
-    child.expect(pexpect.EOF, timeout=60)
+    child.expect(pexpect.EOF, timeout=LIMIT_S)
+    child.wait()
     child.close()
     assert child.exitstatus == 130
     assert len(list(saved.glob("step-*"))) == 3

@@ -83,13 +83,11 @@ class BatchServer:
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs, oldest first."""
-        os.environ[standin_commands.SERVER] = str(self.directory)
-        return standin_commands.jobs()
+        return standin_commands.jobs(self.directory)
 
     def write(self, job: dict[str, Any]) -> None:
         """Write what is known of a job."""
-        os.environ[standin_commands.SERVER] = str(self.directory)
-        standin_commands.write(job)
+        standin_commands.write(job, self.directory)
 
     def drain(self, n_stopped: int = 0, at: str = "", held: str = "", limit: int = 12) -> list[Ran]:
         """Run jobs until none can be run.

@@ -34,14 +34,14 @@ def server() -> Path:
     return Path(os.environ[SERVER])
 
 
-def jobs() -> list[dict[str, Any]]:
-    """Return all jobs, oldest first."""
-    return [json.loads(path.read_text()) for path in sorted(server().glob("job-*.json"))]
+def jobs(directory: Path | None = None) -> list[dict[str, Any]]:
+    """Return all jobs, oldest first, of this server, or of that of a directory."""
+    return [json.loads(path.read_text()) for path in sorted((directory or server()).glob("job-*.json"))]
 
 
-def write(job: Mapping[str, Any]) -> None:
+def write(job: Mapping[str, Any], directory: Path | None = None) -> None:
     """Write what is known of a job."""
-    (server() / f"job-{job['number']:04d}.json").write_text(json.dumps(job, indent=1))
+    ((directory or server()) / f"job-{job['number']:04d}.json").write_text(json.dumps(job, indent=1))
 
 
 def find(job_id: str) -> dict[str, Any]:

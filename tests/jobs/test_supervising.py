@@ -200,6 +200,21 @@ def test_a_requeue_that_fails_is_tried_again(site: Site) -> None:
     assert not site.has_said("by hand")
 
 
+def test_a_requeue_is_told_once_though_slurm_ends_whoever_tells_it(site: Site) -> None:
+    site.command("scontrol", f"[ $(grep -c requeue {site.log}) -gt 1 ] || kill -TERM $PPID $$")
+    site.supervise("sh", "-c", "exit 75")
+    assert site.told("scontrol requeue") == [REQUEUED]
+    assert not site.has_said("tried again")
+
+
+def test_a_job_that_waits_in_the_queue_already_is_not_put_there_again_and_again(site: Site) -> None:
+    lost, again = "Socket timed out on send/recv operation", "Job is pending execution for job 42"
+    site.command("scontrol", f"[ $(grep -c requeue {site.log}) = 1 ] && echo {lost} || echo {again}; exit 1")
+    site.supervise("sh", "-c", "exit 75")
+    assert site.told("scontrol requeue") == [REQUEUED] * 2
+    assert not site.has_said("by hand")
+
+
 def test_a_requeue_that_is_refused_for_good_is_told_at_once(site: Site) -> None:
     site.command("scontrol", "echo Requested operation is presently disabled; exit 1")
     site.supervise("sh", "-c", "exit 75")
@@ -207,18 +222,19 @@ def test_a_requeue_that_is_refused_for_good_is_told_at_once(site: Site) -> None:
     assert site.has_said("submit the job again by hand")
 
 
-@pytest.mark.parametrize(("script", "is_again"), [("exit 1", True), ("exec sleep 60", False)])
+@pytest.mark.parametrize("is_again", [True, False])
 def test_a_job_is_submitted_anew_only_if_it_certainly_was_not(
-    script: str, is_again: bool, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_again: bool, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "INSIST_S", 0.3 if is_again else 5.0)
     monkeypatch.setattr(supervising, "act", functools.partial(act, timeout_s=LIMIT_S if is_again else 1.0))
     site.command("qstat", "exit 1")
-    site.command("qsub", script)
+    refused = f"[ $(grep -c '^qsub' {site.log}) -lt 3 ] || echo Unauthorized Request; exit 1"
+    site.command("qsub", refused if is_again else "exec sleep 60")
     (tmp_path / "denied.pbs").write_text("#!/bin/sh\n", encoding="utf-8")
     scheduler = detect({"PBS_JOBID": "7.standin", "HPCCKPT_SCRIPT": str(tmp_path / "denied.pbs")})
     supervise(Settings(("sh", "-c", "exit 75"), is_talking=False), scheduler, site.said.append)
     assert site.has_said("; tried again in") is is_again
+    assert not is_again or len(site.told("qsub")) == 3
     assert site.has_said("submit the job again by hand")
 
 
@@ -240,10 +256,10 @@ def test_one_of_an_array_is_told_from_the_others(site: Site) -> None:
 
 def test_a_controller_that_hangs_does_not_hold_up_the_warning(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stepping.N_TRIES * (2 * slurm.SIGNAL_S + stepping.AGAIN_S) < 150.0
-    monkeypatch.setattr(slurm, "SIGNAL_S", 0.5)
-    for name in ("squeue", "scancel"):
+    for name, limit_s in {"squeue": 0.5, "scancel": 5.0}.items():  # before scancel, squeue has to answer in time
+        monkeypatch.setattr(slurm, "SIGNAL_S", limit_s)
         site.command(name, "exec sleep 60")
-        with pytest.raises(RetryError, match=f"{name} .*timed out after 0.5 seconds"):
+        with pytest.raises(RetryError, match=f"{name} .*timed out after {limit_s} seconds"):
             detect({"SLURM_JOB_ID": "42"}).signal_step("srun", "USR1")
         site.command(name, "echo 42.0")
 

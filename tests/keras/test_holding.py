@@ -302,20 +302,22 @@ def test_updates_on_another_thread_leave_what_is_held_untouched() -> None:
         while not stop.is_set():
             step()
 
+    def has_moved(before: list[bytes]) -> bool:
+        return any(v.numpy().tobytes() != b for v, b in zip(variables, before, strict=True))
+
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        n_moved = 0
         for _ in range(50):
             held = hold(variables)
             before = [array.tobytes() for array in held]
-            time.sleep(0.002)
-            n_moved += sum(v.numpy().tobytes() != b for v, b in zip(variables, before, strict=True))
+            while not has_moved(before):
+                assert thread.is_alive()
+                time.sleep(0.001)
             assert [array.tobytes() for array in held] == before
     finally:
         stop.set()
         thread.join()
-    assert n_moved > 0
 
 
 # -- dtypes and shapes ------------------------------------------------------------------------------

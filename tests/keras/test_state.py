@@ -47,7 +47,7 @@ def test_weights_slots_and_learning_rate_come_back_in_a_fresh_process(run_dir: P
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     command = [sys.executable, "-W", "ignore", "-c", IN_A_FRESH_PROCESS, str(run_dir)]
     out = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True, timeout=120
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True, timeout=240
     ).stdout.splitlines()
     found = {line[:4]: json.loads(line[4:]) for line in out if line[:4] in {"HERE", "RATE"}}
     assert found["HERE"] == {name: array.tobytes().hex() for name, array in values(model).items()}

@@ -7,9 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hpcckpt.lms.distance import Parameters, plan_by_distance
+from hpcckpt.lms.distance import plan_by_distance
 from hpcckpt.lms.edited import check
 from hpcckpt.lms.graph import Graph, Op, Output, Use
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.scene import Scene
 

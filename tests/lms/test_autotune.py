@@ -12,12 +12,13 @@ from lmsgraphs import chain, graph, hourglass, op, random_graphs
 from hpcckpt.errors import OptionError
 from hpcckpt.lms import messages
 from hpcckpt.lms.autotune import Found, is_wanted, search
-from hpcckpt.lms.distance import Parameters, lay_out, plan_on
+from hpcckpt.lms.distance import lay_out, plan_on
 from hpcckpt.lms.edited import check
 from hpcckpt.lms.filters import Filters
 from hpcckpt.lms.graph import Graph
 from hpcckpt.lms.histogram import histogram
 from hpcckpt.lms.levels import sort
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.scene import Scene
 from hpcckpt.lms.simulate import simulate

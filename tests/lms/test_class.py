@@ -13,6 +13,7 @@ import tensorflow as tf
 import hpcckpt as hc
 from hpcckpt.errors import OptionError
 from hpcckpt.lms import LMS
+from hpcckpt.lms.autotune import is_wanted
 from hpcckpt.lms.settings import checked
 
 ORIGINAL = {
@@ -142,12 +143,12 @@ def test_a_directory_may_be_a_path(tmp_path: Path) -> None:
         given(directory=7)
 
 
-def test_settings_say_when_values_are_searched_for() -> None:
-    assert given().is_autotuned
-    assert given(swapout_threshold=50).is_autotuned
-    assert not given(swapout_threshold=50, swapin_ahead=3, swapin_groupby=2).is_autotuned
-    assert not given(swapout_threshold=50, sync_mode=2).is_autotuned
-    assert given(swapout_threshold=50, sync_mode=1).is_autotuned
+def test_values_that_are_left_open_are_searched_for() -> None:
+    assert is_wanted(given())
+    assert is_wanted(given(swapout_threshold=50))
+    assert not is_wanted(given(swapout_threshold=50, swapin_ahead=3, swapin_groupby=2))
+    assert not is_wanted(given(swapout_threshold=50, sync_mode=2))
+    assert is_wanted(given(swapout_threshold=50, sync_mode=1))
 
 
 def test_checked_names_what_is_wrong_as_a_value_error_of_ours() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from lmsgraphs import chain, far, graph, hourglass, op, planned
 
-from hpcckpt.lms.distance import Parameters, plan_by_distance
+from hpcckpt.lms.distance import plan_by_distance
 from hpcckpt.lms.edited import check
 from hpcckpt.lms.filters import Filters, device_rule
 from hpcckpt.lms.graph import Graph
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.scene import Scene
 
 THREE = [op("c5", "s", "l04"), op("c7", "s", "l06"), op("c10", "s", "l09")]

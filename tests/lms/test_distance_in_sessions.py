@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.lms.apply_v1 import Swap, apply
-from hpcckpt.lms.distance import Parameters, plan_by_distance
+from hpcckpt.lms.distance import plan_by_distance
 from hpcckpt.lms.edited import check, unedited
 from hpcckpt.lms.importers import from_graph
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.scene import Scene
 

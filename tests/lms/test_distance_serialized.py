@@ -8,9 +8,10 @@ import pytest
 from lmsgraphs import chain, gone, graph, op
 
 from hpcckpt.errors import OptionError
-from hpcckpt.lms.distance import Parameters, plan_by_distance
+from hpcckpt.lms.distance import plan_by_distance
 from hpcckpt.lms.filters import Filters
 from hpcckpt.lms.graph import Graph
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.scene import Scene
 
 # -- serialization

@@ -184,7 +184,7 @@ def test_swap_ins_wait_for_what_the_plan_says() -> None:
 
 
 def test_how_long_ops_wait_is_counted_by_the_op_that_waits() -> None:
-    engine.hinder(read_delay_ms=20)
+    engine.hinder(read_delay_ms=200)  # far more than whatever else an op waits for
     with Planned("train", lmsnative.swap_all) as planned:
         trained(1)
     (plan,) = planned.plans
@@ -192,7 +192,7 @@ def test_how_long_ops_wait_is_counted_by_the_op_that_waits() -> None:
     stats = engine.stats()
     assert set(stats.stall_by_op) <= {slot.op for back in plan.swap_ins for slot in back.consumers}
     assert len(stats.stall_by_op) >= 3
-    assert all(moved.wait_ns > 20_000_000 for moved in stats.ins.values())
+    assert all(moved.wait_ns > 200_000_000 for moved in stats.ins.values())
     assert 0 < max(stats.stall_by_op.values()) <= sum(moved.wait_ns for moved in stats.ins.values())
 
 

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmsgraphs import random_graphs, tangle
 
-from hpcckpt.lms.distance import Parameters, plan_by_distance
+from hpcckpt.lms.distance import plan_by_distance
 from hpcckpt.lms.edited import check, edited, find_cycle, unedited
 from hpcckpt.lms.filters import device_rule, every_op, is_collective
 from hpcckpt.lms.graph import Graph
 from hpcckpt.lms.levels import sort
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.scene import Scene
 
@@ -87,8 +88,9 @@ def test_every_edge_goes_up_in_level(built: Graph) -> None:
 PROGRAM = """
 import sys
 from hpcckpt.lms.autotune import search
-from hpcckpt.lms.distance import Parameters, lay_out, plan_by_distance
+from hpcckpt.lms.distance import lay_out, plan_by_distance
 from hpcckpt.lms.graph import Graph
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.scene import Scene
 from hpcckpt.lms.simulate import simulate

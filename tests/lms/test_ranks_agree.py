@@ -10,8 +10,9 @@ from lmsgraphs import hourglass
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import CollectiveError, OptionError, PlanMismatchError
 from hpcckpt.lms.agreement import planned_alike
-from hpcckpt.lms.distance import Parameters, plan_by_distance
+from hpcckpt.lms.distance import plan_by_distance
 from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.planning import Task, describe, make
 from hpcckpt.lms.scene import Scene

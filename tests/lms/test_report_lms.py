@@ -11,8 +11,9 @@ import pytest
 from lmsgraphs import hourglass
 
 from hpcckpt.lms import plots
-from hpcckpt.lms.distance import Parameters, plan_by_distance
+from hpcckpt.lms.distance import plan_by_distance
 from hpcckpt.lms.histogram import histogram
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.report import HEADER, Memory, Report, Traffic, write_histogram
 from hpcckpt.lms.scene import Scene
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from lmsgraphs import chain, graph, hourglass, op, random_graphs
 
 from hpcckpt.lms.aliases import Aliases
-from hpcckpt.lms.distance import Parameters, lay_out, plan_on
+from hpcckpt.lms.distance import lay_out, plan_on
 from hpcckpt.lms.edited import edited
 from hpcckpt.lms.filters import device_rule, is_in_variable
 from hpcckpt.lms.graph import Graph, Use
+from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.scene import Scene
 from hpcckpt.lms.simulate import Trace, simulate

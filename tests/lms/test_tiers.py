@@ -78,7 +78,7 @@ def test_room_in_the_file_is_used_again(configure: Configure) -> None:
     configure(file_limit=3 * MIB)
     for nbytes in (2 * MIB, MIB, 3 * MIB, 2 * MIB, MIB // 2, 3 * MIB):
         lmsnative.away_and_back(ones(nbytes))
-    assert engine.settle()
+        assert engine.settle()
     file = engine.stats().file
     assert file is not None
     assert (file.used, file.peak) == (0, 3 * MIB)
@@ -170,6 +170,8 @@ def test_a_slow_disk_lets_a_swap_out_wait_once_the_window_is_full(configure: Con
     handles.append(ops.hpcckpt_swap_out(ones(MIB)))  # fits
     thread = threading.Thread(target=lambda: handles.append(ops.hpcckpt_swap_out(ones(MIB))))
     thread.start()
+    while engine.stats().in_flight_bytes < 2 * MIB:
+        assert thread.is_alive()
     thread.join(0.1)
     assert thread.is_alive()
     engine.hinder()

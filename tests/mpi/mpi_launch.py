@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import functools
 import json
 import os
 import re
@@ -10,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +43,16 @@ _SETTINGS = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
 
+_PLACE = "OMPI_MCA_orte_tmpdir_base"
+
 TIMED_OUT = errno.ETIMEDOUT
 """What mpirun returns where its time limit has ended a job."""
+LIMIT_S = 180.0
+"""After which a job hangs: many times what it takes, for the machine may have much else to do."""
+ENDING_S = 60.0
+"""How long a launcher may take to end a job, and its processes to be gone."""
+_APART = 'exec "$@" 2>>"$0"'
+"""Has a rank write its errors into a file: what it says right before it is ended, the launcher may not pass on."""
 
 
 class Finished(NamedTuple):
@@ -65,30 +77,44 @@ def find_mpirun() -> str | None:
 def clean_environment(**more: str) -> dict[str, str]:
     """Return the environment without what a launcher has put there, and with what tests on one small host need."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_VARIABLES)}
-    return {**kept, **_SETTINGS, **more}
+    return {**kept, **_SETTINGS, _PLACE: _own_place(), **more}
 
 
-def run_python(*args: str, timeout_s: float = 60.0, **env: str) -> Finished:
+@functools.cache
+def _own_place() -> str:
+    """Return where launchers of this process keep their files: one that ends takes away what another would use."""
+    inherited = os.environ.get(_PLACE)
+    if inherited:
+        return inherited
+    place = tempfile.mkdtemp(prefix="hpcckpt-mpi-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place
+
+
+def run_python(*args: str, timeout_s: float = LIMIT_S, **env: str) -> Finished:
     """Run Python in one process, without a launcher."""
     return _run([sys.executable, *args], clean_environment(**env), timeout_s)
 
 
-def _command(n_ranks: int, args: Sequence[str]) -> list[str]:
+def _command(n_ranks: int, program: Sequence[str]) -> list[str]:
     launcher = find_mpirun()
     assert launcher is not None
-    return [launcher, "-n", str(n_ranks), sys.executable, *args]
+    return [launcher, "-n", str(n_ranks), *program]
 
 
-def mpirun(n_ranks: int, *args: str, timeout_s: float = 60.0, **env: str) -> Finished:
+def mpirun(n_ranks: int, *args: str, timeout_s: float = LIMIT_S, **env: str) -> Finished:
     """Run Python on `n_ranks` ranks; a job that hangs is ended and fails the test."""
     environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)), **env)
-    ended = _run(_command(n_ranks, args), environment, timeout_s + 10)
+    with tempfile.NamedTemporaryFile("r", dir=_own_place(), errors="replace") as said:
+        program = ["/bin/sh", "-c", _APART, said.name, sys.executable, *args]
+        ended = _run(_command(n_ranks, program), environment, timeout_s + ENDING_S)
+        ended = ended._replace(err=ended.err + said.read())
     is_hung = ended.code == TIMED_OUT or "time limit for job execution" in ended.err + ended.out
     assert not is_hung, f"hung for {timeout_s} s\n{ended.err}"
     return ended
 
 
-def run_program(n_ranks: int, name: str, arguments: Any, timeout_s: float = 60.0, **env: str) -> Finished:
+def run_program(n_ranks: int, name: str, arguments: Any, timeout_s: float = LIMIT_S, **env: str) -> Finished:
     """Run a program of this directory on `n_ranks` ranks, its arguments as JSON."""
     return mpirun(n_ranks, *_program(name, arguments), timeout_s=timeout_s, **env)
 
@@ -98,10 +124,10 @@ def _program(name: str, arguments: Any) -> list[str]:
 
 
 @contextmanager
-def started(n_ranks: int, name: str, arguments: Any, timeout_s: float = 60.0) -> Iterator[subprocess.Popen[str]]:
+def started(n_ranks: int, name: str, arguments: Any, timeout_s: float = LIMIT_S) -> Iterator[subprocess.Popen[str]]:
     """Start a program of this directory, for a test that acts while it runs; end it with the block."""
     environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)))
-    with _start(_command(n_ranks, _program(name, arguments)), environment) as process:
+    with _start(_command(n_ranks, [sys.executable, *_program(name, arguments)]), environment) as process:
         try:
             yield process
         finally:
@@ -129,6 +155,7 @@ def _run(command: list[str], environment: dict[str, str], timeout_s: float) -> F
         except subprocess.TimeoutExpired:
             out, err = _end(process)
             raise AssertionError(f"no end after {timeout_s} s: {' '.join(command)}\n{out}\n{err}") from None
+    _wait_for_session(process.pid)
     return Finished(process.returncode, out, err)
 
 
@@ -136,7 +163,30 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Ask the launcher to end its ranks; then end what is left of its session."""
     process.terminate()
     try:
-        return process.communicate(timeout=5)
+        return process.communicate(timeout=ENDING_S / 2)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate(timeout=5)
+        return process.communicate(timeout=ENDING_S / 2)
+
+
+def _wait_for_session(leader: int) -> None:
+    """Wait until all that a launcher started is gone: it kills ranks, but does not wait for them on a busy machine."""
+    deadline = time.monotonic() + ENDING_S
+    while left := [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if is_running(pid, leader)]:
+        if time.monotonic() > deadline:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.005)
+
+
+def is_running(pid: int, session: int | None = None) -> bool:
+    """Say whether a process, of a session if one is given, has a thread that runs; the first may end before others."""
+    place = Path("/proc", str(pid))
+    try:
+        state, _, _, own, *_ = (place / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        is_meant = session is None or int(own) == session
+        return is_meant and (state not in {"Z", "X"} or len(os.listdir(place / "task")) > 1)
+    except OSError:  # it has ended
+        return False

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.tf,
     pytest.mark.stack_b,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(700),
     pytest.mark.skipif(not (find_spec("tensorflow") and find_spec("mpi4py")), reason="needs TensorFlow and mpi4py"),
 ]
 
@@ -117,7 +117,7 @@ except hc.errors.NoSpaceError as error:
 
 
 def two_ranks(directory: Path, task: str, n_ranks: int = 2) -> None:
-    ended = mpirun(n_ranks, "-W", "ignore", "-c", TWO_RANKS, str(directory), task, timeout_s=120, **quiet())
+    ended = mpirun(n_ranks, "-W", "ignore", "-c", TWO_RANKS, str(directory), task, **quiet())
     assert ended.code == 0, ended.err
 
 

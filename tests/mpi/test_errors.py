@@ -13,8 +13,6 @@ import hpcckpt as hc
 from hpcckpt import layout
 from hpcckpt.discovery import step_numbers
 
-SOON_S = 20.0
-
 
 @pytest.mark.parametrize(("n_ranks", "saving"), [(1, "at-once"), (2, "at-once"), (2, "background"), (3, "background")])
 def test_an_error_in_any_phase_of_one_rank_is_the_same_on_all(tmp_path: Path, n_ranks: int, saving: str) -> None:
@@ -36,7 +34,7 @@ def test_an_error_in_any_phase_of_one_rank_is_the_same_on_all(tmp_path: Path, n_
 
 
 def test_a_rank_that_raises_elsewhere_ends_the_job(tmp_path: Path) -> None:
-    ended = mpirun(2, str(PROGRAMS / "job_uncaught.py"), str(tmp_path), timeout_s=SOON_S)
+    ended = mpirun(2, str(PROGRAMS / "job_uncaught.py"), str(tmp_path))
     assert "the program's own mistake" in ended.err
     assert ended.code != 0, ended.err
     assert "step-0000000001" in os.listdir(tmp_path)
@@ -61,7 +59,7 @@ if sys.argv[2] == "raise" or (sys.argv[2] == "raise on one" and rank == 1):
 @pytest.mark.parametrize("way", ["end", "exit", "forget", "raise", "raise on one"])
 def test_a_job_that_ends_without_closing_leaves_the_step_whole_or_absent(tmp_path: Path, way: str) -> None:
     """Whole, if all ranks end by themselves."""
-    ended = mpirun(2, "-c", LEFT, str(tmp_path), way, timeout_s=3 * SOON_S)
+    ended = mpirun(2, "-c", LEFT, str(tmp_path), way)
     is_mistake = way.startswith("raise")
     assert (ended.code != 0) == is_mistake, ended.err
     assert ("own mistake" in ended.err) == is_mistake
@@ -76,7 +74,7 @@ import os, signal, sys, numpy as np, hpcckpt as hc
 from mpi4py import MPI
 from hpcckpt.testing.faults import Fault, arm
 world = MPI.COMM_WORLD
-ckpt = hc.Checkpointer(sys.argv[1], peer_timeout_s=2.0)
+ckpt = hc.Checkpointer(sys.argv[1], peer_timeout_s=5.0)
 ckpt.save(1, {"w": np.ones(100_000)}).result()
 world.Barrier()
 arm(Fault("2-write", "stop", rank=int(sys.argv[2])))
@@ -87,7 +85,7 @@ ckpt.save(2, {"w": np.ones(100_000)}).result()
 @pytest.mark.parametrize("silent", [0, 2])
 def test_a_rank_that_falls_silent_is_named_and_the_job_ends(tmp_path: Path, silent: int) -> None:
     """As a node that hangs: it neither answers nor dies."""
-    ended = mpirun(3, "-c", SILENT, str(tmp_path), str(silent), timeout_s=3 * SOON_S)
+    ended = mpirun(3, "-c", SILENT, str(tmp_path), str(silent))
     assert ended.code != 0, ended
-    assert f"save step 2: no word from rank {silent} for 2 s; the job is ended" in ended.err
+    assert f"save step 2: no word from rank {silent} for 5 s; the job is ended" in ended.err
     assert step_numbers(tmp_path) == [1]

@@ -30,7 +30,7 @@ pytestmark = [needs_parallel_hdf5, pytest.mark.timeout(600)]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory that has a run of each case, and what restoring it found."""
     directory = tmp_path_factory.mktemp("runs")
-    ended = mpirun(5, str(PROGRAMS / "job_hdf5.py"), str(directory), timeout_s=240)
+    ended = mpirun(5, str(PROGRAMS / "job_hdf5.py"), str(directory), timeout_s=450)
     assert ended.code == 0, ended.err
     return directory
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import hpcckpt as hc
 from hpcckpt import layout
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import scan
-from hpcckpt.lock import process_start, read_holder
 from hpcckpt.phases import PHASES
 from hpcckpt.retention import leftovers
 from hpcckpt.testing.ranks import run_ranks
@@ -37,15 +35,6 @@ def kill_at(directory: Path, n_ranks: int, phase: str, victims: Sequence[int], *
     assert ended.code != 0, ended
     assert "survived" not in ended.out
     assert "Traceback" not in ended.err, ended.err
-    wait_for_the_end_of_root(directory)
-
-
-def wait_for_the_end_of_root(directory: Path) -> None:
-    """Wait until root is gone: the launcher has killed it, but does not wait for it on a busy machine."""
-    holder = read_holder(directory / layout.LOCK)
-    deadline = time.monotonic() + 10
-    while holder is not None and process_start(holder.pid) == holder.started and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def check_goes_on(directory: Path, n_ranks: int, seeds: dict[int, int]) -> None:

@@ -72,7 +72,7 @@ def test_a_program_without_a_launcher_is_one_rank(tmp_path: Path) -> None:
 @pytest.mark.horovod
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 def test_horovod_and_mpi4py_share_one_library(tmp_path: Path) -> None:
-    ended = mpirun(2, str(PROGRAMS / "job_horovod.py"), str(tmp_path), timeout_s=120)
+    ended = mpirun(2, str(PROGRAMS / "job_horovod.py"), str(tmp_path))
     assert ended.code == 0, ended.err
     found = ended.lines("horovod")
     assert len(found) == 2

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from mpi_launch import started
+from mpi_launch import LIMIT_S, started
 from mpi_states import state_of
 
 import hpcckpt as hc
@@ -39,7 +39,7 @@ def stopped_job(directory: Path, n_ranks: int) -> Iterator[tuple[subprocess.Pope
 
 def wait_for_stop(directory: Path) -> int:
     """Return the process id of the lock's holder, once it stands still."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         holder = read_holder(directory / layout.LOCK)
         if holder is not None:
@@ -56,7 +56,7 @@ def test_a_job_that_stands_still_keeps_its_lock(tmp_path: Path, n_ranks: int) ->
         with pytest.raises(LockedError, match=f"process {pid}"):
             run_ranks(2, lambda comm: hc.Checkpointer(tmp_path, comm=comm).save(5, state_of(comm, 5)))
         os.kill(pid, signal.SIGCONT)
-        out, err = job.communicate(timeout=30)
+        out, err = job.communicate(timeout=LIMIT_S)
     assert (job.returncode, out.count("survived")) == (0, n_ranks), err
     assert hc.latest_checkpoint(tmp_path) == tmp_path / layout.step_dirname(2)
 
@@ -69,7 +69,7 @@ def test_a_job_that_lost_its_lock_publishes_nothing(tmp_path: Path, n_ranks: int
         taken_over = {**json.loads(lock.read_text()), **own}
         lock.write_text(json.dumps(taken_over))
         os.kill(pid, signal.SIGCONT)
-        _, err = job.communicate(timeout=30)
+        _, err = job.communicate(timeout=LIMIT_S)
     assert job.returncode != 0
     assert "LockLostError" in err
     assert f"process {os.getpid()}" in err

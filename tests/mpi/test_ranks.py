@@ -13,7 +13,7 @@ import hpcckpt as hc
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[str]]:
     """What differed after each pair of rank counts."""
-    ended = mpirun(5, str(PROGRAMS / "job_pairs.py"), str(tmp_path_factory.mktemp("pairs")), timeout_s=120)
+    ended = mpirun(5, str(PROGRAMS / "job_pairs.py"), str(tmp_path_factory.mktemp("pairs")))
     assert ended.code == 0, ended.err
     return {(saved_on, n_ranks): found for saved_on, n_ranks, found in ended.lines("pair")}
 
@@ -29,7 +29,7 @@ def test_saved_on_n_ranks_restored_on_m_is_bit_exact(
 @pytest.mark.parametrize("n_ranks", [1, 3, 8])
 def test_replicated_state_is_written_once_and_evenly(tmp_path: Path, n_ranks: int) -> None:
     nbytes = 64 << 20
-    ended = mpirun(n_ranks, str(PROGRAMS / "job_bytes.py"), str(tmp_path), str(nbytes), timeout_s=120)
+    ended = mpirun(n_ranks, str(PROGRAMS / "job_bytes.py"), str(tmp_path), str(nbytes))
     assert ended.code == 0, ended.err
     (counted,) = ended.lines("bytes")
     assert abs(counted["unique"] - nbytes) < 1024

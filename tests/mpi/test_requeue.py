@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi_launch import clean_environment
+from mpi_launch import LIMIT_S, clean_environment
 
 import hpcckpt as hc
 
@@ -18,7 +18,7 @@ N_STEPS = 60
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, env=clean_environment(**env), capture_output=True, text=True, timeout=120, check=False
+        command, env=clean_environment(**env), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 

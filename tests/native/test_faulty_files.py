@@ -44,7 +44,7 @@ def run_with_shim(shim: Path, mode: str, io: ModuleType, script: str, directory:
         "HPCCKPT_NO_NATIVE": "1" if io._core.__name__.endswith("_pure") else "0",
     }
     command = [sys.executable, "-c", script, str(directory)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

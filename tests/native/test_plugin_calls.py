@@ -281,6 +281,7 @@ def is_interrupted(number: int, act: Callable[[], None]) -> bool:
             raise KeyboardInterrupt
 
     before = sys.gettrace()
+    gc.disable()  # its finalizers are functions of Python too, and what they raise is lost
     sys.settrace(interrupt)
     try:
         act()
@@ -288,6 +289,7 @@ def is_interrupted(number: int, act: Callable[[], None]) -> bool:
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False
 
 

@@ -22,6 +22,7 @@ TOKENS = [token for token in ITEMSIZE if token not in NARROW or hasattr(ml_dtype
 
 @pytest.fixture(autouse=True)
 def no_view_is_left(io: ModuleType) -> Any:
+    gc.collect()  # views of tests before, in cycles that nobody has looked at yet
     before = io.live_views()
     yield
     gc.collect()

@@ -484,8 +484,12 @@ def test_a_rank_that_waits_too_long_for_a_peer_says_for_whom_and_ends_the_job(ru
     closed = gate("2-write", rank=2)
 
     def body(comm):
-        ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=0.5)
+        ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=2.0)
         pending = ckpt.save(1, state(comm, 1))
+        if comm.rank < 2:
+            assert soon(lambda: pending._underway.matter.part.outcome is not None)
+            ckpt.poll()  # it has reported: root misses rank 2 alone
+        comm.barrier()
         if comm.rank < 2:
             pending.result()
         assert soon(lambda: comm._group.barrier.broken)  # rank 2 does not come until the others have given up
@@ -632,12 +636,14 @@ def test_ranks_that_ask_for_different_steps_later_on_are_told(ranks, run_dir):
 def test_later_saves_make_no_collective_call_and_send_two_messages_per_rank(run_dir, monkeypatch, n_ranks):
     """Also when values that each rank has for itself change their size; a new plan takes two messages more."""
     counts: Counter[str] = Counter()
+    guard = threading.Lock()  # ranks are threads, and adding one is not one step
 
     def counted(name: str) -> Callable[..., Any]:
         call = getattr(ThreadCommunicator, name)
 
         def count(self: ThreadCommunicator, *args: Any) -> Any:
-            counts[name] += 1
+            with guard:
+                counts[name] += 1
             return call(self, *args)
 
         return count

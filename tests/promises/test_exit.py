@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +15,25 @@ import hpcckpt as hc
 from hpcckpt import layout
 from hpcckpt.discovery import step_numbers
 
+LIMIT_S = 240.0
 BEGIN = """
 import gc, multiprocessing, os, sys, threading, time
 import numpy as np
 import hpcckpt as hc
 from hpcckpt import phases
 
-def hold(at, seconds, arrival=1):
+def hold(at, wait):
     arrivals = []
     def hook(phase, rank):
         if phase == at:
             arrivals.append(phase)
-            if len(arrivals) == arrival:
+            if len(arrivals) == 1:
                 print("held", flush=True)
-                time.sleep(seconds)
+                wait()
     phases.install_hook(hook)
+
+def a_while():
+    time.sleep(0.3)
 
 w = np.full(100_000, 1.0)
 ckpt = hc.Checkpointer(sys.argv[1])
@@ -39,7 +42,7 @@ ckpt = hc.Checkpointer(sys.argv[1])
 
 def run(run_dir: Path, script: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BEGIN + script, str(run_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def check_whole_or_absent(run_dir: Path, *whole: int) -> None:
@@ -69,7 +72,7 @@ ENDS = {
 def test_a_step_whose_save_returned_is_committed_when_the_program_ends(run_dir, way, n_saves):
     """Nobody has asked for its result, and nobody has closed the checkpointer."""
     end, code = ENDS[way]
-    saves = "hold('2-write', 0.3)\npending = ckpt.save(1, {'w': w})\n"
+    saves = "hold('2-write', a_while)\npending = ckpt.save(1, {'w': w})\n"
     if n_saves == 2:
         saves += "w[:] = 2\npending = ckpt.save(2, {'w': w})\n"
     ended = run(run_dir, saves + end)
@@ -79,7 +82,7 @@ def test_a_step_whose_save_returned_is_committed_when_the_program_ends(run_dir, 
 
 
 def test_an_exception_in_the_with_block_commits_what_was_saved(run_dir):
-    ended = run(run_dir, "hold('2-write', 0.3)\nwith ckpt:\n    ckpt.save(1, {'w': w})\n    1 / 0\n")
+    ended = run(run_dir, "hold('2-write', a_while)\nwith ckpt:\n    ckpt.save(1, {'w': w})\n    1 / 0\n")
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
     check_whole_or_absent(run_dir, 1)
@@ -123,14 +126,15 @@ ckpt.save(2, {'w': w})
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("phase", ["2-write", "2-written", "4-durable", "6-parent-synced"])
 def test_a_program_that_is_ended_during_a_drain_leaves_the_step_whole_or_absent(run_dir, phase, number):
-    script = f"ckpt.save(1, {{'w': w}}).result()\nhold({phase!r}, 3)\nw[:] = 2\nckpt.save(2, {{'w': w}}).result()\n"
+    script = f"ckpt.save(1, {{'w': w}}).result()\nhold({phase!r}, sys.stdin.read)\n"
+    script += "w[:] = 2\nckpt.save(2, {'w': w}).result()\n"
     command = [sys.executable, "-c", BEGIN + script, str(run_dir)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "held\n"
-        time.sleep(0.05)
         job.send_signal(number)
-        _, err = job.communicate(timeout=60)
+        _, err = job.communicate(timeout=LIMIT_S)  # which closes its input: from here on nothing holds it
     if number == signal.SIGINT:  # an exception in the program's thread; the save goes on
         assert "KeyboardInterrupt" in err
         assert job.returncode == -signal.SIGINT
@@ -161,9 +165,11 @@ with multiprocessing.get_context('fork').Pool(2) as pool:
 def test_processes_that_are_forked_during_a_save_do_not_touch_it(run_dir, how):
     """They have a copy of the checkpointer, and none of its threads."""
     script = f"""
-hold('2-written', 0.5)
+forked = threading.Event()
+hold('2-written', forked.wait)
 pending = ckpt.save(1, {{'w': w}})
 {FORKS[how]}
+forked.set()
 assert pending.result().step == 1
 {FORKS[how]}
 w[:] = 2
@@ -182,7 +188,8 @@ ckpt.save(1, {'w': w}).result()
 other = hc.Checkpointer(sys.argv[1])
 other.restore({'w': w})
 w[:] = 2
-hold('2-written', 1)
+refused = threading.Event()
+hold('2-written', refused.wait)
 pending = other.save(2, {'w': w})
 with hc.Checkpointer(sys.argv[1]) as third:
     try:
@@ -190,6 +197,7 @@ with hc.Checkpointer(sys.argv[1]) as third:
     except hc.errors.StepExistsError:
         print('refused')
     assert not pending.done()
+refused.set()
 assert pending.result().step == 2
 ckpt.restore({'w': w})
 w[:] = 3

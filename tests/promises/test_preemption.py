@@ -19,7 +19,8 @@ from hpcckpt.preemption.walltime import TimeNeeded
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 
 pytestmark = pytest.mark.stack_b
-N_STEPS = 60
+N_STEPS = 1_000
+"""More than ranks make that give up waiting for each other some times, each time for longer."""
 MANY_STEPS = 20_000
 """More than ranks make that go on while another one's thread waits for a core."""
 LONG_S = 20.0
@@ -204,7 +205,7 @@ def test_ranks_without_further_batches_take_part(ranks, run_dir, seed):
     """The ranks have different numbers of batches, and the one with most is asked to stop."""
 
     def body(comm):
-        training = Training(comm, run_dir, random.Random(f"{seed}/{comm.rank}"))
+        training = Training(comm, run_dir, random.Random(f"{seed}/{comm.rank}"), patience_s=LONG_S)
         for step in range(1, 11 + 10 * comm.rank):
             training.batch(step, is_synchronous=False)
             if step == 3 + 10 * comm.rank and comm.rank == comm.size - 1:

@@ -6,33 +6,31 @@ threads as ranks; it kills itself when a rank comes to a phase of step 2, or goe
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import twotiers
+from twotiers import Trap, state
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout, phases
+from hpcckpt import discovery, layout, phases, tiers
 from hpcckpt.inspecting import check_step
 from hpcckpt.retention import leftovers
 from hpcckpt.testing.ranks import run_ranks
 
-AMID_A_DRAIN = ("drain-begun", "copy-piece", "copy-synced", "copy-verified", "drain-published")
 PUBLISHING = ("4-manifest", "4-durable", "5-published", "6-parent-synced")
 LIMIT_S = 120.0
-
-
-def state(value: float, rank: int) -> dict[str, Any]:
-    return {"w": np.full(40_000, float(value)), "n": hc.PerRank(np.full(3, float(value + rank)))}
+LENGTH = 40_000
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,16 @@ class Job:
     def elsewhere(self) -> Job:
         return Job(self.home, self.disks / "elsewhere", self.n_ranks, self.n_nodes)
 
-    def run(self, trap: Trap | None) -> None:
+    def run(self, set_trap: Callable[[], None] | None) -> None:
         def body(comm: Any) -> None:
             with self.open(comm) as ckpt:
-                ckpt.save(1, state(1, comm.rank)).durable()
+                ckpt.save(1, state(1, comm.rank, LENGTH)).durable()
                 comm.barrier()
-                if trap is not None and comm.is_root:
-                    trap.set()
+                if set_trap is not None and comm.is_root:
+                    set_trap()
                 comm.barrier()
-                for step in range(2, 3 if trap else 1_000):
-                    ckpt.save(step, state(step, comm.rank))
+                for step in range(2, 3 if set_trap else 1_000):
+                    ckpt.save(step, state(step, comm.rank, LENGTH))
 
         run_ranks(self.n_ranks, body)
 
@@ -68,10 +66,10 @@ class Job:
         """Restore as a new job does; return the step, whose values are checked."""
 
         def body(comm: Any) -> int:
-            held = state(0, comm.rank)
+            held = state(0, comm.rank, LENGTH)
             with self.open(comm) as ckpt:
                 step = ckpt.restore(held).step
-            assert held["w"].tolist() == [float(step)] * 40_000
+            assert held["w"].tolist() == [float(step)] * LENGTH
             assert held["n"].value.tolist() == [step + comm.rank] * 3
             return step
 
@@ -84,8 +82,8 @@ class Job:
 
         def body(comm: Any) -> tuple[int, int]:
             with self.open(comm) as ckpt:
-                step = ckpt.restore(state(0, comm.rank)).step
-                saved = ckpt.save(step + 1, state(step + 1, comm.rank)).durable()
+                step = ckpt.restore(state(0, comm.rank, LENGTH)).step
+                saved = ckpt.save(step + 1, state(step + 1, comm.rank, LENGTH)).durable()
             return step, saved.step
 
         return run_ranks(self.n_ranks, body)[0]
@@ -96,29 +94,10 @@ class Job:
         return there
 
 
-class Trap:
-    """Kills this process when a rank comes to a phase, the first or a later time after it was set."""
-
-    def __init__(self, phase: str, rank: int, arrival: int) -> None:
-        self._phase, self._rank, self._left = phase, rank, arrival
-        self._is_set = threading.Event()
-        self._guard = threading.Lock()
-        phases.install_hook(self)
-
-    def set(self) -> None:
-        self._is_set.set()
-
-    def __call__(self, phase: str, rank: int) -> None:
-        if self._is_set.is_set() and phase == self._phase and (rank == self._rank or phase in AMID_A_DRAIN):
-            with self._guard:
-                self._left -= 1
-                if self._left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _start(job: Job, *trap: str) -> subprocess.Popen[bytes]:
     words = [sys.executable, __file__, str(job.home), str(job.disks), str(job.n_ranks), str(job.n_nodes), *trap]
-    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(Path(hc.__file__).parents[1])})
+    places = [str(Path(hc.__file__).parents[1]), str(Path(twotiers.__file__).parent)]
+    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": os.pathsep.join(places)})
 
 
 def _check_what_is_left(job: Job) -> None:
@@ -132,7 +111,7 @@ def _check_what_is_left(job: Job) -> None:
     assert [leftovers(path) for path in (job.home, *job.disks.glob("node-*/*"))] == [[]] * (1 + job.n_nodes)
 
 
-CASES = [(n_nodes, phase, 0, 1) for n_nodes in (1, 2) for phase in AMID_A_DRAIN]
+CASES = [(n_nodes, phase, 0, 1) for n_nodes in (1, 2) for phase in tiers.PHASES]
 CASES += [(n_nodes, phase, 0, 2) for n_nodes in (1, 2) for phase in PUBLISHING]  # the first time is that on scratch
 CASES += [(2, phase, rank, 1) for phase in PUBLISHING for rank in (0, 2)]
 
@@ -159,9 +138,17 @@ def test_killed_at_any_instant_the_next_job_goes_on_from_a_whole_step(tmp_path, 
     _check_what_is_left(job)
 
 
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _main(home: str, disks: str, n_ranks: str, n_nodes: str, *trap: str) -> None:
-    made = Trap(trap[0], int(trap[1]), int(trap[2])) if trap else None
-    Job(Path(home), Path(disks), int(n_ranks), int(n_nodes)).run(made)
+    set_trap = None
+    if trap:
+        made, (phase, rank, arrival) = Trap(), trap
+        phases.install_hook(made)
+        set_trap = functools.partial(made.set, phase, _kill, int(rank), int(arrival))
+    Job(Path(home), Path(disks), int(n_ranks), int(n_nodes)).run(set_trap)
 
 
 if __name__ == "__main__":

@@ -8,96 +8,24 @@ import json
 import os
 import re
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from twotiers import Nodes, Trap, are_whole, kill, raising, restored, save_steps, state, two_to_a_node
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout, lock, phases, publishing, tiers
+from hpcckpt import discovery, errors, layout, lock, publishing, tiers
 from hpcckpt.collective.planner import SavePlan
-from hpcckpt.inspecting import check_step
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import FileRecord
 from hpcckpt.retention import leftovers
-from hpcckpt.testing.groups import is_with_mpi
 from hpcckpt.tiers.parts import Part, newest_of_each, together
 
 pytestmark = pytest.mark.counts(3)
 AT_ALL_SIZES = pytest.mark.counts(2, 3, 5)
 CLOSING = ("4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced")
-DRAINING = ("drain-begun", "copy-piece", "copy-synced", "copy-verified", "drain-published")
-
-
-def state(value: float, rank: int = 0) -> dict[str, Any]:
-    return {"w": np.full(4_000, float(value)), "n": hc.PerRank(np.full(3, value + rank, float)), "epoch": int(value)}
-
-
-def two_to_a_node(rank: int, size: int) -> int:
-    return rank if size == 2 else rank // 2
-
-
-@dataclass
-class Nodes:
-    """A run directory, and a scratch directory on each node; and what a kill would have left of them."""
-
-    home: Path
-    disks: Path
-    kept: Path
-    node_of: Callable[[int, int], int] = two_to_a_node
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def open(self, comm: Any, **options: Any) -> hc.Checkpointer:
-        scratch = self.disks / f"node-{self.node_of(comm.rank, comm.size)}"
-        return hc.Checkpointer(self.home, comm=comm, **{"scratch": scratch, **self.options, **options})
-
-    def places(self, size: int) -> list[Path]:
-        numbers = sorted({self.node_of(rank, size) for rank in range(size)})
-        return [tiers.scratch_directory(self.home, self.disks / f"node-{number}") for number in numbers]
-
-    def last_leader(self, size: int) -> int:
-        return next(rank for rank in range(size) if self.node_of(rank, size) == self.node_of(size - 1, size))
-
-    def elsewhere(self) -> Nodes:
-        """Return the same run on nodes that it never was on."""
-        return Nodes(self.home, self.kept / "other-disks", self.kept, self.node_of, self.options)
-
-    def placed(self, node_of: Callable[[int, int], int]) -> Nodes:
-        """Return the same run with its ranks on other nodes of these."""
-        return Nodes(self.home, self.disks, self.kept, node_of, self.options)
-
-    def keep(self) -> None:
-        """Keep what stands there now, as a kill would leave it; locks aside, for this process lives on."""
-        for place, name in ((self.home, "home"), (self.disks, "disks")):
-            _copied(place, self.kept / name)
-
-    def bring_back(self) -> None:
-        for place, name in ((self.home, "home"), (self.disks, "disks")):
-            shutil.rmtree(place)
-            os.rename(self.kept / name, place)
-
-    def is_clean(self, size: int) -> bool:
-        """Say whether nothing half done stands anywhere."""
-        return not any(leftovers(place) for place in [self.home, *self.places(size)])
-
-
-def _copied(source: Path, target: Path) -> None:
-    """Copy a tree in which other ranks may give names just now."""
-    limit = time.monotonic() + 30
-    while True:
-        try:
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns(layout.LOCK + "*"))
-        except (shutil.Error, OSError):
-            shutil.rmtree(target, ignore_errors=True)
-            if time.monotonic() > limit:
-                raise
-        else:
-            return
 
 
 @pytest.fixture
@@ -105,80 +33,6 @@ def nodes(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Nodes:
     where = Path(ranks.on_root(lambda: tmp_path_factory.mktemp("nodes")))
     (where / "kept").mkdir(exist_ok=True)
     return Nodes(where / "run", where / "disks", where / "kept")
-
-
-class Trap:
-    """Does something once, when one rank comes to a phase after it was set; holds drains back if asked to."""
-
-    def __init__(self) -> None:
-        self.phase, self.rank, self.act = "", 0, lambda: None
-        self._guard = threading.Lock()
-        self._may_drain = threading.Event()
-        self._may_drain.set()
-
-    def set(self, phase: str, act: Callable[[], Any], rank: int = 0) -> None:
-        self.rank, self.act, self.phase = rank, act, phase
-
-    def hold_drains(self) -> None:
-        self._may_drain.clear()
-
-    def let_drains_go(self) -> None:
-        self._may_drain.set()
-
-    def __call__(self, phase: str, rank: int) -> None:
-        if phase == "drain-begun":
-            self._may_drain.wait(120)
-        with self._guard:
-            is_it = phase == self.phase and (rank == self.rank or phase in DRAINING)
-            if is_it:
-                self.phase = ""
-        if is_it:
-            self.act()
-
-
-@pytest.fixture
-def holding() -> Iterator[Trap]:
-    """One for all ranks of this process that does no more than hold drains back."""
-    made = Trap()
-    phases.install_hook(made)
-    yield made
-    made.let_drains_go()
-    phases.install_hook(None)
-
-
-@pytest.fixture
-def trap(request: pytest.FixtureRequest, holding: Trap) -> Trap:
-    """One that acts on what all ranks share, so once for all of them."""
-    if is_with_mpi(request.config):
-        pytest.skip("acts on all ranks at once: runs on threads")
-    return holding
-
-
-def restored(nodes: Nodes, ranks: Any, step: int | None = None) -> Any:
-    """Restore as a new job would; return the step, its place and the warnings, checked to be the same on all ranks."""
-
-    def body(comm: Any) -> Any:
-        held = state(0, comm.rank)
-        with nodes.open(comm) as ckpt:
-            steps = ckpt.all_steps()
-            found = ckpt.restore(held, step)
-        assert held["w"].tolist() == [float(found.step)] * 4_000
-        assert held["n"].value.tolist() == [found.step + comm.rank] * 3
-        assert found.step in steps
-        return found.step, found.path.parent, found.warnings
-
-    results = ranks(body)
-    assert results == [results[0]] * ranks.size
-    return results[0]
-
-
-def save_steps(nodes: Nodes, ranks: Any, *steps: int, **options: Any) -> None:
-    def body(comm: Any) -> None:
-        with nodes.open(comm, **options) as ckpt:
-            for step in steps:
-                ckpt.save(step, state(step, comm.rank))
-
-    ranks(body)
 
 
 def left_undrained(nodes: Nodes, ranks: Any, holding: Trap, step: int = 2) -> None:
@@ -199,11 +53,6 @@ def left_undrained(nodes: Nodes, ranks: Any, holding: Trap, step: int = 2) -> No
 
     ranks(body)
     ranks.on_root(nodes.bring_back)
-
-
-def are_whole(nodes: Nodes, steps: Sequence[int]) -> bool:
-    there = discovery.step_numbers(nodes.home)
-    return there == list(steps) and all(check_step(nodes.home / layout.step_dirname(s)).is_whole for s in there)
 
 
 # -- what is where ----------------------------------------------------------------------------------
@@ -485,22 +334,6 @@ def test_a_step_that_is_asked_for_is_drained_if_it_is_on_scratch_alone(ranks, no
 # -- kills ------------------------------------------------------------------------------------------
 
 
-def _killed(nodes: Nodes, ranks: Any, trap: Trap, phase: str, rank: int) -> None:
-    """Leave everything as a kill does when a rank comes to a phase of step 2; step 1 is in the run directory."""
-
-    def body(comm: Any) -> None:
-        with nodes.open(comm) as ckpt:
-            ckpt.save(1, state(1, comm.rank)).durable()
-            comm.barrier()
-            if comm.is_root:
-                trap.set(phase, nodes.keep, rank)
-            comm.barrier()
-            ckpt.save(2, state(2, comm.rank))
-
-    ranks(body)
-    nodes.bring_back()
-
-
 def _goes_on(nodes: Nodes, ranks: Any, newest: int) -> None:
     """Check that a job that comes back restores the newest step that counts, and that all is well afterwards."""
 
@@ -520,7 +353,7 @@ def _goes_on(nodes: Nodes, ranks: Any, newest: int) -> None:
 @pytest.mark.counts(2, 5)
 @pytest.mark.parametrize("phase", ["2-written", "3-report", *CLOSING, "7-outcome"])
 def test_a_leader_killed_anywhere_leaves_no_half_step(ranks, nodes, trap, phase):
-    _killed(nodes, ranks, trap, phase, nodes.last_leader(ranks.size))
+    kill(nodes, ranks, trap, phase, nodes.last_leader(ranks.size))
     assert restored(nodes.elsewhere(), ranks) == (1, nodes.home, ())
     _goes_on(nodes, ranks, 2 if phase == "7-outcome" else 1)
 
@@ -528,14 +361,14 @@ def test_a_leader_killed_anywhere_leaves_no_half_step(ranks, nodes, trap, phase)
 @pytest.mark.counts(2, 5)
 @pytest.mark.parametrize("phase", ["4-sealed", *CLOSING])
 def test_root_killed_anywhere_leaves_no_half_step(ranks, nodes, trap, phase):
-    _killed(nodes, ranks, trap, phase, 0)
+    kill(nodes, ranks, trap, phase, 0)
     assert restored(nodes.elsewhere(), ranks) == (1, nodes.home, ())
     _goes_on(nodes, ranks, 2 if phase in CLOSING[3:] else 1)
 
 
-@pytest.mark.parametrize("phase", DRAINING)
+@pytest.mark.parametrize("phase", tiers.PHASES)
 def test_a_drain_killed_anywhere_leaves_no_half_copy_and_is_made_good(ranks, nodes, trap, phase):
-    _killed(nodes, ranks, trap, phase, 0)
+    kill(nodes, ranks, trap, phase, 0)
     there = 2 if phase == "drain-published" else 1
     assert are_whole(nodes, range(1, there + 1))
     assert restored(nodes.elsewhere(), ranks) == (there, nodes.home, ())
@@ -548,13 +381,6 @@ FAILURES = {
     "full": (OSError(errno.ENOSPC, "No space left on device", "/a/file"), errors.NoSpaceError),
     "disk": (OSError(errno.EIO, "Input/output error", "/a/file"), errors.StorageError),
 }
-
-
-def _raising(error: Exception) -> Callable[[], None]:
-    def fail() -> None:
-        raise error
-
-    return fail
 
 
 @pytest.mark.parametrize("name", FAILURES)
@@ -571,7 +397,7 @@ def test_a_place_that_fails_is_the_same_error_on_all_ranks_and_the_step_before_s
             ckpt.save(1, state(1, comm.rank)).durable()
             comm.barrier()
             if comm.is_root:
-                trap.set(phase, _raising(error), rank)
+                trap.set(phase, raising(error), rank)
             comm.barrier()
             with pytest.raises(cls, match="save step 2: publish") as caught:
                 ckpt.save(2, state(2, comm.rank)).result()
@@ -618,7 +444,7 @@ def test_a_replaced_step_comes_back_at_all_places_if_one_fails(ranks, nodes, tra
             ckpt.save(1, state(1, comm.rank)).durable()
             comm.barrier()
             if comm.is_root:
-                trap.set("6-parent-synced", _raising(FAILURES["disk"][0]), rank)
+                trap.set("6-parent-synced", raising(FAILURES["disk"][0]), rank)
             comm.barrier()
             with pytest.raises(errors.StorageError):
                 ckpt.save(1, state(7, comm.rank), overwrite=True).result()
@@ -639,7 +465,7 @@ def test_a_drain_that_fails_is_the_same_error_on_all_ranks_and_is_made_good_at_t
             ckpt.save(1, state(1, comm.rank)).durable()
             comm.barrier()
             if comm.is_root:
-                trap.set(phase, _raising(FAILURES["disk"][0]))
+                trap.set(phase, raising(FAILURES["disk"][0]))
             comm.barrier()
             pending = ckpt.save(2, state(2, comm.rank))
             pending.result()
@@ -706,7 +532,7 @@ def test_a_file_that_no_place_has_any_more_keeps_the_step_from_being_published(r
 
 def test_a_full_run_directory_does_not_let_a_restore_pass_over_a_whole_step(ranks, nodes, trap):
     left_undrained(nodes, ranks, trap)
-    trap.set("copy-piece", _raising(FAILURES["full"][0]))
+    trap.set("copy-piece", raising(FAILURES["full"][0]))
 
     def body(comm):
         with nodes.open(comm) as ckpt:

@@ -14,7 +14,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--enable-logging=stderr",
-    "--v=0", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--v=0", "--host-resolver-rules=MAP * ~NOTFOUND", "--disable-dev-shm-usage",
 )  # fmt: skip
 _CONSOLE = re.compile(r":CONSOLE[:(]\d+\)?\] (.*)")
 
@@ -35,8 +35,8 @@ def browse(page: Path, *words: str) -> Seen:
     """Open a page, with a profile of its own that is thrown away."""
     program = browser()
     assert program is not None
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # it is still being written in
         command = [program, *FLAGS, f"--user-data-dir={profile}", *words, page.as_uri()]
         environment = {**os.environ, "HOME": profile}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
     return Seen(done.stdout, _CONSOLE.findall(done.stderr))

@@ -105,7 +105,8 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.environment = {**_clean(os.environ), **_ONE_HOST, "SLURM_CONF": str(directory / "slurm.conf")}
+        own = {"SLURM_CONF": str(directory / "slurm.conf"), "OMPI_MCA_orte_tmpdir_base": str(directory)}
+        self.environment = {**_clean(os.environ), **_ONE_HOST, **own}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.mark = f"SLURM_CONF={self.environment['SLURM_CONF']}"
         self._ends = contextlib.ExitStack()
@@ -198,7 +199,7 @@ class Cluster:
     # -- what one does with it -------------------------------------------------------------------------
 
     def run(
-        self, *command: str, check: bool = True, cwd: Path | None = None, limit_s: float = 240.0, **environ: str
+        self, *command: str, check: bool = True, cwd: Path | None = None, limit_s: float = 600.0, **environ: str
     ) -> str:
         """Run a program of Slurm's, and return what it prints."""
         done = subprocess.run(

@@ -16,7 +16,7 @@ SCRIPTS = HOME / "scripts" / "slurm"
 LOOP = HOME / "tests" / "slurm" / "loop.sbatch"
 BIN = Path(sys.executable).parent
 SIZE = ("--ntasks=2", "--nodes=1", "--time=60")
-IDLE_S = 600.0
+IDLE_S = 900.0
 """How long a job may take that takes seconds: these machines have other work."""
 
 

@@ -32,12 +32,15 @@ from slurmjobs import (
 )
 
 import hpcckpt as hc
+from hpcckpt.jobs.supervising import ALREADY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("pmix", "limited")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("pmix", "limited")]
 
 
 RESTARTS = {"run": 3, "printed": 1}
 """By run directory: how often a job is requeued at least because its time is up."""
+PAUSE_S = 0.3
+"""Between the steps of these: they wait for their warning, and what they do is done once more without it."""
 
 
 class Limited(NamedTuple):
@@ -53,10 +56,11 @@ def limited(cluster: Cluster, pmix: None, tmp_path_factory: pytest.TempPathFacto
     place = tmp_path_factory.mktemp("limited")
     for run, n_restarts in RESTARTS.items():
         hold(place, run, n_restarts=n_restarts)
-    limit = ("--partition=apart", "--time=3", "--signal=B:USR1@175")  # is warned when Slurm looks for the first time
-    (place / "job.sh").write_text(printed("printed", "--time", "3m", "--signal-lead", "175"), encoding="utf-8")
+    # Slurm looks every 30 s, and warns up to 30 s early: not in the first 30 s, in which nobody may listen yet
+    limit = ("--partition=apart", "--time=3", "--signal=B:USR1@120")
+    (place / "job.sh").write_text(printed("printed", "--time", "3m", "--signal-lead", "120"), encoding="utf-8")
     jobs = {
-        "run": submit_loop(cluster, place, "run", *limit),
+        "run": submit_loop(cluster, place, "run", *limit, pause_s=PAUSE_S),
         "printed": cluster.sbatch("job.sh", cwd=place, **environment(HPCCKPT_MPI="pmix")),
     }
     yield Limited(place, jobs)
@@ -66,10 +70,17 @@ def limited(cluster: Cluster, pmix: None, tmp_path_factory: pytest.TempPathFacto
 def printed(run: str, *words: str) -> str:
     """Return what ``hpcckpt jobscript`` prints for the loop."""
     command = ("hpcckpt", "jobscript", "--scheduler=slurm", "--partition=apart", "--nodes=1", "--ranks-per-node=2")
-    loop = ("--run", run, "--", "python", str(LOOP.with_name("slurmloop.py")), *loop_words(run))
+    loop = ("--run", run, "--", "python", str(LOOP.with_name("slurmloop.py")), *loop_words(run, pause_s=PAUSE_S))
     return subprocess.run(
         [sys.executable, "-m", *command, *words, *loop], capture_output=True, text=True, check=True, timeout=IDLE_S
     ).stdout
+
+
+def test_what_slurm_says_of_a_job_that_waits_in_the_queue_already_is_known(cluster, place):
+    job = submit_loop(cluster, place, "run", "--begin=now+1hour")
+    with pytest.raises(AssertionError) as refused:
+        cluster.run("scontrol", "requeue", job)
+    assert ALREADY.search(str(refused.value).splitlines()[0])
 
 
 def test_jobs_of_an_array_are_requeued_each_by_itself(cluster, place):
@@ -186,7 +197,7 @@ def test_the_script_that_jobscript_prints_is_requeued_and_ends_with_the_same_bit
 def end_after(cluster: Cluster, limited: Limited, run: str, name: str) -> None:
     """Wait for the end of a job that Slurm warns, and check that it was requeued each time."""
     place, job = limited.place, limited.jobs[run]
-    n_requeued = done(cluster, job)
+    n_requeued = done(cluster, job, 2 * IDLE_S)
     assert n_requeued >= RESTARTS[run]
     told = log(place, f"{name}-{job}")
     decided = told.count(f" of at most 20: scontrol requeue {job}")  # each may be tried again and again

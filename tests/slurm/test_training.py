@@ -62,7 +62,7 @@ def test_a_training_that_is_warned_is_requeued_and_ends_with_the_same_bits(clust
 def test_a_training_longer_than_the_time_limit_is_requeued_at_least_thrice_and_ends_with_the_same_bits(cluster, place):
     name = config(place, n_batches=600, pause_s=0.3)
     hold(place, "run")
-    job = train(cluster, place, "run", name, "--time=3", "--signal=B:USR1@175")
+    job = train(cluster, place, "run", name, "--time=3", "--signal=B:USR1@120")
     wait_for_text(cluster, place, f"hpcckpt-{job}", f" of at most 20: scontrol requeue {job}", count=3)
     let_go(place, "run")
     assert done(cluster, job, 3000.0) >= 3

@@ -27,8 +27,10 @@ def growth(call):
     return field("VmHWM") - before
 
 mib = int(sys.argv[1])
-tmci.save_variables({"small": tf.Variable(tf.ones(3))}, "dummy")  # loads what must be loaded once
-tmci.load_variables({"small": tf.Variable(tf.ones(3))}, "dummy")
+small = {"small": tf.Variable(tf.ones(3))}  # loads what must be loaded once
+tmci.save_variables(small, "dummy")
+tf.function(lambda: tmci.save_variables(small, "dummy"))()
+tmci.load_variables(small, "dummy")
 variables = {str(number): tf.Variable(tf.fill([mib << 14], float(number))) for number in range(16)}
 in_graph = tf.function(lambda: tmci.save_variables(variables, "dummy"))
 in_graph.get_concrete_function()

@@ -235,18 +235,19 @@ def test_an_argument_that_makes_no_sense_is_named(build: Build, text: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("network", "epochs"),
-    [(SmallConvNet, 3), (lambda: SmallResNet(normalization="group"), 4), (SmallTransformer, 12)],
+    ("network", "epochs", "rate"),
+    [(SmallConvNet, 3, 0.003), (lambda: SmallResNet(normalization="group"), 6, 0.003), (SmallTransformer, 8, 0.001)],
     ids=["conv", "res", "attention"],
 )
-def test_each_network_learns(network: Any, epochs: int) -> None:
+def test_each_network_learns(network: Any, epochs: int, rate: float) -> None:
+    """Whatever the seed: numbers that round otherwise, as on other processors, train otherwise too."""
     from hpcckpt.train.datasets import synthetic
 
     keras.utils.set_random_seed(3)
     train, valid = synthetic.from_raw(16, n_images=640, size=28, channels=1, n_classes=4)
     model = built(lambda: OneHeadNet(4, network()))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.003), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
     accuracy = model.fit(train, epochs=epochs, validation_data=valid, shuffle=False, verbose=0).history["val_accuracy"]
     assert accuracy[-1] > 0.9
 

@@ -11,7 +11,8 @@ import pytest
 from partshelp import Make, numbers, pairs, raw, records
 
 import hpcckpt as hc
-from hpcckpt.keras.iterators import read_iterator, write_iterator
+from hpcckpt.keras.iterators import read_iterator
+from hpcckpt.keras.pipelines import Pipeline
 from hpcckpt.train.models import OneHeadNet
 
 BOTH = pytest.mark.parametrize("make", [raw, records], ids=lambda make: make.__name__)
@@ -28,22 +29,23 @@ def rest(iterator: Any) -> list[list[int]]:
 
 @BOTH
 @pytest.mark.parametrize("done", [0, 1, 5, N_STEPS - 1, N_STEPS])
-def test_the_state_of_an_iterator_brings_back_the_rest_and_the_next_epoch(
+def test_the_place_of_an_iterator_brings_back_the_rest_and_the_next_epoch(
     make: Make, done: int, mnist_npz: Path
 ) -> None:
     dataset = train_of(make, mnist_npz)
     rest(iter(dataset))
     iterator = iter(dataset)
+    pipeline = Pipeline(iterator, is_array=False)
     for _ in range(done):
         next(iterator)
-    state = read_iterator(iterator)
+    place = pipeline.place(iterator)
     expected = rest(iterator), rest(iter(dataset))
     assert len(expected[0]) == N_STEPS - done
 
     again = train_of(make, mnist_npz)
     iter(again)  # the epoch that is over
     iterator = iter(again)
-    write_iterator(iterator, state)
+    Pipeline(iterator, is_array=False).go_to(iterator, place)
     assert (rest(iterator), rest(iter(again))) == expected
 
 

@@ -19,7 +19,7 @@ import hpcckpt as hc
 from hpcckpt import tiers
 from hpcckpt.errors import LockedError, OptionError
 from hpcckpt.lock import RunLock
-from hpcckpt.train import Environment, KerasTrainLoop, seeding
+from hpcckpt.train import Environment, KerasTrainLoop, seeding, surroundings
 from hpcckpt.train.problems import ConfigError
 
 Run = Callable[..., list[Any]]
@@ -247,6 +247,7 @@ def test_weights_to_load_that_a_cycle_before_saves_are_no_error_of_a_check(tmp_p
 
 def test_the_run_directory_says_what_was_trained_and_on_what(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("SOME_TOKEN", "not-for-files")
+    monkeypatch.setattr(surroundings, "_GIT_S", 200.0)
     run(pieces.two_cycles())
     place = tmp_path / "run"
     first, second = json.loads((place / "config.json").read_text())

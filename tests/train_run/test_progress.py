@@ -45,13 +45,14 @@ def test_verbose_0_says_nothing(run: Any, capfd: pytest.CaptureFixture[str]) -> 
     assert "hpcckpt" not in capfd.readouterr().err
 
 
+@pytest.mark.timeout(900)
 def test_on_a_terminal_there_is_a_bar_with_the_state_of_the_checkpoints(tmp_path: Path) -> None:
     pexpect = pytest.importorskip("pexpect")
     env = {**os.environ, **ENV, "TERM": "xterm", "COLUMNS": "200"}
     env.pop("NO_COLOR", None)
     config = pieces.config(train_loop=pieces.loop(epochs=2, callbacks=[{"Pause": {"seconds": 0.08}}]))
     words = [str(HERE / "trainjob.py"), json.dumps([{"run": str(tmp_path / "run"), "config": config}])]
-    child = pexpect.spawn(sys.executable, words, env=env, encoding="utf-8", timeout=120, dimensions=(40, 200))
+    child = pexpect.spawn(sys.executable, words, env=env, encoding="utf-8", timeout=600, dimensions=(40, 200))
     text = child.read()
     child.wait()
     assert child.exitstatus == 0, text

@@ -22,7 +22,7 @@ needs_mpi4py = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is
 @needs_mpi4py
 @pytest.mark.parametrize("n_ranks", [2, 3])
 def test_gradients_of_all_kinds_are_averaged(n_ranks: int) -> None:
-    ended = completed(mpirun(n_ranks, str(HERE / "reducejob.py"), timeout_s=120, **ENV))
+    ended = completed(mpirun(n_ranks, str(HERE / "reducejob.py"), timeout_s=240, **ENV))
     told = ended.lines("TOLD")
     assert len(told) == n_ranks
     mean = float(np.mean(range(1, n_ranks + 1)))

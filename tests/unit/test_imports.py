@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import hpcckpt
 
 
@@ -24,6 +26,16 @@ def test_a_checkpointer_on_one_rank_loads_neither_mpi_nor_a_framework():
     loaded = modules_after("import hpcckpt; hpcckpt.Checkpointer('/nonexistent/run')")
     assert "hpcckpt.checkpointer" in loaded
     assert not loaded & {"mpi4py", "tensorflow", "keras", "h5py", "horovod", "torch"}
+
+
+def test_a_name_of_a_package_is_loaded_on_first_use_and_one_that_is_not_there_is_refused():
+    assert "hpcckpt.lms.report" not in modules_after("import hpcckpt.lms")
+    assert "hpcckpt.lms.report" in modules_after("import hpcckpt.lms; hpcckpt.lms.Report")
+    assert "hpcckpt.train.losses" not in modules_after("import hpcckpt.train")
+    assert "hpcckpt.train.losses" in modules_after("import hpcckpt.train; hpcckpt.train.losses")
+    with pytest.raises(AttributeError, match=r"^module 'hpcckpt\.lms' has no attribute 'Tale'$"):
+        _ = hpcckpt.lms.Tale
+    assert dir(hpcckpt) == sorted(hpcckpt.__all__)
 
 
 def test_every_public_name_is_there_and_documented():

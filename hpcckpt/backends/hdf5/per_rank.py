@@ -21,6 +21,7 @@ from hpcckpt.backends.hdf5.driver import MASTER, Driver, write_around
 from hpcckpt.backends.hdf5.image import Layout, extend, finish
 from hpcckpt.backends.hdf5.rank_file import RankFile, rank_path
 from hpcckpt.backends.hdf5.table import Table
+from hpcckpt.backends.reusing import keep_own_files
 from hpcckpt.plan import FileRecord, FullPlan, SaveJob, WriteReport
 from hpcckpt.tensors import TensorSpec
 
@@ -54,12 +55,7 @@ class PerRankDriver(Driver):
 
     def reuse(self, path: Path, n_ranks: int) -> None:
         """Keep the ranks' own files, if they have no other name. Root only."""
-        data = path / layout.DATA
-        own = {os.path.basename(rank_path(rank)) for rank in range(n_ranks)}
-        for entry in list(os.scandir(data)):
-            if entry.name not in own or entry.stat(follow_symlinks=False).st_nlink != 1:
-                os.unlink(entry.path)
-        native.fsync_dir(str(data))
+        keep_own_files(path, map(rank_path, range(n_ranks)))
 
     def write(self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]) -> WriteReport:
         """Write this rank's file; durable on return. Independent."""

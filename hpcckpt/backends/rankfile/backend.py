@@ -29,6 +29,7 @@ from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.frozen import frozen_path, link_unchanged, worth_a_file
+from hpcckpt.backends.reusing import keep_own_files
 from hpcckpt.backends.spans import read_spans
 from hpcckpt.discovery import open_regular
 from hpcckpt.errors import CorruptError
@@ -54,12 +55,7 @@ class RankfileBackend(Backend):
 
     def reuse(self, path: Path, n_ranks: int, design: Any = None) -> None:  # noqa: ARG002
         """Keep the ranks' own files, if they have no other name. Root only."""
-        data = path / layout.DATA
-        own = {os.path.basename(file_path(rank)) for rank in range(n_ranks)}
-        for entry in list(os.scandir(data)):
-            if entry.name not in own or entry.stat(follow_symlinks=False).st_nlink != 1:
-                os.unlink(entry.path)
-        native.fsync_dir(str(data))
+        keep_own_files(path, map(file_path, range(n_ranks)))
 
     def write(
         self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload], base: Path | None = None

@@ -25,7 +25,7 @@ from hpcckpt.backends.entries import (
 from hpcckpt.errors import CorruptError, Problem, StateError, list_problems
 from hpcckpt.manifest import Manifest, encode_record
 from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
-from hpcckpt.tensors import itemsize
+from hpcckpt.tensors import SAFETENSORS_CODES, itemsize
 
 MAX_HEADER_BYTES = 100_000_000
 PAGE_BYTES = 4096
@@ -35,12 +35,6 @@ _HEAD = re.compile(rb'\{"__metadata__":\{"hpcckpt\.header_crc32c":"([0-9a-f]{8})
 _CRC_AT = slice(42, 50)
 _BEFORE_CRCS = rb"\"crc32c\":\""
 """What stands before the checksums of an entry, and, with quotes that end a string, in no name."""
-_CODES = {
-    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
 
 Crc = Callable[[bytes | bytearray], int]
 
@@ -52,16 +46,23 @@ def _safetensors_type(item: WriteItem) -> tuple[str, list[int]]:
     """Return the safetensors dtype code and shape; dtypes it does not know are stored as bytes."""
     is_whole_box = (item.start, item.stop) == (0, item.extent.n_elements)
     shape = list(item.extent.shape) if is_whole_box else [item.stop - item.start]
-    code = _CODES.get(item.spec.dtype)
+    code = SAFETENSORS_CODES.get(item.spec.dtype)
     return (code, shape) if code else ("U8", [*shape, itemsize(item.spec.dtype)])
 
 
-def encode_header(
-    job: SaveJob,
-    rank: int,
-    items: Sequence[WriteItem],
-    frozen: Sequence[FileRecord] = (),
-) -> bytes:
+def _safetensors_table(names: Sequence[str], items: Sequence[WriteItem]) -> dict[str, Any]:
+    """Return what safetensors' readers go by: each entry behind the one before."""
+    table: dict[str, Any] = {}
+    position = 0
+    for name, item in zip(names, items, strict=True):
+        code, shape = _safetensors_type(item)
+        end = position + item.nbytes
+        table[name] = {"dtype": code, "shape": shape, "data_offsets": [position, end]}
+        position = end
+    return table
+
+
+def encode_header(job: SaveJob, rank: int, items: Sequence[WriteItem], frozen: Sequence[FileRecord] = ()) -> bytes:
     """Return length word and header, padded to whole pages, with zeros for all checksums; see `fill_in`.
 
     Parameters
@@ -80,15 +81,8 @@ def encode_header(
     StateError
         If readers would refuse a header of this size.
     """
-    entries: dict[str, Any] = {}
-    table: dict[str, Any] = {}
-    position = 0
-    for name, item in zip(entry_names(items), items, strict=True):
-        code, shape = _safetensors_type(item)
-        end = position + item.nbytes
-        table[name] = {"dtype": code, "shape": shape, "data_offsets": [position, end]}
-        entries[name] = encode_entry(item, [0] * block_count(end - position, job.block_bytes))
-        position = end
+    names = entry_names(items)
+    blocks = (block_count(item.nbytes, job.block_bytes) for item in items)
     document = {
         "format": 1,
         "save_id": job.save_id,
@@ -97,10 +91,10 @@ def encode_header(
         "ranks": job.n_ranks,
         "block_bytes": job.block_bytes,
         **({"frozen": [encode_record(record) for record in frozen]} if frozen else {}),
-        "entries": entries,
+        "entries": {name: encode_entry(item, [0] * n) for name, item, n in zip(names, items, blocks, strict=True)},
     }
     metadata = {_CRC_KEY: "00000000", _DOCUMENT_KEY: _compact(document)}
-    header = _compact({"__metadata__": metadata, **table}).encode()
+    header = _compact({"__metadata__": metadata, **_safetensors_table(names, items)}).encode()
     header += b" " * (-(len(header) + 8) % PAGE_BYTES)
     if len(header) > MAX_HEADER_BYTES:
         raise StateError(

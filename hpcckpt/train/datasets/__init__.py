@@ -14,9 +14,9 @@ Importing this package loads neither TensorFlow nor what a data set needs; names
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hpcckpt.lazy import attach
 from hpcckpt.train.datasets.sharing import Share, share, sharing
 
 if TYPE_CHECKING:
@@ -54,14 +54,4 @@ __all__ = [
     "synthetic",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
-        return importlib.import_module(f"hpcckpt.train.datasets.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(f"hpcckpt.train.datasets.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'hpcckpt.train.datasets' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME, _FOLDERS)

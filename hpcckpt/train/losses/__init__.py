@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.train.losses.smoothed import SmoothedSparseCategoricalCrossentropy
@@ -14,12 +15,4 @@ _HOME = {
 
 __all__ = ["SmoothedSparseCategoricalCrossentropy"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME)

@@ -12,8 +12,9 @@ Importing this package loads no framework; names are loaded on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.train.models import components, networks
@@ -25,14 +26,4 @@ _ROOMS = ("components", "networks")
 
 __all__ = ["LeNet5", "OneHeadNet", "components", "networks"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"hpcckpt.train.models.{_HOME[name]}"), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"hpcckpt.train.models.{name}")
-    raise AttributeError(f"module 'hpcckpt.train.models' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME, _ROOMS)

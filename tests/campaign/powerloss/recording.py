@@ -77,7 +77,7 @@ def record(name: str) -> Recording:
         if name == "without-exchange":
             environment["POWERLOSS_NO_EXCHANGE"] = "1"
         command = [sys.executable, str(HERE / "scenarios.py"), name, str(disk), str(output)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         before, earlier = pickle.loads((output / "before").read_bytes())
         trace = build_trace(before, (output / "log").read_bytes())
