@@ -47,8 +47,8 @@ def command(
     """Ask a running job to save and to stop.
 
     It writes a file HALT into the run directory. The job looks for it every few seconds, saves, exits with 75, and
-    takes the file away. Without an option it stops behind the next batch. Only a job that watches for it (hpcckpt
-    train, the Keras callbacks, preemption.watch) can hear it.
+    takes the file away. Without an option it stops behind the next batch. Only a job that watches for it can hear it:
+    hpcckpt train, Keras callbacks with save_before_preemption=, preemption.watch.
     """
     from hpcckpt.preemption.halt import nobody_is_there
 

@@ -26,9 +26,10 @@ from hpcckpt.snapshot import Array
 
 _RANDOM = {"_ShuffleDataset": "_reshuffle_each_iteration", "_RandomDataset": "_rerandomize"}
 """Datasets of chance, and the attribute that says whether each of their iterators draws anew."""
+_MARK = "_hpcckpt_seeds"
 _KEEPING = {"CacheDataset", "_SnapshotDataset"}
 _DRAWING_OPERATIONS = (b"Shuffle", b"RandomDataset")
-_STATEFUL = re.compile(r"PyFunc|GeneratorDataset|^(Random(?!Dataset)|Stateful[SUTRB]|TruncatedNormal|Multinomial|Rng)")
+_STATEFUL = re.compile(r"PyFunc|GeneratorDataset|^(Random(?!Dataset|IndexShuffle)|Stateful[SUTRB]|TruncatedNormal|Multinomial|Rng)")
 """Operations whose state lies outside of iterators; TensorFlow says so only while there is data that they will make."""
 _COUNT = b"epoch_num_random_samples"
 """What TensorFlow calls, in an iterator's state, how often a generator has drawn."""
@@ -154,13 +155,18 @@ def share_a_shuffle(one: Any, other: Any) -> bool:
     return any(id(dataset) in drawing for dataset in datasets_of(other))
 
 
+def mark_as_random(dataset: Any, seeds: Sequence[int]) -> None:
+    """Say of a dataset that has no class of its own that each of its iterators draws anew, from these seeds."""
+    setattr(dataset, _MARK, list(seeds))
+
+
 def _is_random(dataset: Any) -> bool:
-    return type(dataset).__name__ in _RANDOM
+    return type(dataset).__name__ in _RANDOM or hasattr(dataset, _MARK)
 
 
 def _draws(dataset: Any) -> bool:
     """Say whether each iterator of a dataset draws an order of its own."""
-    return _is_random(dataset) and bool(getattr(dataset, _RANDOM[type(dataset).__name__], True))
+    return _is_random(dataset) and bool(getattr(dataset, _RANDOM.get(type(dataset).__name__, ""), True))
 
 
 def _is_plain(dataset: Any) -> bool:
@@ -174,7 +180,7 @@ def _is_plain(dataset: Any) -> bool:
 
 
 def _seeds(dataset: Any) -> list[int]:
-    return [int(getattr(dataset, name, 0)) for name in ("_seed", "_seed2")]
+    return getattr(dataset, _MARK, None) or [int(getattr(dataset, name, 0)) for name in ("_seed", "_seed2")]
 
 
 def _captured(every: Sequence[Any]) -> Iterator[Any]:
@@ -182,7 +188,7 @@ def _captured(every: Sequence[Any]) -> Iterator[Any]:
     import tensorflow as tf
 
     for dataset in every:
-        if type(dataset).__name__ == "_VariantDataset":
+        if type(dataset).__name__ == "_VariantDataset" and not _is_random(dataset):
             yield dataset._variant_tensor
         for wrapper in getattr(dataset, "_functions", list)():
             yield from (held for held in wrapper.function.captured_inputs if held.dtype == tf.variant)

@@ -36,6 +36,7 @@ def test_the_place_of_an_iterator_brings_back_the_rest_and_the_next_epoch(
     rest(iter(dataset))
     iterator = iter(dataset)
     pipeline = Pipeline(iterator, is_array=False)
+    assert not pipeline.doubt
     for _ in range(done):
         next(iterator)
     place = pipeline.place(iterator)

@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hpcckpt.keras.draws import mark_as_random
+
 _SECOND = 0x5EED
 """TensorFlow's generators take two numbers, and treat two zeros as none."""
 
@@ -31,6 +33,7 @@ def epochs(seed: int) -> Any:
         output_shapes=[[]],
     )
     dataset = tf.data.experimental.from_variant(numbers, tf.TensorSpec([], tf.int64))
+    mark_as_random(dataset, [seed, _SECOND])
     return dataset.take(2).batch(2, drop_remainder=True)
 
 
