@@ -146,7 +146,10 @@ def read_manifest(path: PathLike) -> Manifest:
         ) from None
     except OSError as error:
         raise from_os_error(error, "read manifest") from error
-    return decode(text, native.crc32c, where)
+    try:
+        return decode(text, native.crc32c, where)
+    except ManifestError as error:
+        raise ManifestError(f"{error}, or 'hpcckpt repair', which may rebuild it") from None
 
 
 def read_bounded(path: str, limit: int) -> bytes:
@@ -230,6 +233,12 @@ def newest_restorable(directory: PathLike) -> StepInfo | None:
         if info.is_restorable:
             return info
     return None
+
+
+def passed_over(directory: PathLike, chosen: int) -> tuple[StepInfo, ...]:
+    """Return the steps newer than `chosen` that stand there and cannot be restored. Independent."""
+    newer = (inspect_step(directory, step) for step in step_numbers(directory) if step > chosen)
+    return tuple(info for info in newer if not info.is_restorable and os.path.lexists(info.path))
 
 
 def latest_step(directory: PathLike) -> int | None:

@@ -279,7 +279,9 @@ def rank_name(name: str, rank: int) -> str:
     return f"{name}#{rank}"
 
 
-def load(path: discovery.PathLike, names: str | Iterable[str] | None = None) -> dict[str, Array]:
+def load(
+    path: discovery.PathLike, names: str | Iterable[str] | None = None, *, step: int | str | None = None
+) -> dict[str, Array]:
     """Load tensors of a checkpoint as NumPy arrays, verified; needs no MPI. Independent.
 
     Parameters
@@ -288,6 +290,8 @@ def load(path: discovery.PathLike, names: str | Iterable[str] | None = None) -> 
         A step directory, or a run directory, of which the newest restorable step is taken.
     names : str or iterable of str, optional
         Names or patterns (``model/*``) to load; all by default.
+    step : int or {"latest", "best"}, optional
+        Which step of a run directory.
 
     Returns
     -------
@@ -297,13 +301,13 @@ def load(path: discovery.PathLike, names: str | Iterable[str] | None = None) -> 
     Raises
     ------
     StepNotFoundError
-        If nothing restorable is there.
+        If nothing restorable is there, or no such step.
     CorruptError
         If bytes are damaged.
     OptionError
         If a name or pattern matches nothing.
     """
-    reader = open_step(path)
+    reader = open_step(path if step is None else discovery.find_step(path, step).path)
     chosen = select(reader.specs, [names] if isinstance(names, str) else names)
     loaded: dict[str, Array] = {}
     for name in chosen:

@@ -116,8 +116,10 @@ def name_problem(name: str) -> str | None:
 
     Names become paths in HDF5 files and on restore, so none may climb out of its directory.
     """
-    if not name or len(name) > 4096:
-        return "is empty or longer than 4096 characters"
+    if not name:
+        return "has no name: give a mapping of names to tensors"
+    if len(name) > 4096:
+        return "is longer than 4096 characters"
     if any(ord(char) < 32 or ord(char) == 127 for char in name):
         return "contains a control character"
     if not is_text(name):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcckpt.cli import options, output
+from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
@@ -106,7 +106,8 @@ def _formats(asked: Asked) -> tuple[bool, bool]:
     from hpcckpt.exporting.formats import OWN, format_of_name
     from hpcckpt.importing.recognise import source_format as told
 
-    is_ours = (asked.source_format or told(asked.source)) == OWN
+    with elsewhere.pointing_below(asked.source):
+        is_ours = (asked.source_format or told(asked.source)) == OWN
     says_nothing = asked.target_format is None and format_of_name(asked.target) is None
     becomes_ours = asked.target_format == OWN or (says_nothing and not is_ours)
     if is_ours and becomes_ours:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcckpt.cli import options, output
+from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.launcher import connect
 from hpcckpt.cli.progress import byte_progress
@@ -144,7 +144,7 @@ def _chosen(source: Path, step: str | None, metric: str | None) -> list[StepInfo
         return [info]
     found = list(discovery.scan(options.existing(source)))
     if not found:
-        raise StepNotFoundError(f"no step in {source}; see 'hpcckpt list {source}'")
+        raise StepNotFoundError(f"no step in {source}; see 'hpcckpt list {source}'{elsewhere.hint(source)}")
     return found
 
 

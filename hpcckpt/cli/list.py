@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpcckpt.cli import options, output, summary
+from hpcckpt.cli import elsewhere, options, output, summary
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary
@@ -36,7 +36,8 @@ def command(
     run = summary.summarize(options.existing(directory), options.read_metric(metric))
     rows = [row for row in run.checkpoints if row.valid or not is_valid_only]
     if not rows:
-        raise StepNotFoundError(f"no {'restorable ' if is_valid_only else ''}checkpoint in {directory}")
+        what = "restorable checkpoint" if is_valid_only else "checkpoint"
+        raise StepNotFoundError(f"no {what} in {directory}{elsewhere.hint(directory)}")
     run = replace(run, checkpoints=tuple(sorted(rows, key=lambda row: _sort_key(row, order, run.metric))))
     if is_json:
         output.write_json(run)

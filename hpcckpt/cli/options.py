@@ -9,11 +9,14 @@ from pathlib import Path
 import click
 
 from hpcckpt import discovery
+from hpcckpt.cli import elsewhere, output
 from hpcckpt.cli.failures import Declined
 from hpcckpt.config import Best, parse_best
 from hpcckpt.errors import CorruptError, OptionError, StepNotFoundError
 from hpcckpt.manifest import Manifest
 from hpcckpt.tensors import TensorSpec
+
+_SHOWN = 5
 
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
 step_argument = click.argument("step", required=False)
@@ -67,8 +70,26 @@ def read_metric(text: str | None) -> Best | None:
 
 
 def find(directory: Path, step: str | None, metric: str | None = None) -> discovery.StepInfo:
-    """Return the step that the arguments name: a number, ``latest`` or ``best``; the newest without one."""
-    return discovery.find_step(existing(directory), step, read_metric(metric))
+    """Return the step that the arguments name, a number, ``latest`` or ``best``; say what ``latest`` passes over."""
+    info = find_silently(directory, step, metric)
+    newer = passed_over(directory, step, info)
+    for other in newer[-_SHOWN:]:
+        problem = other.problem.removeprefix(f"step {other.step}: ")
+        output.say(f"hpcckpt: warning: step {other.step} is passed over for step {info.step}: {problem}")
+    if len(newer) > _SHOWN:
+        output.say(f"hpcckpt: warning: and {len(newer) - _SHOWN} more; see 'hpcckpt list {directory}'")
+    return info
+
+
+def find_silently(directory: Path, step: str | None, metric: str | None = None) -> discovery.StepInfo:
+    """Return the same step, for whoever says more of those that are passed over."""
+    with elsewhere.pointing_below(directory):
+        return discovery.find_step(existing(directory), step, read_metric(metric))
+
+
+def passed_over(directory: Path, step: str | None, chosen: discovery.StepInfo) -> Sequence[discovery.StepInfo]:
+    """Return the newer steps that cannot be restored, if the newest was asked for."""
+    return discovery.passed_over(directory, chosen.step) if step in {None, "latest"} else ()
 
 
 def readable(info: discovery.StepInfo) -> Manifest:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from hpcckpt.cli import options, output
+from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text
 from hpcckpt.config import Options
+from hpcckpt.errors import StepNotFoundError
 from hpcckpt.lock import RunLock
 from hpcckpt.pruning import PrunePlan, Removal, carry_out, plan_prune
 from hpcckpt.units import nbytes_text
@@ -53,11 +54,14 @@ def command(
 
     Without --keep options only the temporary directories of killed jobs go. With any of them, the
     newest step, pinned steps and damaged ones (they are evidence) stay whatever the options say.
-    It takes the run's lock, and exits with 8 while a job is writing.
+    It takes the run's lock, and exits with 8 while a job is writing, with 4 if the checkpoints are in
+    directories below.
     """
     rules = _rules(keep_last, keep_best, keep_period)
     options.existing(directory)
     plan = _plan(directory, rules, is_dry_run=is_dry_run)
+    if not plan.removals and (places := elsewhere.hint(directory)):
+        raise StepNotFoundError(f"no checkpoint in {directory}{places}")
     if is_dry_run or not plan.removals:
         _tell(_Outcome(directory, plan, {}, is_dry_run), is_json=is_json, is_quiet=is_quiet)
         return ExitCode.OK

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcckpt import discovery
-from hpcckpt.cli import options, output
+from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
@@ -46,8 +46,9 @@ def command(
 ) -> int:
     """Check every byte of a checkpoint against its checksums.
 
-    STEP is a number, 'latest' (the default) or 'best'. Exits with 3 if anything is damaged, with 6 if
-    --all had to leave a step out, and with 5 if --values finds NaN or infinities in undamaged bytes.
+    STEP is a number, 'latest' (the default: the newest that can be restored, and every newer one that
+    cannot) or 'best'. Exits with 3 if anything is damaged, with 6 if one of several steps had to be left
+    out, and with 5 if --values finds NaN or infinities in undamaged bytes.
     """
     from hpcckpt.inspecting import check_step
 
@@ -62,7 +63,7 @@ def command(
                 # Bytes may be right and the step of no use all the same: a symbolic link in a run is not followed.
                 verdicts.append((info, replace(verdict, problem=verdict.problem or info.problem)))
             except HpcckptError as error:
-                if not is_all:
+                if not is_all and len(steps) == 1:
                     raise
                 skipped.append((info, str(error)))
     if is_json:
@@ -74,12 +75,13 @@ def command(
 
 def _chosen(directory: Path, step: str | None, metric: str | None, *, is_all: bool) -> Sequence[StepInfo]:
     if not is_all:
-        return [options.find(directory, step, metric)]
+        chosen = options.find_silently(directory, step, metric)
+        return [chosen, *options.passed_over(directory, step, chosen)]
     if step is not None:
         raise click.UsageError("give a STEP or --all, not both")
     steps = discovery.scan(options.existing(directory))
     if not steps:
-        raise StepNotFoundError(f"no checkpoint in {directory}")
+        raise StepNotFoundError(f"no checkpoint in {directory}{elsewhere.hint(directory)}")
     return steps
 
 

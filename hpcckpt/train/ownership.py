@@ -48,6 +48,9 @@ def claim(state: RunState) -> None:
 
 
 def _problems(state: RunState) -> Iterator[Problem]:
+    run = state.directory.path
+    if steps := step_numbers(run):  # ours are in the directories of cycles
+        yield Problem("run directory", f"{run} holds checkpoints of another program, up to step {max(steps)}", _REMEDY)
     for cycle in state.wanted:
         root, where = cycle.checkpoint.directory, f"[{cycle.index}].checkpoint.directory"
         owner = None if root is None else _owner(Path(root))

@@ -323,6 +323,15 @@ def test_load_takes_a_run_or_a_step_directory_and_patterns(run_dir):
     assert list(hc.load(run_dir, ["opt", "model/b"])) == ["model/b", "opt"]
 
 
+def test_load_takes_a_step_of_a_run_by_its_number_or_as_the_best_one(run_dir):
+    with hc.Checkpointer(run_dir, keep_best="min:loss") as ckpt:
+        for step, loss in ((1, 0.2), (2, 0.1), (3, 0.3)):
+            ckpt.save(step, {"w": np.full(1, step)}, metrics={"loss": loss})
+    assert [hc.load(run_dir, "w", step=which)["w"].item() for which in (1, "best", "latest")] == [1, 2, 3]
+    with pytest.raises(errors.StepNotFoundError, match="4"):
+        hc.load(run_dir, step=4)
+
+
 def test_a_name_that_matches_nothing_is_an_error(run_dir):
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.save(1, state(1))

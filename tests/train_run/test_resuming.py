@@ -184,6 +184,14 @@ def test_a_cycle_that_is_new_does_not_take_checkpoints_that_are_there(run: Run, 
         run([*pieces.config(train_loop=pieces.loop(epochs=1)), second])
 
 
+def test_a_run_directory_with_checkpoints_of_another_program_is_refused(run: Run, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(520, {"w": [1.0]})
+    with pytest.raises(ConfigError, match="run holds checkpoints of another program, up to step 520"):
+        run(pieces.config())
+    assert not steps(tmp_path)
+
+
 def test_another_directory_for_checkpoints_is_no_way_round_the_comparison(run: Run, tmp_path: Path) -> None:
     run(pieces.config(train_loop=pieces.loop(epochs=1)))
     before = pieces.ends_with(tmp_path / "run", 1)
