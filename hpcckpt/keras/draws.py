@@ -29,7 +29,9 @@ _RANDOM = {"_ShuffleDataset": "_reshuffle_each_iteration", "_RandomDataset": "_r
 _MARK = "_hpcckpt_seeds"
 _KEEPING = {"CacheDataset", "_SnapshotDataset"}
 _DRAWING_OPERATIONS = (b"Shuffle", b"RandomDataset")
-_STATEFUL = re.compile(r"PyFunc|GeneratorDataset|^(Random(?!Dataset|IndexShuffle)|Stateful[SUTRB]|TruncatedNormal|Multinomial|Rng)")
+_STATEFUL = re.compile(
+    r"PyFunc|GeneratorDataset|^(Random(?!Dataset|IndexShuffle)|Stateful[SUTRB]|TruncatedNormal|Multinomial|Rng)"
+)
 """Operations whose state lies outside of iterators; TensorFlow says so only while there is data that they will make."""
 _COUNT = b"epoch_num_random_samples"
 """What TensorFlow calls, in an iterator's state, how often a generator has drawn."""
