@@ -124,7 +124,8 @@ def tidy(run: Run) -> tuple[str, ...]:
         return ()
     try:
         publishing.open_for_writing(run)
-        apply_retention(run.directory, run.options, run.marked, manifests=run.manifests)
+        with run.naming:  # a later save may find just now which steps are in the way of its part
+            apply_retention(run.directory, run.options, run.marked, manifests=run.manifests)
         for name in filter(layout.is_retired, leftovers(run.directory)):
             remove_retired(run.directory / name)
     except Exception as error:  # noqa: BLE001 - whatever it is, the steps are there

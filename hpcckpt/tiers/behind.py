@@ -179,14 +179,13 @@ class Tiers:
     def look_ahead(self, step: int, *, overwrite: bool) -> None:
         """Refuse what could not be published in the run directory. Root only."""
         self._open_home()
-        with (
-            self.home.naming
-        ):  # a drain may be giving a step its name just now, which is then what this run goes on from
+        with self.home.naming:  # a drain may be published just now: its step is then the lineage
             publishing.look_ahead(self.home, step, overwrite=overwrite)
 
     def stands_on(self, lineage: Lineage) -> None:
-        """Take in which step was restored: the run goes on from there in both directories. Independent."""
-        self.home.lineage = lineage
+        """Take in which step was restored: the run resumes from it in both directories. Independent."""
+        with self.home.naming:
+            self.home.lineage = lineage
 
     # -- a drain -----------------------------------------------------------------------------------
 
@@ -305,9 +304,10 @@ class Tiers:
         """Do what may fail before the first byte. Root only."""
         self.home.staged[staged.name] = 0  # before a lock that was given back is taken again, which sweeps
         self._open_home()
-        self.home.staged[staged.name] = 0  # behind one that was lost: what is swept from now on is missed in step D4
-        if not self._is_home(drain):
-            self._look_ahead(drain, manifest)
+        self.home.staged[staged.name] = 0  # after one that was lost: what is swept from now on is missed in step D4
+        with self.home.naming:  # the drain before may be published just now: its step is then our lineage
+            if not self._is_home(drain):
+                self._look_ahead(drain, manifest)
         need = SavePlan((), manifest.tensors, manifest.nbytes, ())
         commit.check_space(self.home.directory, need, self.near.comm.size)
 
@@ -317,9 +317,9 @@ class Tiers:
         return publishing.look_ahead(self.home, manifest.step, overwrite=drain.overwrite, is_late=is_late)
 
     def _is_late(self, drain: Drain) -> bool:
-        """Say whether a later save, which goes on from this one, has come home while this one failed. Root only."""
+        """Return whether a later save of this run was drained while this one failed. Root only, under `naming`."""
         later = self._drains[self._drains.index(drain) + 1 :]
-        return any(other.home is not None and other.saved.step > drain.saved.step for other in later)
+        return any(other.is_published and other.saved.step > drain.saved.step for other in later)
 
     def _is_home(self, drain: Drain) -> bool:
         found = discovery.inspect_step(self.home.directory, drain.saved.step)
@@ -349,16 +349,17 @@ class Tiers:
         staged = copying.staging_of(home.directory, manifest)
         publishing.open_for_writing(home)  # the lock may have been lost
         path = home.directory / layout.step_dirname(manifest.step)
-        if self._is_home(drain):
-            commit.abandon(staged)
-        elif staged.name not in home.staged:
-            raise LockLostError(f"another job held {home.directory} meanwhile; the step stays on scratch, try again")
-        else:
-            with home.naming:
+        with home.naming:
+            if self._is_home(drain):
+                commit.abandon(staged)
+            elif staged.name not in home.staged:
+                raise LockLostError(f"another job held {home.directory}; the step stays on scratch, try again")
+            else:
                 way = self._look_ahead(drain, manifest)
                 copying.publish(staged, manifest, home.lock, way)  # D4
                 if not self._is_late(drain):
                     home.lineage = Lineage(manifest.run_id, manifest.save_id, manifest.step)
+            drain.is_published = True
         home.staged.pop(staged.name, None)
         phases.reached("drain-published", 0)
         kept, warnings = self._retain(drain)

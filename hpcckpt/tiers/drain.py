@@ -33,6 +33,8 @@ class Drain:
         What goes on, once it has begun.
     home : SavedStep or None
         The step in the run directory, when it is there.
+    is_published : bool
+        Root only: whether the run directory has it; set under `Run.naming`, before the outcome is known to anybody.
     failures : mapping of int to Failure
         What kept it from that.
     manifest : Manifest or None
@@ -48,6 +50,7 @@ class Drain:
     began: float
     matter: Matter | None = None
     home: SavedStep | None = None
+    is_published: bool = False
     failures: Mapping[int, Failure] | None = None
     is_told: bool = False
     manifest: Manifest | None = None
