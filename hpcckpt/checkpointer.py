@@ -40,7 +40,8 @@ class PendingSave:
         self._underway = underway
 
     def done(self) -> bool:
-        """Say whether the outcome is known here; never blocks. Independent."""
+        """Return True if the outcome is known here; never blocks. Independent."""
+        self._run.check_process()
         if self._underway.answer is None:
             self._run.draining.poll()
         return self._underway.answer is not None
@@ -53,6 +54,7 @@ class PendingSave:
         CollectiveError
             The same on every rank, and also of the failure's own class.
         """
+        self._run.check_process()
         saving.wait(self._run, self._underway)
         return saving.outcome_of(self._underway)
 
@@ -129,6 +131,8 @@ class Checkpointer:
     ------
     OptionError
         Naming every option that is wrong.
+    ForkedError
+        From every method, in a forked child: the checkpointer belongs to the process that made it.
     BackendNotFoundError, BackendConflictError, BackendError
         If the backend is unknown, ambiguous, differs between ranks, or cannot be loaded.
     """
@@ -227,6 +231,7 @@ class Checkpointer:
 
         It is called by the thread that polls or waits, and must neither save nor raise.
         """
+        self._run.check_process()
         listeners = self._run.listeners
         listeners.append(hear)
         return lambda: listeners.remove(hear) if hear in listeners else None
@@ -236,6 +241,7 @@ class Checkpointer:
 
         Without ``scratch`` that is `on_saved`; with it `SavedStep.seconds` is the time until then.
         """
+        self._run.check_process()
         if self._tiers is None:
             return self.on_saved(hear)
         listeners = self._tiers.home.listeners
@@ -413,6 +419,7 @@ class Checkpointer:
         CollectiveError
             If a save failed whose failure was not raised yet; all is given back all the same.
         """
+        self._run.check_process()
         if self._run.closed:
             return
         try:
@@ -431,6 +438,8 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        if self._run.is_forked:  # the block ends in a forked child: files, lock and messages are the parent's
+            return
         if kind is None:
             self.close()
         elif not self._run.underway and not self.is_draining:  # other ranks may not come: give back what needs no peers
@@ -442,5 +451,6 @@ class Checkpointer:
         return self._run.comm.on_root(phase, fn)
 
     def _check_open(self) -> None:
+        self._run.check_process()
         if self._run.closed:
             raise ClosedError(f"the checkpointer of {self._run.directory} is closed; make a new one")

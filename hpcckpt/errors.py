@@ -294,6 +294,12 @@ class ClosedError(CodeError, RuntimeError):
     kind = "closed"
 
 
+class ForkedError(CodeError, RuntimeError):
+    """A forked child used a checkpointer of its parent; nothing of the parent was touched."""
+
+    kind = "forked"
+
+
 # -- across ranks --------------------------------------------------------------------------------
 
 

@@ -65,6 +65,7 @@ class Journal:
         self._is_begun = bool(by)
         self._has_complained = False
         self._made = time.time()
+        self._pid = os.getpid()
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Journal:
         is_later: bool = False,
     ) -> None:
         """Write a line, after those that wait; or let it wait too, as long as nothing may be written yet."""
-        if not self._is_writing:
+        if not self._is_writing or os.getpid() != self._pid:  # a forked child writes nothing into its parent's
             return
         line = _line({"time": time.time(), "event": event, **facts, **self._by})
         with self._guard:

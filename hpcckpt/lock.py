@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcckpt import layout
 from hpcckpt.discovery import read_bounded
-from hpcckpt.errors import LockedError, LockLostError, StorageError, from_os_error
+from hpcckpt.errors import ForkedError, LockedError, LockLostError, StorageError, from_os_error
 
 HEARTBEAT_S = 30.0
 LEFTOVER_S = 3600.0
@@ -135,6 +135,12 @@ class RunLock:
         self._stop = threading.Event()
 
     @classmethod
+    def become_child(cls) -> None:
+        """Forget the locks of the parent in a forked child; one of its threads may have held the guard. Independent."""
+        cls._held = {}
+        cls._guard = threading.Lock()
+
+    @classmethod
     def take(cls, directory: str | os.PathLike[str], expiry_s: float = 600.0) -> RunLock:
         """Take the lock, or share it with another user in this process. Root only.
 
@@ -148,7 +154,7 @@ class RunLock:
         key = os.path.realpath(directory)
         with cls._guard:
             lock = cls._held.get(key)
-            if lock is None or lock.holder.pid != os.getpid():
+            if lock is None:
                 lock = cls(key, expiry_s)
                 lock._acquire()
                 cls._held[key] = lock
@@ -164,7 +170,7 @@ class RunLock:
             self._held.pop(str(self.path.parent), None)
             self._stop.set()
             with contextlib.suppress(OSError):  # it expires: a job that is done must not fail over this
-                if self.holder.pid == os.getpid() and self.is_mine():
+                if self.is_mine():
                     self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> RunLock:
@@ -174,13 +180,15 @@ class RunLock:
         self.release()
 
     def is_mine(self) -> bool:
-        """Say whether the file is still this lock. Root only.
+        """Return True if this process took the lock and the file is still this lock. Root only.
 
         Raises
         ------
         StorageError
             If the file cannot be read just now.
         """
+        if self.holder.pid != os.getpid():
+            return False  # a forked child has a copy of the lock that its parent holds
         try:
             return _read_holder(self.path) == self.holder
         except OSError as error:
@@ -199,10 +207,18 @@ class RunLock:
         LockLostError
             Naming the new holder.
         """
+        self._check_process()
         if not self.is_mine():
             raise self._lost()
         if since not in {None, self.holder.nonce}:
             raise LockLostError(f"{self.path} was held by another job meanwhile; nothing was published, save again")
+
+    def _check_process(self) -> None:
+        if self.holder.pid != os.getpid():
+            raise ForkedError(
+                f"{self.path} is held by process {self.holder.pid}, and this is process {os.getpid()}, forked from it; "
+                "create a new Checkpointer here, with another directory"
+            )
 
     def _lost(self) -> LockLostError:
         return LockLostError(
@@ -221,6 +237,7 @@ class RunLock:
         LockLostError
             If the other job still holds it.
         """
+        self._check_process()
         with self._guard:
             if self.is_mine():
                 return False
@@ -328,6 +345,9 @@ class RunLock:
                 return
             with contextlib.suppress(OSError):  # the file system may be back at the next beat
                 os.utime(self.path)
+
+
+os.register_at_fork(after_in_child=RunLock.become_child)
 
 
 def _mark(holder: Holder) -> str:

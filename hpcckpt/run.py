@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from hpcckpt.collective.planner import SavePlan
 from hpcckpt.config import Options
 from hpcckpt.discovery import Manifests, StepInfo, inspect_part
 from hpcckpt.draining import Draining
+from hpcckpt.errors import ForkedError
 from hpcckpt.holding import ArenaPool
 from hpcckpt.journal import Journal
 from hpcckpt.lock import RunLock
@@ -230,6 +232,8 @@ class Run:
         The run directory, if this is a run on scratch.
     places : Places or None
         Who sees the directory, if this is a run on scratch of several places: then it is that of this rank's place.
+    pid : int
+        The process that opened it; a forked child has a copy that it must not use.
     """
 
     directory: Path
@@ -257,9 +261,29 @@ class Run:
     journal: Journal = field(init=False)
     tier: Behind | None = None
     places: Places | None = None
+    pid: int = field(default_factory=os.getpid)
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.directory, is_writing=self.comm.is_root)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the copy that a forked child has of its parent's run."""
+        return os.getpid() != self.pid
+
+    def check_process(self) -> None:
+        """Raise if this process is not the one that opened the run. Independent.
+
+        Raises
+        ------
+        ForkedError
+            In a forked child.
+        """
+        if self.is_forked:
+            raise ForkedError(
+                f"the checkpointer of {self.directory} belongs to process {self.pid}, and this is process "
+                f"{os.getpid()}, forked from it; create a new Checkpointer here, with another directory"
+            )
 
     @property
     def is_together(self) -> bool:

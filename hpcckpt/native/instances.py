@@ -6,6 +6,7 @@ Python's lock is released during every call.  A plugin that did not say ``concur
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -138,7 +139,7 @@ class Instance:
             raise BackendError(f"{backend.name}.Create returned success, and no instance ({backend.origin})")
         self.address: int = made.value
         """What ``save`` and ``load`` of the table take as their first argument."""
-        self._finish = weakref.finalize(self, abi.Destroy(backend.record.destroy), self.address)
+        self._finish = weakref.finalize(self, _destroy, abi.Destroy(backend.record.destroy), self.address, os.getpid())
         self._finish.atexit = False  # a call may still be in it; what the process held is gone with it anyway
         self._save, self._load = abi.Call(backend.record.save), abi.Call(backend.record.load)
 
@@ -199,6 +200,12 @@ class Instance:
             text = error.value.decode("utf-8", errors="backslashreplace").strip()
             kind: type[HpcckptError] = {abi.NO_SPACE: NoSpaceError, abi.DAMAGED: CorruptError}.get(code, BackendError)
             raise kind(f"{self.backend.name}.{verb} failed (code {code}): {text or 'it gave no reason'}")
+
+
+def _destroy(destroy: Callable[[int], None], address: int, pid: int) -> None:
+    """Have a plugin end an instance, in the process that made it: a forked child has a copy only."""
+    if os.getpid() == pid:
+        destroy(address)
 
 
 class _Gate:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -106,10 +107,15 @@ def close_all() -> None:
             _open.popitem()[1].close()
 
 
+def _close_all_of(pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has copies of its parent's instances
+        close_all()
+
+
 @functools.cache
 def _close_at_exit() -> None:
     """Have all instances ended with the program: called once there is one, for what it needs to end is gone later."""
-    atexit.register(close_all)
+    atexit.register(_close_all_of, os.getpid())
 
 
 # -- the calls -------------------------------------------------------------------------------------
