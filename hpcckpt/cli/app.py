@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from hpcckpt._version import __version__
-from hpcckpt.cli import failures, places
+from hpcckpt.cli import failures, output, places
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.launcher import run_on_root
 from hpcckpt.cli.lazy import LazyGroup, is_parallel
+from hpcckpt.streams import flush_or_discard, open_closed_descriptors
 
 EPILOG = (
     "Exit codes: 0 ok, 1 error, 2 usage, 3 corrupt, 4 nothing found, 5 differs or does not match, 6 partly done, "
@@ -28,13 +29,16 @@ class Tool(LazyGroup):
         """Run a verb and exit; click's own entry point, which its test runner calls too."""
         words = list(sys.argv[1:] if args is None else args) or ["--help"]
         extra |= {"standalone_mode": False}
+        open_closed_descriptors()
         never_fail_to_encode()
 
         def act() -> int:
             return guarded(lambda: super(Tool, self).main(words, prog_name or "hpcckpt", **extra), words)
 
         verb = next((word for word in words if not word.startswith("-")), "")
-        sys.exit(act() if is_running_everywhere(verb) else guarded(lambda: run_on_root(act), words))
+        code = act() if is_running_everywhere(verb) else guarded(lambda: run_on_root(act), words)
+        flush_or_discard()  # or Python would exit with 120
+        sys.exit(code)
 
 
 def is_running_everywhere(verb: str) -> bool:
@@ -46,9 +50,8 @@ def guarded(act: Callable[[], Any], words: Sequence[str]) -> int:
     """Run `act` and return an exit code, however it ends."""
     try:
         result = act()
-        flush_stdout()
+        output.flush_stdout()
     except BrokenPipeError:
-        close_stdout()
         return ExitCode.ERROR
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else ExitCode.ERROR
@@ -60,12 +63,10 @@ def guarded(act: Callable[[], Any], words: Sequence[str]) -> int:
 def reported(error: BaseException, words: Sequence[str]) -> int:
     """Report an error and return its exit code; stdout may be what failed."""
     complaint = failures.tell(error)
-    try:
-        if "--json" in words:
+    flush_or_discard()  # stdout may be what failed
+    if "--json" in words:
+        with contextlib.suppress(OSError):
             failures.tell_programs(complaint)
-        flush_stdout()
-    except OSError:
-        close_stdout()
     return complaint.exit_code
 
 
@@ -73,19 +74,6 @@ def never_fail_to_encode() -> None:
     """Write what the locale has no letters for as escapes."""
     for stream in (sys.stdout, sys.stderr):
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
-
-
-def flush_stdout() -> None:
-    """Write what is buffered, while a failure can still be reported; a shell may have closed stdout (``>&-``)."""
-    getattr(sys.stdout, "flush", lambda: None)()
-
-
-def close_stdout() -> None:
-    """Let nothing more be written to a pipe that nobody reads or a disk that is full, not even at exit."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass  # stdout is no file of its own (a test's); then nothing is left to be flushed into it
 
 
 @click.group(cls=Tool, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)

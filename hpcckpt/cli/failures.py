@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import traceback
 from dataclasses import dataclass
 
 import click
 
 from hpcckpt.cli.exit_codes import ExitCode
-from hpcckpt.cli.output import harmless
+from hpcckpt.cli.output import say
 from hpcckpt.errors import HpcckptError, from_os_error
+from hpcckpt.streams import write_message
 
 
 class Declined(click.ClickException):
@@ -55,10 +55,10 @@ def tell(error: BaseException) -> Complaint:
     """Write an error to stderr, and return it as the command line reports it."""
     complaint = complaint_of(error)
     if complaint.kind == "internal":
-        traceback.print_exception(error, file=sys.stderr)
-    click.echo(harmless(f"hpcckpt: error: {complaint.message}"), err=True)
+        write_message("".join(traceback.format_exception(error)))
+    say(f"hpcckpt: error: {complaint.message}")
     if complaint.hint:
-        click.echo(complaint.hint, err=True)
+        say(complaint.hint)
     return complaint
 
 

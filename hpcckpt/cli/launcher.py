@@ -17,6 +17,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.collective import launchers
 from hpcckpt.collective.communicator import default_communicator, launch_complaint, launched_rank, launched_size
 from hpcckpt.errors import MpiError
+from hpcckpt.streams import write_message
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -61,11 +62,11 @@ def run_on_root(act: Callable[[], int]) -> int:
 
 def _stand_back() -> int:
     """Leave it to rank 0; on a terminal, which launchers do not give to ranks, a person may wait for an answer."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         launch = launchers.here().launch
-        sys.stderr.write(
+        write_message(
             f"hpcckpt: this shell is {launch}, and only rank 0 acts; if that job is over: "
-            f"{launchers.OVERRIDE}={launchers.NOBODY}\n"
+            f"{launchers.OVERRIDE}={launchers.NOBODY}"
         )
     return ExitCode.OK
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcckpt.cli.verbs import SECTIONS, VERBS, Verb, find_verb
+from hpcckpt.streams import write_message
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -45,7 +46,7 @@ class BrokenCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ARG002 - click's signature
         """Say what is wrong, whatever the arguments."""
         if self.details:
-            click.echo(self.details, err=True)
+            write_message(self.details)
         raise click.ClickException(f"the verb {self.name!r} cannot be loaded: {self.reason}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -136,13 +137,14 @@ def ask(question: str) -> None:
     UsageError
         If nobody can answer.
     """
+    no_answer = click.UsageError("there is nobody to ask: pass --yes, or --dry-run to see what would be done")
+    if sys.stdin is None or sys.stderr is None:  # the caller closed them
+        raise no_answer
     try:
         is_agreed = click.confirm(question, err=True)
     except click.Abort as error:
         if isinstance(error.__cause__ or error.__context__, EOFError):
-            raise click.UsageError(
-                "there is nobody to ask: pass --yes, or --dry-run to see what would be done"
-            ) from None
+            raise no_answer from None
         raise
     if not is_agreed:
         raise Declined("nothing was changed")

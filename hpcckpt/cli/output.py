@@ -14,6 +14,7 @@ from typing import IO, Any
 import click
 
 from hpcckpt.collective.communicator import launched_rank
+from hpcckpt.streams import write_message
 
 _COLOURS = {
     "yes": "green", "OK": "green", "ok": "green",
@@ -41,14 +42,20 @@ def is_fancy(stream: IO[str] | None) -> bool:
 
 
 def say(message: str, *, is_quiet: bool = False) -> None:
-    """Write a message for people to stderr."""
+    """Write a message for people to stderr, if it can be written."""
     if not is_quiet:
-        click.echo(harmless(message), err=True)
+        write_message(harmless(message))
 
 
 def harmless(text: str) -> str:
     """Return text in which nothing but colours can steer a terminal: a checkpoint may come from anybody."""
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def flush_stdout() -> None:
+    """Write what is buffered, while a failure can still be reported; a shell may have closed stdout (``>&-``)."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def write_json(document: Any) -> None:

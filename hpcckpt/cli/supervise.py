@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.collective.communicator import launched_rank, launched_size
+from hpcckpt.streams import flush_or_discard
 
 
 @click.command("supervise", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -63,18 +63,14 @@ def command(
 
 
 def _write(document: Mapping[str, Any]) -> None:
-    """Write what became of the job, if it can be written: it has become of it all the same."""
-    from hpcckpt.cli.app import close_stdout, flush_stdout
-
+    """Write what became of the job, if it can be written: its exit code does not depend on that."""
     try:
         output.write_json(document)
-        flush_stdout()
+        output.flush_stdout()
     except OSError as error:
-        close_stdout()
+        flush_or_discard()
         _say(f"the report cannot be written: {error}")
 
 
 def _say(text: str) -> None:
-    """Write a line, if it can be written: a disk that is full must not cost the job its last save."""
-    with contextlib.suppress(OSError):
-        output.say(f"hpcckpt: {text}")
+    output.say(f"hpcckpt: {text}")

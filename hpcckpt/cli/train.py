@@ -20,6 +20,7 @@ from hpcckpt.cli.output import Column
 from hpcckpt.cli.text import count_text, metric_text
 from hpcckpt.collective.communicator import launched_rank, launched_size
 from hpcckpt.errors import CollectiveError, ConfigError, HpcckptError
+from hpcckpt.streams import write_message
 from hpcckpt.train.problems import ConfigError as WrongConfigError
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def _failures_of_training() -> Iterator[None]:
     except Exception as error:
         if launched_size() not in {None, 1}:
             raise  # it may be an error of this rank alone, which has to end the job
-        traceback.print_exc()
+        write_message(traceback.format_exc())
         text = " ".join(str(error).split())[:500]
         raise click.ClickException(f"the training failed: {type(error).__name__}: {text}") from error
 

@@ -103,7 +103,7 @@ def _print_json(looks: Iterator[Any], *, is_until_end: bool) -> int:
     for story in looks:
         frame = _frame(story)
         click.echo(json.dumps(output.plain(frame)))
-        sys.stdout.flush()
+        output.flush_stdout()
         if _is_over(frame, is_until_end=is_until_end):
             return _code(frame)
     return ExitCode.OK
@@ -120,7 +120,7 @@ def _print_news(looks: Iterator[Any], *, is_until_end: bool) -> int:
         else:
             for line in news(before, story):
                 output.write_line(line)
-        sys.stdout.flush()
+        output.flush_stdout()
         before = story
         if _is_over(frame, is_until_end=is_until_end):
             return _code(frame)

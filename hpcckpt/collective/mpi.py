@@ -15,6 +15,7 @@ from mpi4py import MPI
 from hpcckpt.collective import launchers
 from hpcckpt.collective.communicator import Communicator, Message, world_is
 from hpcckpt.errors import CollectiveError, MpiError
+from hpcckpt.streams import flush_or_discard
 
 T = TypeVar("T")
 GRACE_S = 1.0
@@ -134,7 +135,7 @@ def abort_on_uncaught() -> None:
 
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         earlier(kind, error, trace)
-        sys.stderr.flush()
+        flush_or_discard()
         if isinstance(error, CollectiveError):
             time.sleep(GRACE_S)
         if not MPI.Is_finalized():

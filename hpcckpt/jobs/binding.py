@@ -12,6 +12,8 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+from hpcckpt.streams import write_message
+
 LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID",
 )  # fmt: skip
@@ -67,14 +69,13 @@ def count_nvidia(names: Iterable[str]) -> int:
 def main(words: Sequence[str]) -> int:
     """Become a command that sees its own device only; return an exit code if it cannot be. Independent."""
     if not words:
-        sys.stderr.write("hpcckpt: error: which command? LAUNCHER... python -m hpcckpt.jobs.binding COMMAND...\n")
+        write_message("hpcckpt: error: which command? LAUNCHER... python -m hpcckpt.jobs.binding COMMAND...")
         return 2
     os.environ.update(bound(os.environ, count_nvidia(os.listdir("/dev"))))
-    sys.stdout.flush()
     try:
         os.execvp(words[0], list(words))
     except OSError as error:
-        sys.stderr.write(f"hpcckpt: error: {words[0]!r} cannot be started: {error.strerror}\n")
+        write_message(f"hpcckpt: error: {words[0]!r} cannot be started: {error.strerror}")
         return 127
 
 

@@ -48,6 +48,7 @@ from hpcckpt.jobs.stepping import Deadline, Ears, Ended, Say, started
 from hpcckpt.preemption import EXIT_CODE
 from hpcckpt.preemption.clock import duration_text
 from hpcckpt.preemption.walltime import JobEnd, seconds_left
+from hpcckpt.streams import flush_or_discard
 from hpcckpt.units import nbytes_text
 
 BUSY_S = 900.0
@@ -248,8 +249,8 @@ def show(settings: Settings, say: Say) -> None:
 
 def _tool(*words: str) -> None:
     """Run another verb, for what it prints; nothing depends on whether it can. Independent."""
+    flush_or_discard()
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        sys.stdout.flush()
         subprocess.run(
             [sys.executable, "-m", "hpcckpt", *words], check=False, stdin=subprocess.DEVNULL, timeout=TOOL_S
         )  # fmt: skip

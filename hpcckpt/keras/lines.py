@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from hpcckpt.run import Restored, SavedStep
 from hpcckpt.units import nbytes_text
-
-
-def write_line(line: str) -> None:
-    """Write one line to standard error at once, so that a killed job's log has it. Root only."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 def saved_line(saved: SavedStep, epoch: int) -> str:

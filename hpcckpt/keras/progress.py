@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from hpcckpt.keras.lines import write_line
 from hpcckpt.keras.rng import undrawn
+from hpcckpt.streams import write_message
 
 T = TypeVar("T")
 PATIENCE_S = 2.0
@@ -39,11 +39,11 @@ class Skipping:
                 count += 1
         seconds = time.monotonic() - began
         if self._is_shown and count and seconds > PATIENCE_S:
-            write_line(f"hpcckpt: skipped batches={count} seconds={seconds:.1f}")
+            write_message(f"hpcckpt: skipped batches={count} seconds={seconds:.1f}")
 
     @contextlib.contextmanager
     def _bar(self, total: int | None) -> Iterator[Callable[[], None]]:
-        if not (self._is_shown and total != 0 and sys.stderr.isatty()):
+        if not (self._is_shown and total != 0 and sys.stderr is not None and sys.stderr.isatty()):
             yield lambda: None
             return
         with undrawn():

@@ -17,6 +17,7 @@ from hpcckpt.preemption.signals import DEFAULT, PROGRAM, signal_numbers, the_fla
 from hpcckpt.preemption.voice import Voice, what_is_watched
 from hpcckpt.preemption.walltime import seconds_left
 from hpcckpt.run import SavedStep
+from hpcckpt.streams import flush_or_discard
 
 
 def watch(
@@ -246,6 +247,7 @@ class Guard:
         self._agreement.release()
         self._requests.ignore()
         self._voice.say(f"stopped step={stop.step} exit={EXIT_CODE}")
+        flush_or_discard()  # or Python would exit with 120, and the job would not be requeued
         raise Preempted(stop.step, stop.reason)
 
     def close(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from hpcckpt.preemption.clock import duration_text
 from hpcckpt.preemption.learning import Learned
 from hpcckpt.preemption.options import GuardOptions
 from hpcckpt.preemption.signals import signal_names
+from hpcckpt.streams import write_message
 
 
 class Voice:
@@ -26,8 +26,7 @@ class Voice:
     def say(self, text: str) -> None:
         """Write a line. Independent."""
         if self._is_talking:
-            sys.stderr.write(f"hpcckpt: {text}\n")
-            sys.stderr.flush()
+            write_message(f"hpcckpt: {text}")
 
     def warn(self, text: str) -> None:
         """Write a warning. Independent."""

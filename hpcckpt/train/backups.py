@@ -8,9 +8,10 @@ from typing import Any
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.horovod.replicas import check_equal
 from hpcckpt.keras.callbacks import BackupAndRestore
-from hpcckpt.keras.lines import saved_line, write_line
+from hpcckpt.keras.lines import saved_line
 from hpcckpt.run import SavedStep
 from hpcckpt.snapshot import flatten
+from hpcckpt.streams import write_message
 
 __all__ = ["Backup", "MpiBackup", "Telling", "broadcast"]
 
@@ -67,7 +68,7 @@ class MpiBackup(Telling):
         n_equal = check_equal({"model": self.model}, comm=self._comm)
         if self.verbose and self._comm.is_root:
             how = "restored" if self.is_restored else "broadcast"
-            write_line(f"hpcckpt: {n_equal} tensors {how}, equal on {self._comm.size} ranks before the first batch")
+            write_message(f"hpcckpt: {n_equal} tensors {how}, equal on {self._comm.size} ranks before the first batch")
 
 
 def broadcast(state: Any, comm: Communicator) -> None:

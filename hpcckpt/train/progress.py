@@ -11,9 +11,9 @@ from keras.callbacks import Callback
 
 from hpcckpt.collective.communicator import launched_rank
 from hpcckpt.keras.callbacks import plain_metrics
-from hpcckpt.keras.lines import write_line
 from hpcckpt.keras.rng import undrawn
 from hpcckpt.run import SavedStep
+from hpcckpt.streams import write_message
 from hpcckpt.train.backups import Telling
 from hpcckpt.units import nbytes_text
 
@@ -84,13 +84,13 @@ class Progress(Callback):  # type: ignore[misc]  # Keras has no types
     def show(self, batch: int, metrics: dict[str, float]) -> None:
         """Show how far the epoch has got."""
         of = f"/{self._steps}" if self._steps else ""
-        write_line(f"hpcckpt: {self._place} batch={batch}{of} {self._rate(batch)}{_figures(metrics)}")
+        write_message(f"hpcckpt: {self._place} batch={batch}{of} {self._rate(batch)}{_figures(metrics)}")
 
     def show_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
         """Show an epoch that is over."""
         del epoch
         seconds = time.monotonic() - self._epoch_began
-        write_line(f"hpcckpt: {self._place} seconds={seconds:.1f}{_figures(metrics)}")
+        write_message(f"hpcckpt: {self._place} seconds={seconds:.1f}{_figures(metrics)}")
 
     def close(self) -> None:
         """Show no more."""

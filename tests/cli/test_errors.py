@@ -111,6 +111,19 @@ def test_a_full_disk_behind_stdout_is_an_error(saved: Path, environment: Callabl
     assert "hpcckpt: error: " in done.stderr
 
 
+@pytest.mark.parametrize("words", [("info", 99), ("verify",), ("list",), ("nonsense",), ("prune", "--keep-last", "2")])
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-", "<&- 2>&-"])
+def test_messages_that_cannot_be_written_change_no_exit_code(
+    redirected: str, words: tuple[object, ...], saved: Path, environment: Callable[..., dict[str, str]], cli: Cli
+) -> None:
+    verb, *more = map(str, words)
+    environ = environment()
+    environ.pop("PYTHONUNBUFFERED", None)
+    command = f'exec "$0" -m hpcckpt "$@" </dev/null {redirected}'
+    done = subprocess.run(["sh", "-c", command, sys.executable, verb, str(saved), *more], env=environ, check=False)
+    assert done.returncode == cli(verb, saved, *more, answer="").code
+
+
 def test_an_interrupt_exits_with_130(saved: Path, environment: Callable[..., dict[str, str]]) -> None:
     code = (
         "import sys, time; from hpcckpt import discovery; from hpcckpt.cli import main\n"

@@ -323,6 +323,13 @@ def test_a_log_that_cannot_be_written_does_not_cost_the_last_save(is_full: bool,
         assert process.wait(LIMIT_S) == 75
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_change_the_exit_code(closed: str, tmp_path: Path) -> None:
+    words = ["supervise", "--run", str(tmp_path / "none"), "--", "sh", "-c", "exit 75"]
+    command = f'exec "$0" -m hpcckpt "$@" {closed}'
+    assert subprocess.run(["sh", "-c", command, sys.executable, *words], cwd=ROOT, check=False).returncode == 75
+
+
 # -- what the ranks find ---------------------------------------------------------------------------
 
 

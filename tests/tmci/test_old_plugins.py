@@ -114,7 +114,7 @@ def test_a_plugin_of_tmcis_compiles_and_sees_the_variables_own_memory(ops: Any, 
     configured = run("cmake", "-S", ".", "-B", "build", f"-Dhpcckpt_PYTHON={sys.executable}", cwd=project)
     assert re.search(r"hpcckpt: TensorFlow [\d.]+ \(", configured)
     run("cmake", "--build", "build", cwd=project)
-    out = run(sys.executable, "-W", "ignore", "-c", PROGRAM, "build/libold_dummy.so", cwd=project).splitlines()
+    out = run(sys.executable, "-u", "-W", "ignore", "-c", PROGRAM, "build/libold_dummy.so", cwd=project).splitlines()
     a, b = next(line.split()[1:] for line in out if line.startswith("addresses"))
     tensors = [f"  data={a} size=24 [2,3]float", f"  data={b} size=8 []int64"]
     assert out[:4] == [
