@@ -1,9 +1,10 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test campaign lint fix setup setup-b bench clean
+.PHONY: help demo examples test test-all campaign lint fix setup setup-b bench clean
 # What is handed on to the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
 RANKS ?= 2
+PARTS ?= serial mpi b
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{printf "%-18s%s\n", $$1, $$2}'
@@ -14,7 +15,10 @@ demo: setup  ## train LeNet5 on 2 ranks, kill it, go on with 1, kill it, end wit
 examples: setup  ## run the examples at small settings, their output in build/examples; some: ARGS="lms_mnist_session lms_resnet"
 	@scripts/dev/examples.sh $(ARGS)
 
-test:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
+test:  ## every promise at its cheapest level, in under 5 minutes
+	@scripts/dev/test.sh quick
+
+test-all:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
 	@scripts/dev/test.sh $(PARTS)
 
 campaign: setup  ## faults by the thousand, in full; a part: ARGS="corruption --count 500"; see tests/campaign/README.md

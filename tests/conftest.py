@@ -1,7 +1,7 @@
 """What all tests share: ranks as threads or as MPI processes, fault injection, and ways to damage files.
 
-Under plain pytest a test that takes ``ranks`` runs with 1, 2 and 5 threads.  Under
-``mpirun -n N pytest --with-mpi`` it runs once, on N processes, and only such tests run.
+Under plain pytest a test that takes ``ranks`` runs with 1, 2 and 5 threads; under ``-m "not slow"``, as `make test`
+says it, with 1 and 2.  Under ``mpirun -n N pytest --with-mpi`` it runs once, on N processes, and only such tests run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import levels
 import pytest
 from hypothesis import settings
 
@@ -22,12 +23,14 @@ from hpcckpt import native, phases
 from hpcckpt.retention import leftovers
 from hpcckpt.testing.groups import MpiRanks, ThreadRanks, is_with_mpi, make_ranks
 
+HERE = Path(__file__).parent
 THREAD_COUNTS = (1, 2, 5)
 """Three ranks are processes: the suite runs all promises on them too."""
 LONG_FIRST = ("slurm", "jobs", "functional", "train_run", "horovod_shell", "lms", "keras", "campaign", "mpi")
 """Directories whose tests take long, or wait: at the end of a run in parallel nothing long is to be left."""
 
 settings.register_profile("default", max_examples=60, deadline=None, derandomize=True, database=None)
+settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=15)
 settings.register_profile("nightly", max_examples=2000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -52,10 +55,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test that takes ``ranks`` its rank counts."""
     if "ranks" in metafunc.fixturenames:
         asked = metafunc.definition.get_closest_marker("counts")
-        counts: tuple[Any, ...] = asked.args if asked else THREAD_COUNTS
+        counts: list[Any] = _marked(asked.args if asked else THREAD_COUNTS)
         if is_with_mpi(metafunc.config):
-            counts = ("mpi",)
+            counts = ["mpi"]
         metafunc.parametrize("ranks", counts, indirect=True, ids=lambda n: f"n={n}")
+
+
+def _marked(counts: tuple[int, ...]) -> list[Any]:
+    """Return rank counts, slow those that `make test` leaves out."""
+    limit = max(levels.QUICK_COUNT, min(counts))
+    return [n if n <= limit else pytest.param(n, marks=pytest.mark.slow) for n in counts]
+
+
+# -- what is slow --------------------------------------------------------------------------------
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what `make test` leaves out: importing is most of the work of a collection."""
+    if config.option.markexpr != levels.QUICK or not collection_path.is_relative_to(HERE):
+        return None
+    return None if levels.has_quick(collection_path.relative_to(HERE).as_posix()) else True
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what the table calls slow."""
+    if item.path.is_relative_to(HERE):
+        path, test = item.path.relative_to(HERE).as_posix(), item.nodeid.partition("::")[2]
+        if levels.is_slow(f"{path}::{test}"):
+            item.add_marker(pytest.mark.slow)
+
+
+# -- what runs, and when -------------------------------------------------------------------------
 
 
 @pytest.hookimpl(trylast=True)
