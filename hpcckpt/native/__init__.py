@@ -88,10 +88,10 @@ def _choose() -> tuple[Literal["native", "pure"], _Core]:
         try:
             return "native", cast(_Core, importlib.import_module("hpcckpt.native._native"))
         except ModuleNotFoundError:
-            pass  # not built: nothing to say
+            pass  # not built: nothing to report
         except ImportError as error:
             # Built for another Python or C++ library: it works without, but the loss of speed should have a reason.
-            logging.getLogger(__name__).warning("hpcckpt: the native part does not load (%s); going on without", error)
+            logging.getLogger(__name__).warning("hpcckpt: the native part does not load (%s); running without", error)
     return "pure", cast(_Core, importlib.import_module("hpcckpt.native._pure"))
 
 
@@ -107,7 +107,7 @@ def crc32c(data: BytesLike, value: int = 0) -> int:
     data
         Buffer.
     value
-        CRC of the bytes that came before, to go on from.
+        CRC of the bytes that came before, to continue.
 
     Returns
     -------
@@ -170,7 +170,8 @@ def write_blocks(
 ) -> list[list[int]]:
     """Write pieces to a file and checksum them in the same pass.
 
-    Nothing is durable before :func:`fsync`.  If writing fails, an unknown part has been written.  The bytes must stay
+    Nothing is durable before :func:`fsync`.  If writing fails, or a signal's handler raises (Ctrl-C, on the main
+    thread), an unknown part has been written.  The bytes must stay
     as they are until it is done: checksums are taken after the system has its copy.
 
     Parameters
@@ -186,9 +187,9 @@ def write_blocks(
     path
         Name of the file, for errors.
     on_piece
-        Called with the index of each piece once its bytes have been handed to the system, in any order, from any
-        thread, one at a time or several at once.  The piece's buffer has been let go of by then, so that it dies if
-        nobody else holds it: give `pieces` as an iterator, because a list would.
+        Called with the index of each piece once its bytes have been passed to the system, in any order, from any
+        thread, one at a time or several at once.  The piece's buffer has been released by then, so that it is freed
+        if there is no other reference to it: give `pieces` as an iterator, because a list would have one.
     nice
         Above 0, the threads that write give way to others with this nice value (Linux), and the caller only waits.
 
@@ -206,9 +207,9 @@ def write_blocks(
     """
     _check(block_bytes, threads)
     if on_piece is None:
-        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path), None, nice)
-    with CallingBack(on_piece) as tell:
-        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fspath(path), tell, nice)
+        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fsdecode(path), None, nice)
+    with CallingBack(on_piece) as call:
+        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fsdecode(path), call, nice)
 
 
 def read_blocks(
@@ -238,7 +239,7 @@ def read_blocks(
     Returns
     -------
     list of tuple of int
-        (piece, block) of each block whose bytes do not have the CRC they should; its bytes stand in the buffer.
+        (piece, block) of each block whose bytes do not have the CRC they should; its bytes are in the buffer.
 
     Raises
     ------
@@ -248,7 +249,7 @@ def read_blocks(
         If the file ends before a piece does; names path, offset, and bytes wanted and got.
     """
     _check(block_bytes, threads)
-    return _core.read_blocks(fd, pieces, block_bytes, threads, os.fspath(path))
+    return _core.read_blocks(fd, pieces, block_bytes, threads, os.fsdecode(path))
 
 
 def preallocate(fd: int, nbytes: int, path: Path = "") -> None:
@@ -271,7 +272,7 @@ def preallocate(fd: int, nbytes: int, path: Path = "") -> None:
     OSError
         With errno (ENOSPC, EDQUOT, EFBIG), reason and path.
     """
-    _core.preallocate(fd, nbytes, os.fspath(path))
+    _core.preallocate(fd, nbytes, os.fsdecode(path))
 
 
 def copy_pieces(pairs: Iterable[tuple[BytesLike, BytesLike]], threads: int = 1) -> None:
@@ -316,12 +317,12 @@ def count_nonfinite(buffer: BytesLike, dtype_token: str, threads: int = 1) -> in
 
 
 def prefault(buffer: BytesLike, threads: int = 1) -> None:
-    """Have the system give each page of a buffer its memory now; what stands in it stays.
+    """Have the system give each page of a buffer its memory now; its content stays.
 
     Parameters
     ----------
     buffer
-        Writable buffer that nobody else writes to meanwhile.
+        Writable buffer that nothing else writes to meanwhile.
     threads
         How many threads share the work, without the GIL.
     """
@@ -335,13 +336,13 @@ def view(tensor: object) -> TensorBuffer:
     Parameters
     ----------
     tensor
-        C-contiguous, in host memory: an array of any fixed-size dtype, a DLPack exporter or capsule, or an exporter
-        of the buffer protocol.
+        C-contiguous, in host memory: an array of any fixed-size dtype, a DLPack exporter, a DLPack capsule, which is
+        consumed, or an exporter of the buffer protocol.
 
     Returns
     -------
     TensorBuffer
-        Keeps the memory alive until it is released or dies.
+        Keeps the memory alive until it is released or freed.
 
     Raises
     ------
@@ -350,6 +351,8 @@ def view(tensor: object) -> TensorBuffer:
         refuses (a torch tensor that requires a gradient: use ``detach()``).
     TypeError
         If it is not a tensor, or its dtype is not one of fixed-size plain values.
+    ValueError
+        If it is a capsule that was consumed before.
     """
     return open_view(tensor, _core.TensorBuffer)
 

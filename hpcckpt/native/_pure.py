@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -37,11 +37,16 @@ __all__ = [
 
 T = TypeVar("T")
 _POLYNOMIAL = 0x82F63B78
-_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINTR)
+_MAX_TRIES = 10
+_PART_BYTES = 16 << 20
 
 
 def crc32c(data: BytesLike, value: int) -> int:
-    return _crc32c.crc32c(bytes_of(data), value)
+    whole = bytes_of(data)
+    for start in range(0, len(whole), _PART_BYTES):  # signals are handled between parts
+        value = _crc32c.crc32c(whole[start : start + _PART_BYTES], value)
+    return value
 
 
 def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
@@ -61,7 +66,7 @@ def write_blocks(
     threads: int,
     path: str,
     on_piece: Callable[[int], object] | None,
-    nice: int,  # noqa: ARG001 - Python's threads share the GIL, and none of them may give way with it in hand
+    nice: int,  # noqa: ARG001 - Python's threads share the GIL, and none of them may give way while it has it
 ) -> list[list[int]]:
     todo = [_Piece(bytes_of(data), _offset_of(offset)) for data, offset in pieces]
     countdown = None if on_piece is None else _Countdown(todo, block_bytes, on_piece)
@@ -112,8 +117,9 @@ def preallocate(fd: int, nbytes: int, path: str) -> None:
     if nbytes == 0 or fallocate is None:
         return
     code = errno.EINTR
-    while code == errno.EINTR:
-        code = 0 if fallocate(fd, 0, 0, nbytes) == 0 else ctypes.get_errno()
+    for _ in range(_MAX_TRIES):  # a signal makes some file systems begin again, and others may come
+        if code == errno.EINTR:
+            code = 0 if fallocate(fd, 0, 0, nbytes) == 0 else ctypes.get_errno()
     if code and code not in _NOT_SUPPORTED:
         with naming(path):
             raise OSError(code, os.strerror(code))
@@ -154,7 +160,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block without its memory, so that a piece can be let go of before the others."""
+    """A block without its memory, so that a piece can be released before the others."""
 
     piece: int
     index: int
@@ -173,7 +179,7 @@ def _blocks_of(pieces: list[_Piece], block_bytes: int) -> Iterator[_Block]:
 
 
 class _Countdown:
-    """Lets go of each piece when the last of its blocks is done, and says so."""
+    """Releases each piece when the last of its blocks is done, and reports it."""
 
     def __init__(self, pieces: list[_Piece], block_bytes: int, on_piece: Callable[[int], object]) -> None:
         self._pieces = pieces
@@ -213,6 +219,11 @@ def _run(work: Callable[[_Block], T], blocks: list[_Block], threads: int) -> lis
 
     with ThreadPoolExecutor(min(threads, len(blocks)), "hpcckpt-blocks") as pool:
         futures = [pool.submit(work_unless_failed, block) for block in blocks]
+        try:
+            wait(futures)
+        except BaseException:  # a signal's handler raised: no thread may use the buffers after this call
+            failed.set()
+            raise
     return [(block, cast(T, future.result())) for block, future in zip(blocks, futures, strict=True)]
 
 

@@ -1,10 +1,12 @@
-"""A tensor buffer in pure Python; DLPack capsules are read with ctypes."""
+"""A tensor buffer in pure Python; DLPack capsules are consumed with ctypes."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -27,8 +29,12 @@ _MAJOR_VERSION = 1
 _READ_ONLY = 1
 _NOTHING = ctypes.c_uint8()
 
-# Prototypes of our own: setting argtypes on ctypes.pythonapi would change them for everybody.
+# Prototypes made here: setting argtypes on ctypes.pythonapi would change them for all users of ctypes.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+_DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+# A capsule refers to its name, so these bytes must exist for as long as there are capsules.
+_USED, _USED_VERSIONED = b"used_dltensor", b"used_dltensor_versioned"
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -63,6 +69,10 @@ class _Tensor(ctypes.Structure):
         return True
 
 
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
 class _Versioned(ctypes.Structure):
     _fields_ = (
         ("major", ctypes.c_uint32),
@@ -75,12 +85,23 @@ class _Versioned(ctypes.Structure):
 
 
 class _Claim:
-    """Keeps the owner of some memory alive, and counts; arrays made of it hold it as their base."""
+    """Keeps some memory alive, and counts; arrays made of it have it as their base.
+
+    Parameters
+    ----------
+    owner
+        Has the memory, unless `deleter` is given.
+    deleter
+        Called when the memory is no longer used.
+    """
 
     n_live: ClassVar[int] = 0
 
-    def __init__(self, address: int, nbytes: int, is_readonly: bool, owner: object) -> None:
+    def __init__(
+        self, address: int, nbytes: int, is_readonly: bool, owner: object, deleter: Callable[[], object] | None = None
+    ) -> None:
         self.owner = owner
+        self.deleter = deleter
         address = address or ctypes.addressof(_NOTHING)  # NumPy takes no null pointer, not even for nothing
         self.__array_interface__ = {
             "data": (address, is_readonly), "shape": (nbytes,), "typestr": "|u1", "version": 3
@@ -89,6 +110,8 @@ class _Claim:
 
     def __del__(self) -> None:
         _Claim.n_live -= 1
+        if self.deleter is not None:
+            self.deleter()
 
 
 def live_views() -> int:
@@ -109,7 +132,8 @@ class TensorBuffer:
 
     @classmethod
     def from_dlpack(cls, capsule: object) -> TensorBuffer:
-        tensor, is_readonly = _open_capsule(capsule)
+        received = _open_capsule(capsule)
+        tensor = received.tensor
         _check(tensor)
         lengths = tensor.lengths()
         made = cls.__new__(cls)
@@ -117,12 +141,16 @@ class TensorBuffer:
         made.shape = lengths
         nbytes = math.prod(lengths) * tensor.bits // 8
         address = tensor.data + tensor.byte_offset if tensor.data else 0
-        made._claim(address, nbytes, is_readonly, capsule)
+        claim = made._claim(address, nbytes, received.is_readonly, None)
+        if _set_name(capsule, received.used_name) == 0:  # by this name the capsule's destructor knows not to delete
+            claim.deleter = received.deleter
         return made
 
-    def _claim(self, address: int, nbytes: int, is_readonly: bool, owner: object) -> None:
-        self._array: npt.NDArray[np.uint8] | None = np.asarray(_Claim(address, nbytes, is_readonly, owner))
+    def _claim(self, address: int, nbytes: int, is_readonly: bool, owner: object) -> _Claim:
+        claim = _Claim(address, nbytes, is_readonly, owner)
+        self._array: npt.NDArray[np.uint8] | None = np.asarray(claim)
         self.readonly = is_readonly
+        return claim
 
     @property
     def address(self) -> int:
@@ -152,16 +180,32 @@ class TensorBuffer:
         return memoryview(cast("memoryview", self.as_array()))
 
 
-def _open_capsule(capsule: object) -> tuple[_Tensor, bool]:
-    """Read a capsule without consuming it: it stays the owner, and frees the tensor when it dies."""
+class _Received(NamedTuple):
+    """What a capsule holds."""
+
+    tensor: _Tensor
+    is_readonly: bool
+    used_name: bytes
+    deleter: Callable[[], object] | None
+
+
+def _open_capsule(capsule: object) -> _Received:
+    """Read a capsule without consuming it."""
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
         if versioned.major != _MAJOR_VERSION:
             raise BufferError(f"DLPack version {versioned.major} is not understood")
-        return versioned.tensor, bool(versioned.flags & _READ_ONLY)
+        is_readonly = bool(versioned.flags & _READ_ONLY)
+        return _Received(versioned.tensor, is_readonly, _USED_VERSIONED, _deleter_of(versioned))
     if _is_valid(capsule, b"dltensor"):
-        return _Tensor.from_address(_get_pointer(capsule, b"dltensor")), False
+        managed = _Managed.from_address(_get_pointer(capsule, b"dltensor"))
+        return _Received(managed.tensor, False, _USED, _deleter_of(managed))
     raise ValueError("not an unconsumed DLPack capsule")
+
+
+def _deleter_of(managed: _Managed | _Versioned) -> Callable[[], object] | None:
+    """Return a function that returns the tensor to its exporter."""
+    return functools.partial(_DELETER(managed.deleter), ctypes.addressof(managed)) if managed.deleter else None
 
 
 def _check(tensor: _Tensor) -> None:

@@ -16,7 +16,7 @@ _HOST_DEVICES = (1, 3, 11)
 
 
 class TensorBuffer(Protocol):
-    """A view of a tensor's memory that keeps the memory alive until it is released or dies.
+    """A view of a tensor's memory that keeps the memory alive until it is released or freed.
 
     ``numpy.asarray`` of it gives its bytes without a copy, and so does whatever takes a buffer in this package.
     The native one exports the buffer protocol too; in pure Python that begins with Python 3.12.
@@ -24,7 +24,7 @@ class TensorBuffer(Protocol):
 
     @property
     def address(self) -> int:
-        """Where the first byte stands in memory."""
+        """Address of the first byte in memory."""
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +47,7 @@ class TensorBuffer(Protocol):
         """Whether :meth:`release` was called."""
 
     def release(self) -> None:
-        """Let go of the memory; what was exported from here before keeps it alive on its own."""
+        """Release the memory; what was exported from here before keeps it alive."""
 
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class BufferType(Protocol[Made_co]):
         """View the bytes of `data` as a tensor."""
 
     def from_dlpack(self, capsule: object) -> Made_co:
-        """View the tensor of a DLPack capsule, which stays its owner."""
+        """View the tensor of a DLPack capsule, which is consumed."""
 
 
 def open_view(tensor: object, buffer_type: BufferType[Made_co]) -> Made_co:

@@ -39,4 +39,4 @@ class CallingBack:
             return
         if error is None:
             raise self._error
-        error.__context__ = self._error  # the work failed too, and that is what its caller must hear of
+        error.__context__ = self._error  # the work failed too, and that is the error for its caller

@@ -51,8 +51,8 @@ class Library(NamedTuple):
         return [sys.executable, "-m", f"hpcckpt.native.{self.module.removeprefix('_')}", str(path)]
 
 
-OPS = Library("_tf_ops", "the TensorFlow ops", "tf_src", ("include/hpcckpt/plugin.h",))
-LMS = Library("_lms_ops", "the TensorFlow ops of LMS", "lms_src")
+OPS = Library("_tf_ops", "the TensorFlow ops", "tf_src", ("include/hpcckpt/plugin.h", "src/gil.h"))
+LMS = Library("_lms_ops", "the TensorFlow ops of LMS", "lms_src", ("src/gil.h",))
 
 
 class OpsModule(Protocol):

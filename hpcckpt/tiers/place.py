@@ -19,7 +19,8 @@ MARK = ".tier"
 def scratch_directory(directory: Path, scratch: Path) -> Path:
     """Return where the steps of a run stand on scratch, which other runs may use too. Pure."""
     real = os.path.realpath(directory)
-    return scratch / f"{os.path.basename(real) or 'run'}-{hashlib.sha256(real.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
+    return scratch / f"{os.path.basename(real) or 'run'}-{digest}"
 
 
 def check_no_link(near: Path) -> None:

@@ -1,7 +1,9 @@
-/* Preloaded before libc: transfers that are short, interrupted, empty, or wait for a file, and a file system
- * that cannot preallocate.  FAULTY_IO says which. */
+/* Preloaded before libc: transfers that are short, interrupted, empty, wait for a file, or are slow after the first one
+ * has sent SIGINT to the process; a file system that cannot preallocate, or is always interrupted.  FAULTY_IO says
+ * which. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -19,6 +21,10 @@ static int is_mode(const char* mode) {
 static long decide(size_t wanted) {
     const char* gate = getenv("FAULTY_IO_GATE");
     while (is_mode("gate") && gate != NULL && access(gate, F_OK) != 0) usleep(1000);
+    if (is_mode("signal")) {
+        if (__atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED) == 0) kill(getpid(), SIGINT);
+        usleep(5000);
+    }
     if (is_mode("short") && __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED) % 3 == 0) {
         errno = EINTR;
         return -1;
@@ -47,7 +53,19 @@ ssize_t preadv(int fd, const struct iovec* parts, int n_parts, off_t offset) {
     return preadv64(fd, parts, n_parts, offset);
 }
 
+ssize_t preadv64v2(int fd, const struct iovec* parts, int n_parts, off64_t offset, int flags) {
+    (void)flags;
+    return preadv64(fd, parts, n_parts, offset);
+}
+ssize_t preadv2(int fd, const struct iovec* parts, int n_parts, off_t offset, int flags) {
+    return preadv64v2(fd, parts, n_parts, offset, flags);
+}
+
 int fallocate64(int fd, int mode, off64_t offset, off64_t nbytes) {
+    if (is_mode("signal")) {
+        errno = EINTR;
+        return -1;
+    }
     if (!is_mode("no-fallocate")) return (int)syscall(SYS_fallocate, fd, mode, offset, nbytes);
     errno = EOPNOTSUPP;
     return -1;

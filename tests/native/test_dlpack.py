@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcckpt.native import _pure_buffer
-from hpcckpt.native._pure_buffer import _Tensor, _Versioned
+from hpcckpt.native._pure_buffer import _DELETER, _Managed, _Tensor, _Versioned
 from hpcckpt.tensors import ITEMSIZE
 
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
@@ -53,14 +53,19 @@ class Forged:
             byte_offset=byte_offset,
         )
 
+        self.deleted: list[int] = []
+        self.deleter = _DELETER(self.deleted.append)
+
     def capsule(self, name: bytes = b"dltensor") -> object:
         self.name = name  # a capsule points to its name
-        return _new_capsule(ctypes.addressof(self.tensor), self.name, None)
+        self.managed = _Managed(tensor=self.tensor, deleter=ctypes.cast(self.deleter, ctypes.c_void_p))
+        return _new_capsule(ctypes.addressof(self.managed), self.name, None)
 
     def versioned(self, major: int = 1, flags: int = 0) -> object:
-        self.wrapped = _Versioned(major=major, minor=1, flags=flags, tensor=self.tensor)
+        deleter = ctypes.cast(self.deleter, ctypes.c_void_p)
+        self.managed = _Versioned(major=major, minor=1, flags=flags, tensor=self.tensor, deleter=deleter)
         self.name = b"dltensor_versioned"
-        return _new_capsule(ctypes.addressof(self.wrapped), self.name, None)
+        return _new_capsule(ctypes.addressof(self.managed), self.name, None)
 
 
 class Exporter:
@@ -78,8 +83,8 @@ class Exporter:
         return self.array.__dlpack__()
 
 
-def test_an_exporter_is_viewed_in_place_and_let_go(io: ModuleType) -> None:
-    gc.collect()  # views of tests before, in cycles that nobody has looked at yet
+def test_an_exporter_is_viewed_in_place_and_released(io: ModuleType) -> None:
+    gc.collect()  # views of tests before, in cycles that are not collected yet
     before = io.live_views()
     array = np.arange(12, dtype=np.int16).reshape(3, 4)
     owner = weakref.ref(array)
@@ -93,6 +98,55 @@ def test_an_exporter_is_viewed_in_place_and_let_go(io: ModuleType) -> None:
     view.release()
     assert owner() is None
     assert io.live_views() == before
+
+
+class Wrapper:
+    """Exports the same capsule each time."""
+
+    def __init__(self, capsule: object) -> None:
+        self.capsule = capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (CPU, 0)
+
+    def __dlpack__(self, **_: object) -> object:
+        return self.capsule
+
+
+def test_a_viewed_capsule_is_consumed(io: ModuleType) -> None:
+    array = np.arange(64, dtype=np.int16)
+    capsule, wanted = array.__dlpack__(), array.tobytes()
+    view = io.view(capsule)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        np.from_dlpack(Wrapper(capsule))
+    with pytest.raises(ValueError, match="not an unconsumed DLPack capsule"):
+        io.view(capsule)
+    del array, capsule
+    gc.collect()
+    assert np.asarray(view).tobytes() == wanted
+
+
+@pytest.mark.parametrize("is_versioned", [False, True])
+def test_a_consumed_tensor_is_deleted_once_with_the_last_use_of_its_memory(io: ModuleType, is_versioned: bool) -> None:
+    forged = Forged((2,))
+    capsule = forged.versioned() if is_versioned else forged.capsule()
+    view = io.view(capsule)
+    shown = np.asarray(view)
+    view.release()
+    del capsule, view
+    gc.collect()
+    assert forged.deleted == []
+    del shown
+    gc.collect()
+    assert forged.deleted == [ctypes.addressof(forged.managed)]
+
+
+def test_a_refused_capsule_is_not_consumed(io: ModuleType) -> None:
+    array = np.zeros((3, 4))
+    capsule = array.T.__dlpack__()
+    with pytest.raises(BufferError, match="not C-contiguous"):
+        io.view(capsule)
+    assert np.shares_memory(np.from_dlpack(Wrapper(capsule)), array)
 
 
 def test_an_exporter_of_today_is_asked_for_a_versioned_capsule(io: ModuleType) -> None:

@@ -115,6 +115,47 @@ print(os.fstat(fd).st_size)
     assert run_with_shim(shim, "no-fallocate", io, script, tmp_path) == "0"
 
 
+INTERRUPTED = """
+import os, sys
+from hpcckpt import native
+fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+data, threads, nice = bytearray(4_000_000), {threads}, {nice}
+if "{call}" == "read":
+    os.ftruncate(fd, len(data))
+try:
+    if "{call}" == "read":
+        native.read_blocks(fd, [(data, 0, None)], block_bytes=1000, threads=threads)
+    else:
+        native.write_blocks(fd, [(data, 0)], block_bytes=1000, threads=threads, nice=nice)
+except KeyboardInterrupt:
+    print("interrupted", os.fstat(fd).st_size < len(data) or "{call}" == "read")
+"""
+
+
+@needs_shim
+@pytest.mark.parametrize(
+    ("call", "threads", "nice"), [("write", 1, 0), ("write", 3, 0), ("write", 2, 5), ("read", 1, 0)]
+)
+def test_an_interrupt_ends_a_long_transfer_before_its_end(
+    io: ModuleType, shim: Path, tmp_path: Path, call: str, threads: int, nice: int
+) -> None:
+    # The first transfer sends the signal. All of them would take 20 s.
+    script = INTERRUPTED.format(call=call, threads=threads, nice=nice)
+    assert run_with_shim(shim, "signal", io, script, tmp_path) == "interrupted True"
+
+
+@needs_shim
+def test_a_preallocation_that_is_always_interrupted_is_given_up(io: ModuleType, shim: Path, tmp_path: Path) -> None:
+    script = """
+import os, sys
+from hpcckpt import native
+fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+native.preallocate(fd, 1 << 20)
+print(os.fstat(fd).st_size)
+"""
+    assert run_with_shim(shim, "signal", io, script, tmp_path) == "0"
+
+
 @needs_shim
 def test_where_it_cannot_preallocate_what_other_ranks_have_written_stays(
     io: ModuleType, shim: Path, tmp_path: Path

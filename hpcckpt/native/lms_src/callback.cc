@@ -1,5 +1,7 @@
 #include "callback.h"
 
+#include "../src/gil.h"
+
 namespace hpcckpt {
 namespace lms {
 namespace {
@@ -42,17 +44,16 @@ Reply reply_of(PyObject* result) {
 }  // namespace
 
 Reply ask_planner(const std::string& function, bool is_session, const std::string& graph) {
-    const PyGILState_STATE state = PyGILState_Ensure();
-    Reply reply;
-    if (planner != nullptr) {
-        PyObject* called = planner;
-        Py_INCREF(called);  // it may disarm the pass
-        reply = reply_of(PyObject_CallFunction(called, "sOs#", function.c_str(), is_session ? Py_True : Py_False,
-                                               graph.data(), static_cast<Py_ssize_t>(graph.size())));
-        Py_DECREF(called);
-    }
-    PyGILState_Release(state);
-    return reply;
+    const WithGil gil;
+    if (planner == nullptr) return {};
+    PyObject* called = planner;
+    Py_INCREF(called);  // it may disarm the pass
+    PyObject* result = outliving_interpreter([&] {
+        return PyObject_CallFunction(called, "sOs#", function.c_str(), is_session ? Py_True : Py_False, graph.data(),
+                                     static_cast<Py_ssize_t>(graph.size()));
+    });
+    Py_DECREF(called);
+    return reply_of(result);
 }
 
 void set_planner(PyObject* callable) {

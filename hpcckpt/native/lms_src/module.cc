@@ -1,8 +1,11 @@
 // The library is also a module of Python's: settings, figures and the pass are set and read through it.
 #include "callback.h"
 
+#include <memory>
 #include <string>
 #include <system_error>
+
+#include "../src/gil.h"
 
 #include "figures.h"
 #include "graph_pass.h"
@@ -14,10 +17,18 @@ namespace hpcckpt {
 namespace lms {
 namespace {
 
+// Owns a reference.
+struct Unref {
+    void operator()(PyObject* object) const { Py_DECREF(object); }
+};
+using Owned = std::unique_ptr<PyObject, Unref>;
+
 PyObject* os_error(const IoError& error, const std::string& place) {
-    PyObject* args = Py_BuildValue("(iss)", error.code, error.text.c_str(), place.c_str());
+    PyObject* path = PyUnicode_DecodeFSDefaultAndSize(place.data(), static_cast<Py_ssize_t>(place.size()));
+    PyObject* args = path == nullptr ? nullptr : Py_BuildValue("(isN)", error.code, error.text.c_str(), path);
+    if (args == nullptr) return nullptr;
     PyErr_SetObject(PyExc_OSError, args);
-    Py_XDECREF(args);
+    Py_DECREF(args);
     return nullptr;
 }
 
@@ -28,24 +39,26 @@ Config::Tier tier_of(const std::string& name) {
 
 // (tier, directory, window, host_limit, file_limit, min_bytes, spare, rank, is_mapped, is_named); raises OSError
 PyObject* configure(PyObject*, PyObject* args) {
-    const char *tier = nullptr, *directory = nullptr;
+    const char* tier = nullptr;
+    PyObject* path = nullptr;  // as bytes, which may be no UTF-8
     long long window = 0, host_limit = 0, file_limit = 0, min_bytes = 0, spare = 0;
     int rank = -1, is_mapped = 1, is_named = 0;
-    if (!PyArg_ParseTuple(args, "ssLLLLLipp", &tier, &directory, &window, &host_limit, &file_limit, &min_bytes, &spare,
-                          &rank, &is_mapped, &is_named)) {
+    if (!PyArg_ParseTuple(args, "sO&LLLLLipp", &tier, PyUnicode_FSConverter, &path, &window, &host_limit, &file_limit,
+                          &min_bytes, &spare, &rank, &is_mapped, &is_named)) {
         return nullptr;
     }
+    const Owned bytes(path);
+    const std::string directory(PyBytes_AS_STRING(path), static_cast<std::size_t>(PyBytes_GET_SIZE(path)));
     Config config{tier_of(tier), directory, window, host_limit,     file_limit,
                   min_bytes,     spare,     rank,   is_mapped != 0, is_named != 0};
     IoError error;
     bool is_set = false;
-    Py_BEGIN_ALLOW_THREADS;
     try {
+        const WithoutGil without_gil;
         is_set = Mover::one().configure(config, &error);
-    } catch (const std::system_error& failed) {  // no thread is to be had
+    } catch (const std::system_error& failed) {  // the system has no thread for it
         error = {failed.code().value(), failed.what()};
     }
-    Py_END_ALLOW_THREADS;
     if (!is_set) return os_error(error, directory);
     Py_RETURN_NONE;
 }
@@ -83,7 +96,7 @@ PyObject* stats(PyObject*, PyObject*) {
     const auto file = Mover::one().file();
     std::string text = Figures::one().json();
     text.insert(text.size() - 1, ",\"file\":" + (file == nullptr ? "null" : file_json(*file)));
-    return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+    return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
 }
 
 PyObject* reset_stats(PyObject*, PyObject*) {
@@ -103,16 +116,21 @@ PyObject* hinder(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// (nbytes, count) -> (ns for writing, ns for reading); raises RuntimeError with what a step would fail of
+// (nbytes, count) -> (ns for writing, ns for reading); raises RuntimeError with the text that a step would fail with
 PyObject* measure(PyObject*, PyObject* args) {
     long long nbytes = 0;
     int count = 0;
     if (!PyArg_ParseTuple(args, "Li", &nbytes, &count)) return nullptr;
+    if (nbytes < 1 || count < 1) {
+        PyErr_Format(PyExc_ValueError, "cannot measure with %d tensors of %lld bytes", count, nbytes);
+        return nullptr;
+    }
     Speed speed;
     absl::Status status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = probe(static_cast<std::size_t>(nbytes), count, &speed);
-    Py_END_ALLOW_THREADS;
+    {
+        const WithoutGil without_gil;
+        status = probe(static_cast<std::size_t>(nbytes), count, &speed);
+    }
     if (!status.ok()) {
         PyErr_SetString(PyExc_RuntimeError, std::string(status.message()).c_str());
         return nullptr;
@@ -120,7 +138,7 @@ PyObject* measure(PyObject*, PyObject* args) {
     return Py_BuildValue("(LL)", static_cast<long long>(speed.write_ns), static_cast<long long>(speed.read_ns));
 }
 
-// -> whether it records now
+// -> True if it records now
 PyObject* start_times(PyObject*, PyObject*) { return PyBool_FromLong(start_op_times()); }
 
 // -> [(name, count, total_ns, first_ns)]
@@ -139,15 +157,15 @@ PyObject* stop_times(PyObject*, PyObject*) {
     return list;
 }
 
-PyMethodDef methods[] = {{"arm", arm_pass, METH_VARARGS, nullptr},
-                         {"configure", configure, METH_VARARGS, nullptr},
-                         {"disarm", disarm_pass, METH_NOARGS, nullptr},
-                         {"hinder", hinder, METH_VARARGS, nullptr},
-                         {"probe", measure, METH_VARARGS, nullptr},
-                         {"reset_stats", reset_stats, METH_NOARGS, nullptr},
-                         {"start_op_times", start_times, METH_NOARGS, nullptr},
-                         {"stats", stats, METH_NOARGS, nullptr},
-                         {"stop_op_times", stop_times, METH_NOARGS, nullptr},
+PyMethodDef methods[] = {{"arm", guarded_method<arm_pass>, METH_VARARGS, nullptr},
+                         {"configure", guarded_method<configure>, METH_VARARGS, nullptr},
+                         {"disarm", guarded_method<disarm_pass>, METH_NOARGS, nullptr},
+                         {"hinder", guarded_method<hinder>, METH_VARARGS, nullptr},
+                         {"probe", guarded_method<measure>, METH_VARARGS, nullptr},
+                         {"reset_stats", guarded_method<reset_stats>, METH_NOARGS, nullptr},
+                         {"start_op_times", guarded_method<start_times>, METH_NOARGS, nullptr},
+                         {"stats", guarded_method<stats>, METH_NOARGS, nullptr},
+                         {"stop_op_times", guarded_method<stop_times>, METH_NOARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_lms_ops", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -41,6 +41,9 @@ class Answers {
 
 absl::Status probe(std::size_t nbytes, int count, Speed* speed) {
     Tensor source(tensorflow::DT_UINT8, {static_cast<std::int64_t>(nbytes)});
+    if (!source.IsInitialized() || source.tensor_data().size() != nbytes) {
+        return absl::ResourceExhaustedError("no memory for the probe");
+    }
     source.flat<std::uint8_t>().setConstant(1);
     std::vector<std::shared_ptr<Parcel>> parcels;
     for (int i = 0; i < count; ++i) parcels.push_back(std::make_shared<Parcel>("the probe", source));

@@ -1,6 +1,5 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <limits>
@@ -11,29 +10,28 @@
 #include "blockio.h"
 #include "byte_view.h"
 #include "file.h"
+#include "gil.h"
 #include "piece_watcher.h"
+#include "signal_check.h"
 
 namespace nb = nanobind;
 
 namespace hpcckpt {
 namespace {
 
+// Paths are Python's strings from end to end: those of bytes that are not UTF-8 have no other form in C++.
+
 // Raises OSError, or the subclass Python gives this errno.
-[[noreturn]] void raise_os_error(int error, const std::string& path) {
+[[noreturn]] void raise_os_error(int error, const nb::str& path) {
     errno = error;
-    if (path.empty()) {
-        PyErr_SetFromErrno(PyExc_OSError);
-    } else {
-        PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
-    }
+    PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, nb::len(path) == 0 ? nullptr : path.ptr());
     throw nb::python_error();
 }
 
-[[noreturn]] void raise_short_file(const BlockFailure& failure, const Piece& piece, const std::string& path) {
-    const std::string text = (path.empty() ? "file" : path) + ": ends early: wanted " + std::to_string(piece.nbytes) +
-                             " bytes at offset " + std::to_string(piece.offset) + ", got " +
-                             std::to_string(failure.nbytes);
-    PyErr_SetString(PyExc_EOFError, text.c_str());
+[[noreturn]] void raise_short_file(const BlockFailure& failure, const Piece& piece, const nb::str& path) {
+    const nb::str shown = nb::len(path) == 0 ? nb::str("file") : path;
+    PyErr_Format(PyExc_EOFError, "%U: ends early: wanted %zu bytes at offset %lld, got %zu", shown.ptr(), piece.nbytes,
+                 static_cast<long long>(piece.offset), failure.nbytes);
     throw nb::python_error();
 }
 
@@ -49,7 +47,7 @@ Piece make_piece(const ByteView& bytes, nb::handle position) {
 
 using Crcs = std::vector<std::uint32_t>;
 
-// The pieces of one call: the buffers are held as long as this lives.
+// The pieces of one call, whose buffers are held as long as this exists.
 struct Request {
     std::vector<ByteView> buffers;
     std::vector<Piece> pieces;
@@ -79,6 +77,13 @@ Crcs expected_crcs(nb::handle numbers, std::size_t n_blocks) {
     return crcs;
 }
 
+// The next item, or null when there is none; items may come from a generator, whose code runs in here.
+nb::object next_of(const nb::iterator& items) {
+    PyObject* item = outliving_interpreter([&] { return PyIter_Next(items.ptr()); });
+    if (item == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+    return nb::steal(item);
+}
+
 // Without the GIL.
 WriteResult write_watched(int fd, const Request& request, const BlockOptions& options, PieceWatcher& watcher) {
     struct Watch {
@@ -89,51 +94,58 @@ WriteResult write_watched(int fd, const Request& request, const BlockOptions& op
     return write_blocks(fd, request.pieces, options, [&watcher](std::size_t piece) { watcher.push(piece); });
 }
 
-std::vector<Crcs> write(int fd, nb::iterable items, std::size_t block_bytes, std::size_t threads,
-                        const std::string& path, nb::handle on_piece, int nice) {
+std::vector<Crcs> write(int fd, nb::iterable items, std::size_t block_bytes, std::size_t threads, const nb::str& path,
+                        nb::handle on_piece, int nice) {
     Request request;
-    for (nb::handle item : items) {
+    const nb::iterator each = nb::iter(items);
+    while (const nb::object item = next_of(each)) {
         const nb::tuple fields = fields_of(item, 2);
         request.add(fields[0], fields[1], Access::kRead);
     }
-    const BlockOptions options{block_bytes, threads, nice};
+    SignalCheck signals;
+    const BlockOptions options{block_bytes, threads, nice, signals.stop_check()};
     PieceWatcher watcher(on_piece, request.buffers);
     WriteResult result;
     {
-        const nb::gil_scoped_release without_gil;
+        const WithoutGil without_gil;
         result = on_piece.is_none() ? write_blocks(fd, request.pieces, options)
                                     : write_watched(fd, request, options, watcher);
     }
+    SignalCheck::raise_pending();
     if (result.failure.is_failed) raise_os_error(result.failure.error, path);
     return std::move(result.crcs);
 }
 
 std::vector<std::pair<std::size_t, std::size_t>> read(int fd, nb::iterable items, std::size_t block_bytes,
-                                                      std::size_t threads, const std::string& path) {
+                                                      std::size_t threads, const nb::str& path) {
     Request request;
-    for (nb::handle item : items) {
+    const nb::iterator each = nb::iter(items);
+    while (const nb::object item = next_of(each)) {
         const nb::tuple fields = fields_of(item, 3);
         request.add(fields[0], fields[1], Access::kWrite);
         const std::size_t n_blocks = count_blocks(request.pieces.back().nbytes, block_bytes);
         request.expected.emplace_back();
         if (!fields[2].is_none()) request.expected.back() = expected_crcs(fields[2], n_blocks);
     }
+    SignalCheck signals;
     ReadResult result;
     {
-        const nb::gil_scoped_release without_gil;
-        result = read_blocks(fd, request.pieces, request.expected, {block_bytes, threads});
+        const WithoutGil without_gil;
+        const BlockOptions options{block_bytes, threads, 0, signals.stop_check()};
+        result = read_blocks(fd, request.pieces, request.expected, options);
     }
+    SignalCheck::raise_pending();
     const BlockFailure& failure = result.failure;
     if (failure.is_failed && failure.error != 0) raise_os_error(failure.error, path);
     if (failure.is_failed) raise_short_file(failure, request.pieces[failure.piece], path);
     return std::move(result.bad);
 }
 
-void reserve(int fd, std::int64_t nbytes, const std::string& path) {
+void reserve(int fd, std::int64_t nbytes, const nb::str& path) {
     if (nbytes < 0) throw nb::value_error("cannot preallocate a negative number of bytes");
     int error;
     {
-        const nb::gil_scoped_release without_gil;
+        const WithoutGil without_gil;
         error = preallocate(fd, static_cast<off_t>(nbytes));
     }
     if (error != 0) raise_os_error(error, path);

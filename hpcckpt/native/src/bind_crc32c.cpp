@@ -1,10 +1,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "bindings.h"
 #include "blockio.h"
 #include "byte_view.h"
 #include "crc32c.h"
+#include "gil.h"
+#include "signal_check.h"
 
 namespace nb = nanobind;
 
@@ -14,17 +19,35 @@ namespace {
 // Below this, giving up the GIL and taking it again costs more than the sum.
 constexpr std::size_t kReleaseGilBytes = std::size_t{32} << 10;
 
+// What is summed up between two looks at signals.
+constexpr std::size_t kPartBytes = std::size_t{16} << 20;
+
 std::uint32_t checksum(nb::handle data, std::uint32_t value) {
     const ByteView bytes(data);
     if (bytes.nbytes() < kReleaseGilBytes) return crc32c(value, bytes.data(), bytes.nbytes());
-    const nb::gil_scoped_release without_gil;
-    return crc32c(value, bytes.data(), bytes.nbytes());
+    SignalCheck signals;
+    {
+        const WithoutGil without_gil;
+        const StopCheck should_stop = signals.stop_check();
+        for (std::size_t start = 0; start < bytes.nbytes(); start += kPartBytes) {
+            if (should_stop && should_stop()) break;
+            value = crc32c(value, bytes.data() + start, std::min(kPartBytes, bytes.nbytes() - start));
+        }
+    }
+    SignalCheck::raise_pending();
+    return value;
 }
 
 std::vector<std::uint32_t> checksum_in_blocks(nb::handle data, std::size_t block_bytes, std::size_t threads) {
     const ByteView bytes(data);
-    const nb::gil_scoped_release without_gil;
-    return checksum_blocks({{bytes.data(), bytes.nbytes(), 0}}, {block_bytes, threads}).front();
+    SignalCheck signals;
+    PieceCrcs crcs;
+    {
+        const WithoutGil without_gil;
+        crcs = checksum_blocks({{bytes.data(), bytes.nbytes(), 0}}, {block_bytes, threads, 0, signals.stop_check()});
+    }
+    SignalCheck::raise_pending();
+    return std::move(crcs.front());
 }
 
 std::uint32_t checksum_with_kernel(const std::string& kernel, nb::handle data, std::uint32_t value) {

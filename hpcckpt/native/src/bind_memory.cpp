@@ -7,8 +7,10 @@
 #include "bindings.h"
 #include "byte_view.h"
 #include "copying.h"
+#include "gil.h"
 #include "nonfinite.h"
 #include "prefault.h"
+#include "signal_check.h"
 
 namespace nb = nanobind;
 
@@ -47,8 +49,12 @@ CopyRequest request_of(nb::iterable pairs) {
 
 void copy_pieces(nb::iterable pairs, std::size_t threads) {
     const CopyRequest request = request_of(pairs);
-    const nb::gil_scoped_release without_gil;
-    copy_all(request.copies, threads);
+    SignalCheck signals;
+    {
+        const WithoutGil without_gil;
+        copy_all(request.copies, threads, signals.stop_check());
+    }
+    SignalCheck::raise_pending();
 }
 
 void copy_with_kernel(const std::string& kernel, nb::handle source, nb::handle destination) {
@@ -75,14 +81,24 @@ std::size_t count(nb::handle data, const std::string& dtype, std::size_t threads
     if (bytes.nbytes() % (pattern->nbytes * pattern->n_words) != 0) {
         throw nb::value_error((std::to_string(bytes.nbytes()) + " bytes are no whole number of " + dtype).c_str());
     }
-    const nb::gil_scoped_release without_gil;
-    return count_nonfinite(bytes.data(), bytes.nbytes(), *pattern, threads);
+    SignalCheck signals;
+    std::size_t n_found = 0;
+    {
+        const WithoutGil without_gil;
+        n_found = count_nonfinite(bytes.data(), bytes.nbytes(), *pattern, threads, signals.stop_check());
+    }
+    SignalCheck::raise_pending();
+    return n_found;
 }
 
 void prefault_buffer(nb::handle data, std::size_t threads) {
     const ByteView bytes(data, Access::kWrite);
-    const nb::gil_scoped_release without_gil;
-    prefault(bytes.data(), bytes.nbytes(), threads);
+    SignalCheck signals;
+    {
+        const WithoutGil without_gil;
+        prefault(bytes.data(), bytes.nbytes(), threads, signals.stop_check());
+    }
+    SignalCheck::raise_pending();
 }
 
 }  // namespace

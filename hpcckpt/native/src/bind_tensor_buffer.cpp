@@ -2,7 +2,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
+
 #include "bindings.h"
+#include "gil.h"
 #include "tensor_buffer.h"
 
 namespace nb = nanobind;
@@ -10,7 +13,7 @@ namespace nb = nanobind;
 namespace hpcckpt {
 namespace {
 
-// The exported view keeps a claim of its own, so release() never pulls memory away from under a reader.
+// The exported view has a separate claim, so release() never pulls memory away from under a reader.
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
     static std::uint8_t nothing = 0;  // for empty tensors, whose address may be null
     const TensorBuffer& buffer = *nb::inst_ptr<TensorBuffer>(self);
@@ -21,11 +24,15 @@ int get_buffer(PyObject* self, Py_buffer* view, int flags) {
     }
     std::uint8_t* data = buffer.nbytes() != 0 ? buffer.data() : &nothing;
     const int is_readonly = buffer.is_readonly() ? 1 : 0;
-    if (PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(buffer.nbytes()), is_readonly, flags) != 0) {
-        return -1;
-    }
-    view->internal = new std::shared_ptr<Claim>(buffer.claim());
-    return 0;
+    return guarded(
+        [&] {
+            auto claim = std::make_unique<std::shared_ptr<Claim>>(buffer.claim());
+            const auto nbytes = static_cast<Py_ssize_t>(buffer.nbytes());
+            if (PyBuffer_FillInfo(view, self, data, nbytes, is_readonly, flags) != 0) return -1;
+            view->internal = claim.release();
+            return 0;
+        },
+        -1);
 }
 
 void release_buffer(PyObject*, Py_buffer* view) { delete static_cast<std::shared_ptr<Claim>*>(view->internal); }

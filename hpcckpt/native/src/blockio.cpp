@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <mutex>
 
 #include "crc32c.h"
@@ -138,10 +139,13 @@ std::size_t count_blocks(std::size_t nbytes, std::size_t block_bytes) {
 PieceCrcs checksum_blocks(const std::vector<Piece>& pieces, const BlockOptions& options) {
     PieceCrcs crcs = room_for_crcs(pieces, options.block_bytes);
     const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
-    for_each_item(blocks.size(), options.n_threads, [&](std::size_t i) {
-        crcs[blocks[i].piece][blocks[i].index] = crc32c(0, blocks[i].bytes.data, blocks[i].bytes.nbytes);
-        return true;
-    });
+    for_each_item(
+        blocks.size(), options.n_threads,
+        [&](std::size_t i) {
+            crcs[blocks[i].piece][blocks[i].index] = crc32c(0, blocks[i].bytes.data, blocks[i].bytes.nbytes);
+            return true;
+        },
+        options.should_stop);
     return crcs;
 }
 
@@ -160,23 +164,27 @@ WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOp
             countdown.block_is_done(blocks[i].piece);
             return true;
         },
-        options.nice);
+        options.should_stop, options.nice);
     return {failure.get(), std::move(crcs)};
 }
 
 ReadResult read_blocks(int fd, const std::vector<Piece>& pieces,
                        const std::vector<std::optional<std::vector<std::uint32_t>>>& expected,
                        const BlockOptions& options) {
+    assert(expected.size() == pieces.size());
     const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
     std::vector<char> is_bad(blocks.size());  // not vector<bool>: threads set neighbours
     FirstFailure failure;
-    for_each_item(blocks.size(), options.n_threads, [&](std::size_t i) {
-        const auto& crcs = expected[blocks[i].piece];
-        std::uint32_t crc = 0;
-        const Transfer transfer = read_block(fd, blocks[i].bytes, crcs.has_value(), crc);
-        is_bad[i] = crcs.has_value() && crc != (*crcs)[blocks[i].index];
-        return failure.record(i, blocks[i], options.block_bytes, transfer);
-    });
+    for_each_item(
+        blocks.size(), options.n_threads,
+        [&](std::size_t i) {
+            const auto& crcs = expected[blocks[i].piece];
+            std::uint32_t crc = 0;
+            const Transfer transfer = read_block(fd, blocks[i].bytes, crcs.has_value(), crc);
+            is_bad[i] = crcs.has_value() && crc != (*crcs)[blocks[i].index];
+            return failure.record(i, blocks[i], options.block_bytes, transfer);
+        },
+        options.should_stop);
     ReadResult result{failure.get(), {}};
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         if (is_bad[i] != 0) result.bad.emplace_back(blocks[i].piece, blocks[i].index);

@@ -10,9 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "workers.h"
+
 namespace hpcckpt {
 
-// A contiguous run of memory and where it stands in the file.
+// A contiguous run of memory and its offset in the file.
 struct Piece {
     std::uint8_t* data;
     std::size_t nbytes;
@@ -23,6 +25,7 @@ struct BlockOptions {
     std::size_t block_bytes;
     std::size_t n_threads;
     int nice = 0;  // of the threads that write; see for_each_item
+    StopCheck should_stop = nullptr;
 };
 
 // The first block, in the order of pieces and blocks, that could not be moved whole.
@@ -46,7 +49,7 @@ struct WriteResult {
 };
 
 // Called once for each piece when all its bytes have been handed to the kernel, from whichever thread did the last of
-// them; not for a piece that could not be written whole.  Must not throw.
+// them; not for a piece that was not written whole.  Must not throw.
 using OnPiece = std::function<void(std::size_t piece)>;
 
 WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOptions& options,

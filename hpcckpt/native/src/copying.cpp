@@ -68,15 +68,18 @@ bool has_overlap(const std::vector<Copy>& copies) {
     return false;
 }
 
-void copy_all(const std::vector<Copy>& copies, std::size_t n_threads) {
+void copy_all(const std::vector<Copy>& copies, std::size_t n_threads, const StopCheck& should_stop) {
     std::size_t total = 0;
     for (const Copy& copy : copies) total += copy.nbytes;
     const CopyKernel run = total < kStreamBytes ? plain_kernel : copy_kernels().front().run;
     const std::vector<Copy> ranges = cut(copies);
-    for_each_item(ranges.size(), n_threads, [&](std::size_t i) {
-        run(ranges[i].to, ranges[i].from, ranges[i].nbytes);
-        return true;
-    });
+    for_each_item(
+        ranges.size(), n_threads,
+        [&](std::size_t i) {
+            run(ranges[i].to, ranges[i].from, ranges[i].nbytes);
+            return true;
+        },
+        should_stop);
 }
 
 }  // namespace hpcckpt

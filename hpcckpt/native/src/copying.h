@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "workers.h"
+
 namespace hpcckpt {
 
 struct Copy {
@@ -14,11 +16,11 @@ struct Copy {
     std::size_t nbytes;
 };
 
-// Whether a destination shares bytes with another buffer: then the result would depend on the order.
+// Returns whether a destination shares bytes with another buffer: then the result would depend on the order.
 bool has_overlap(const std::vector<Copy>& copies);
 
 // Copies all, shared evenly by `n_threads` threads however uneven the lengths.  Nothing may overlap.
-void copy_all(const std::vector<Copy>& copies, std::size_t n_threads);
+void copy_all(const std::vector<Copy>& copies, std::size_t n_threads, const StopCheck& should_stop = nullptr);
 
 using CopyKernel = void (*)(std::uint8_t* to, const std::uint8_t* from, std::size_t nbytes);
 

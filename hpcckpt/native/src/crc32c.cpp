@@ -75,7 +75,7 @@ std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t nbytes) {
 }
 
 std::uint32_t crc32c_combine(std::uint32_t crc_a, std::uint32_t crc_b, std::uint64_t nbytes_b) {
-    return crc::multiply(crc::power_of_x(8 * nbytes_b), crc_a) ^ crc_b;
+    return crc::multiply(crc::power(crc::kX8, nbytes_b), crc_a) ^ crc_b;
 }
 
 }  // namespace hpcckpt

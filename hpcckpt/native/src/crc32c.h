@@ -28,7 +28,7 @@ const std::vector<Crc32cChoice>& crc32c_kernels();
 
 namespace crc {
 
-constexpr std::uint32_t kPolynomial = 0x82F63B78;  // bit i stands for x^(31-i)
+constexpr std::uint32_t kPolynomial = 0x82F63B78;  // bit i is the coefficient of x^(31-i)
 
 // Product of two polynomials modulo the CRC polynomial.
 constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
@@ -40,16 +40,22 @@ constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
     return product;
 }
 
-// x^n modulo the CRC polynomial, by repeated squaring.
-constexpr std::uint32_t power_of_x(std::uint64_t n) {
+constexpr std::uint32_t kX = 0x40000000u;   // x^1
+constexpr std::uint32_t kX8 = 0x00800000u;  // x^8
+
+// base^n modulo the CRC polynomial, by repeated squaring.
+constexpr std::uint32_t power(std::uint32_t base, std::uint64_t n) {
     std::uint32_t result = 0x80000000u;  // x^0
-    std::uint32_t square = 0x40000000u;  // x^1
+    std::uint32_t square = base;
     for (; n != 0; n >>= 1) {
         if ((n & 1) != 0) result = multiply(result, square);
         square = multiply(square, square);
     }
     return result;
 }
+
+// x^n modulo the CRC polynomial.
+constexpr std::uint32_t power_of_x(std::uint64_t n) { return power(kX, n); }
 
 std::uint32_t table_kernel(std::uint32_t state, const std::uint8_t* data, std::size_t nbytes);
 

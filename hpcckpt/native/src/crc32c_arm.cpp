@@ -10,9 +10,9 @@
 #define HPCCKPT_CRC __attribute__((target("crc")))
 #else
 #define HPCCKPT_CRC __attribute__((target("+crc")))
+#include <arm_acle.h>
 #endif
 
-#include <arm_acle.h>
 #if defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -32,20 +32,37 @@ inline std::uint64_t load64(const std::uint8_t* p) {
     return value;
 }
 
+// Before clang 16 its arm_acle.h has no crc functions unless the whole file is compiled for a processor with them.
+HPCCKPT_CRC inline std::uint32_t add_byte(std::uint32_t state, std::uint8_t byte) {
+#if defined(__clang__)
+    return __builtin_arm_crc32cb(state, byte);
+#else
+    return __crc32cb(state, byte);
+#endif
+}
+
+HPCCKPT_CRC inline std::uint32_t add_word(std::uint32_t state, std::uint64_t word) {
+#if defined(__clang__)
+    return __builtin_arm_crc32cd(state, word);
+#else
+    return __crc32cd(state, word);
+#endif
+}
+
 HPCCKPT_CRC std::uint32_t crc_kernel(std::uint32_t state, const std::uint8_t* p, std::size_t nbytes) {
     constexpr std::uint32_t kTwoLanes = power_of_x(16 * kLane);
     constexpr std::uint32_t kOneLane = power_of_x(8 * kLane);
     for (; nbytes >= 3 * kLane; p += 3 * kLane, nbytes -= 3 * kLane) {
         std::uint32_t a = state, b = 0, c = 0;
         for (std::size_t i = 0; i < kLane; i += 8) {
-            a = __crc32cd(a, load64(p + i));
-            b = __crc32cd(b, load64(p + kLane + i));
-            c = __crc32cd(c, load64(p + 2 * kLane + i));
+            a = add_word(a, load64(p + i));
+            b = add_word(b, load64(p + kLane + i));
+            c = add_word(c, load64(p + 2 * kLane + i));
         }
         state = multiply(a, kTwoLanes) ^ multiply(b, kOneLane) ^ c;
     }
-    for (; nbytes >= 8; p += 8, nbytes -= 8) state = __crc32cd(state, load64(p));
-    for (; nbytes > 0; ++p, --nbytes) state = __crc32cb(state, *p);
+    for (; nbytes >= 8; p += 8, nbytes -= 8) state = add_word(state, load64(p));
+    for (; nbytes > 0; ++p, --nbytes) state = add_byte(state, *p);
     return state;
 }
 

@@ -12,6 +12,8 @@ namespace {
 // Linux moves at most 0x7ffff000 bytes per call, and other systems refuse more than INT_MAX.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
+[[maybe_unused]] constexpr int kMaxTries = 10;
+
 // Calls `move(done, length)`, which is pread or pwrite, until all is moved, it fails, or it moves nothing.
 template <typename Move>
 Transfer move_all(std::size_t nbytes, Move move) {
@@ -51,14 +53,16 @@ int preallocate(int fd, off_t nbytes) {
 #if defined(__linux__)
     // Not posix_fallocate: where the file system cannot, glibc writes a byte into each block, which is slow and, with
     // several writers to one file, unsafe.
+    // Where a signal makes the file system begin again, one that comes often enough would keep it from ever ending.
+    int n_tries = kMaxTries;
     do {
         error = ::fallocate(fd, 0, 0, nbytes) == 0 ? 0 : errno;
-    } while (error == EINTR);
+    } while (error == EINTR && --n_tries > 0);
 #else
     error = ::ftruncate(fd, nbytes) == 0 ? 0 : errno;
 #endif
-    const bool is_unsupported = error == EOPNOTSUPP || error == ENOTSUP || error == ENOSYS;
-    return is_unsupported ? 0 : error;
+    const bool is_left = error == EOPNOTSUPP || error == ENOTSUP || error == ENOSYS || error == EINTR;
+    return is_left ? 0 : error;
 }
 
 void begin_writeback([[maybe_unused]] int fd, [[maybe_unused]] off_t offset, [[maybe_unused]] off_t nbytes) {

@@ -124,15 +124,18 @@ const NonfinitePattern* find_nonfinite_pattern(std::string_view token) {
 }
 
 std::size_t count_nonfinite(const std::uint8_t* data, std::size_t nbytes, const NonfinitePattern& pattern,
-                            std::size_t n_threads) {
+                            std::size_t n_threads, const StopCheck& should_stop) {
     const Counter count = counter_of(pattern);
     const std::size_t n_ranges = nbytes / kRangeBytes + (nbytes % kRangeBytes != 0 ? 1 : 0);
     std::atomic<std::size_t> total{0};
-    for_each_item(n_ranges, n_threads, [&](std::size_t i) {
-        const std::size_t start = i * kRangeBytes;
-        total += count(data + start, std::min(kRangeBytes, nbytes - start), pattern);
-        return true;
-    });
+    for_each_item(
+        n_ranges, n_threads,
+        [&](std::size_t i) {
+            const std::size_t start = i * kRangeBytes;
+            total += count(data + start, std::min(kRangeBytes, nbytes - start), pattern);
+            return true;
+        },
+        should_stop);
     return total;
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "workers.h"
+
 namespace hpcckpt {
 
 // How values that are no finite numbers look: `(bits & mask) == value`, in words of `nbytes`.
@@ -21,6 +23,6 @@ const NonfinitePattern* find_nonfinite_pattern(std::string_view token);
 
 // Counts elements with at least one such word.  `nbytes` is a multiple of an element's.
 std::size_t count_nonfinite(const std::uint8_t* data, std::size_t nbytes, const NonfinitePattern& pattern,
-                            std::size_t n_threads);
+                            std::size_t n_threads, const StopCheck& should_stop = nullptr);
 
 }  // namespace hpcckpt

@@ -1,7 +1,9 @@
 #include "piece_watcher.h"
 
-#include <system_error>
+#include <exception>
 #include <utility>
+
+#include "gil.h"
 
 namespace nb = nanobind;
 
@@ -15,8 +17,8 @@ PieceWatcher::PieceWatcher(nb::handle on_piece, std::vector<ByteView>& buffers)
 void PieceWatcher::start() {
     try {
         thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error&) {
-        // EAGAIN: a limit on processes was reached; finish() does the telling, later.
+    } catch (const std::exception&) {
+        // EAGAIN or no memory: a limit was reached; finish() makes the calls, later.
     }
 }
 
@@ -51,21 +53,21 @@ void PieceWatcher::run() {
         pieces.clear();
         std::swap(pieces, waiting_);
         lock.unlock();
-        tell_of(pieces);
+        report(pieces);
         lock.lock();
     }
 }
 
-void PieceWatcher::tell_of(const std::vector<std::size_t>& pieces) {
-    const nb::gil_scoped_acquire gil;
-    for (const std::size_t piece : pieces) {
-        buffers_[piece].release();
-        try {
-            on_piece_(piece);
-        } catch (nb::python_error& error) {
-            error.discard_as_unraisable("on_piece");
+void PieceWatcher::report(const std::vector<std::size_t>& pieces) {
+    const WithGil gil;
+    outliving_interpreter([&] {
+        for (const std::size_t piece : pieces) {
+            buffers_[piece].release();
+            PyObject* result = PyObject_CallFunction(on_piece_.ptr(), "n", static_cast<Py_ssize_t>(piece));
+            if (result == nullptr) PyErr_WriteUnraisable(on_piece_.ptr());
+            Py_XDECREF(result);
         }
-    }
+    });
 }
 
 }  // namespace hpcckpt

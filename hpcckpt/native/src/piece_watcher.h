@@ -1,4 +1,4 @@
-// Tells Python of pieces that are written, while others are still being written.
+// Reports to Python which pieces are written, while others are still being written.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,8 +13,8 @@
 
 namespace hpcckpt {
 
-// Lets go of a piece's buffer and calls a Python function with its index, on a thread of its own: a writer that waited
-// for the GIL while a training loop holds it would write nothing meanwhile.
+// Releases a piece's buffer and calls a Python function with its index, on a separate thread: a writer that waited for
+// the GIL while a training loop holds it would write nothing meanwhile.
 class PieceWatcher {
    public:
     // `buffers` has one view for each piece.  The function must not raise.
@@ -23,14 +23,14 @@ class PieceWatcher {
     PieceWatcher& operator=(const PieceWatcher&) = delete;
 
     // These are called without the GIL; `push` from any thread, and never after `finish`, which waits for the last
-    // call.  Whoever calls `start` must call `finish`.
+    // call.  A call of `start` needs one of `finish`.
     void start();
     void push(std::size_t piece) noexcept;
     void finish();
 
    private:
     void run();
-    void tell_of(const std::vector<std::size_t>& pieces);
+    void report(const std::vector<std::size_t>& pieces);
 
     nanobind::handle on_piece_;
     std::vector<ByteView>& buffers_;

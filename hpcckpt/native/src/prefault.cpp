@@ -35,14 +35,17 @@ void touch(std::uint8_t* data, std::size_t nbytes) {
 
 }  // namespace
 
-void prefault(std::uint8_t* data, std::size_t nbytes, std::size_t n_threads) {
+void prefault(std::uint8_t* data, std::size_t nbytes, std::size_t n_threads, const StopCheck& should_stop) {
     const std::size_t n_ranges = nbytes / kRangeBytes + (nbytes % kRangeBytes != 0 ? 1 : 0);
-    for_each_item(n_ranges, n_threads, [&](std::size_t i) {
-        std::uint8_t* start = data + i * kRangeBytes;
-        const std::size_t length = std::min(kRangeBytes, nbytes - i * kRangeBytes);
-        if (!populate(start, length)) touch(start, length);
-        return true;
-    });
+    for_each_item(
+        n_ranges, n_threads,
+        [&](std::size_t i) {
+            std::uint8_t* start = data + i * kRangeBytes;
+            const std::size_t length = std::min(kRangeBytes, nbytes - i * kRangeBytes);
+            if (!populate(start, length)) touch(start, length);
+            return true;
+        },
+        should_stop);
 }
 
 }  // namespace hpcckpt

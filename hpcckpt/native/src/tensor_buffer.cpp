@@ -14,21 +14,35 @@ std::atomic<std::size_t> n_claims{0};
 struct Received {
     const dlpack::Tensor* tensor;
     bool is_readonly;
+    const char* used_name;
+    std::function<void()> deleter;
 };
 
-// Reads the capsule without consuming it: it stays the owner, and frees the tensor when the last claim lets go.
+template <typename Managed>
+Managed* managed_in(nb::handle capsule, const char* name) {
+    return static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+}
+
+template <typename Managed>
+std::function<void()> deleter_of(Managed* managed) {
+    return [managed] {
+        if (managed->deleter != nullptr) managed->deleter(managed);
+    };
+}
+
+// Reads the capsule without consuming it.
 Received open_capsule(nb::handle capsule) {
     if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
-        const auto* managed =
-            static_cast<dlpack::ManagedVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+        auto* managed = managed_in<dlpack::ManagedVersioned>(capsule, "dltensor_versioned");
         if (managed->major != dlpack::kMajorVersion) {
             throw nb::buffer_error(("DLPack version " + std::to_string(managed->major) + " is not understood").c_str());
         }
-        return {&managed->tensor, (managed->flags & dlpack::kReadOnly) != 0};
+        const bool is_readonly = (managed->flags & dlpack::kReadOnly) != 0;
+        return {&managed->tensor, is_readonly, "used_dltensor_versioned", deleter_of(managed)};
     }
     if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
-        const auto* managed = static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
-        return {&managed->tensor, false};
+        auto* managed = managed_in<dlpack::Managed>(capsule, "dltensor");
+        return {&managed->tensor, false, "used_dltensor", deleter_of(managed)};
     }
     throw nb::value_error("not an unconsumed DLPack capsule");
 }
@@ -48,8 +62,15 @@ void check_tensor(const dlpack::Tensor& tensor) {
 }  // namespace
 
 Claim::Claim(ByteView bytes) : bytes_(std::make_unique<ByteView>(std::move(bytes))) { ++n_claims; }
-Claim::Claim(nb::object exporter) : exporter_(std::move(exporter)) { ++n_claims; }
-Claim::~Claim() { --n_claims; }
+Claim::Claim() { ++n_claims; }
+
+Claim::~Claim() {
+    --n_claims;
+    if (!deleter_) return;
+    const nb::error_scope pending;  // it may run Python code, and this may be the way out of an error
+    deleter_();
+}
+
 std::size_t Claim::count() { return n_claims; }
 
 TensorBuffer::TensorBuffer(nb::handle object, std::string dtype, std::vector<std::int64_t> shape)
@@ -62,7 +83,7 @@ TensorBuffer::TensorBuffer(nb::handle object, std::string dtype, std::vector<std
 }
 
 TensorBuffer TensorBuffer::from_dlpack(nb::object capsule) {
-    const Received received = open_capsule(capsule);
+    Received received = open_capsule(capsule);
     const dlpack::Tensor& tensor = *received.tensor;
     check_tensor(tensor);
     TensorBuffer buffer;
@@ -72,7 +93,9 @@ TensorBuffer TensorBuffer::from_dlpack(nb::object capsule) {
     buffer.dtype_ = dlpack::dtype_token(tensor.dtype);
     buffer.shape_.assign(tensor.shape, tensor.shape + tensor.ndim);
     buffer.is_readonly_ = received.is_readonly;
-    buffer.claim_ = std::make_shared<Claim>(std::move(capsule));
+    buffer.claim_ = std::make_shared<Claim>();
+    if (PyCapsule_SetName(capsule.ptr(), received.used_name) != 0) throw nb::python_error();
+    buffer.claim_->own(std::move(received.deleter));  // by its new name the capsule's destructor knows not to delete
     return buffer;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,22 +15,25 @@
 
 namespace hpcckpt {
 
-// Whoever shares a claim may read the memory; the last one to let go gives it back to its exporter.
+// Memory that may be read by all who share the claim; returned to its exporter with the last of them.
 // Made and destroyed with the GIL.
 class Claim {
    public:
-    explicit Claim(ByteView bytes);             // the buffer protocol
-    explicit Claim(nanobind::object exporter);  // a DLPack capsule: its own destructor frees an unconsumed tensor
+    Claim();                         // a DLPack tensor, once `own` was called
+    explicit Claim(ByteView bytes);  // the buffer protocol
     ~Claim();
     Claim(const Claim&) = delete;
     Claim& operator=(const Claim&) = delete;
+
+    // Calls `deleter` when this is destroyed.
+    void own(std::function<void()> deleter) noexcept { deleter_ = std::move(deleter); }
 
     // Number of claims in this process: tests assert lifetimes with it.
     static std::size_t count();
 
    private:
     std::unique_ptr<ByteView> bytes_;
-    nanobind::object exporter_;
+    std::function<void()> deleter_;
 };
 
 class TensorBuffer {
@@ -37,8 +41,9 @@ class TensorBuffer {
     // `object` exports bytes; dtype and shape are taken on trust.
     TensorBuffer(nanobind::handle object, std::string dtype, std::vector<std::int64_t> shape);
 
-    // Raises BufferError if the tensor is not in host memory or not C-contiguous, TypeError if the dtype has no name
-    // here, ValueError if the capsule is not a live DLPack one.
+    // Consumes the capsule.  Raises BufferError if the tensor is not in host memory or not C-contiguous, TypeError if
+    // the dtype has no name here, ValueError if the capsule is no DLPack one or was consumed; the capsule is then as it
+    // was.
     static TensorBuffer from_dlpack(nanobind::object capsule);
 
     // These raise ValueError once released.
@@ -51,7 +56,7 @@ class TensorBuffer {
     bool is_readonly() const { return is_readonly_; }
     bool is_released() const { return claim_ == nullptr; }
 
-    // Gives up this view's claim; memory exported from it before lives on until those exports are gone too.
+    // Gives up this view's claim; memory exported from it before stays until those exports are gone too.
     void release() { claim_.reset(); }
 
    private:

@@ -5,13 +5,18 @@
 #endif
 
 #include <algorithm>
-#include <system_error>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 namespace hpcckpt {
 
 namespace {
+
+constexpr std::chrono::milliseconds kStopInterval{20};
 
 void give_way([[maybe_unused]] int nice) {
 #if defined(__linux__)
@@ -20,33 +25,89 @@ void give_way([[maybe_unused]] int nice) {
 #endif
 }
 
+class Loop {
+   public:
+    Loop(std::size_t n_items, const std::function<bool(std::size_t)>& work) : n_items_(n_items), work_(work) {}
+
+    void take_items(const StopCheck& should_stop) {
+        while (!is_stopped_.load(std::memory_order_relaxed)) {
+            if (should_stop && should_stop()) return stop();
+            const std::size_t item = next_.fetch_add(1, std::memory_order_relaxed);
+            if (item >= n_items_) return;
+            if (!work_(item)) stop();
+        }
+    }
+
+    void stop() { is_stopped_.store(true, std::memory_order_relaxed); }
+
+   private:
+    const std::size_t n_items_;
+    const std::function<bool(std::size_t)>& work_;
+    std::atomic<std::size_t> next_{0};
+    std::atomic<bool> is_stopped_{false};
+};
+
+// Threads that work on a loop's items; destroyed when all of them have ended.
+class Helpers {
+   public:
+    Helpers(Loop& loop, int nice) : loop_(loop), nice_(nice) {}
+    ~Helpers() {
+        for (std::thread& thread : threads_) thread.join();
+    }
+    Helpers(const Helpers&) = delete;
+    Helpers& operator=(const Helpers&) = delete;
+
+    // Starts as many threads as the system allows, at most `n_wanted`.
+    void start(std::size_t n_wanted) {
+        try {
+            threads_.reserve(n_wanted);
+            while (threads_.size() < n_wanted) threads_.emplace_back([this] { help(); });
+        } catch (const std::exception&) {
+            // EAGAIN or no memory: a limit was reached; the threads there are do the work.
+        }
+    }
+
+    bool is_empty() const { return threads_.empty(); }
+
+    void wait(const StopCheck& should_stop) {
+        std::unique_lock<std::mutex> guard(mutex_);
+        while (!changed_.wait_for(guard, kStopInterval, [this] { return n_ended_ == threads_.size(); })) {
+            guard.unlock();
+            if (should_stop()) loop_.stop();
+            guard.lock();
+        }
+    }
+
+   private:
+    void help() {
+        if (nice_ > 0) give_way(nice_);
+        loop_.take_items(nullptr);
+        const std::lock_guard<std::mutex> guard(mutex_);
+        ++n_ended_;
+        changed_.notify_one();
+    }
+
+    Loop& loop_;
+    const int nice_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::size_t n_ended_ = 0;
+    std::vector<std::thread> threads_;
+};
+
 }  // namespace
 
-void for_each_item(std::size_t n_items, std::size_t n_threads, const std::function<bool(std::size_t)>& work, int nice) {
-    std::atomic<std::size_t> next{0};
-    std::atomic<bool> is_stopped{false};
-    const auto take_items = [&] {
-        while (!is_stopped.load(std::memory_order_relaxed)) {
-            const std::size_t item = next.fetch_add(1, std::memory_order_relaxed);
-            if (item >= n_items) return;
-            if (!work(item)) is_stopped.store(true, std::memory_order_relaxed);
-        }
-    };
-    const auto help = [&] {
-        if (nice > 0) give_way(nice);
-        take_items();
-    };
-    std::vector<std::thread> helpers;
+void for_each_item(std::size_t n_items, std::size_t n_threads, const std::function<bool(std::size_t)>& work,
+                   const StopCheck& should_stop, int nice) {
+    Loop loop(n_items, work);
+    Helpers helpers(loop, nice);
     const std::size_t n_wanted = std::max<std::size_t>(std::min(n_threads, n_items), 1);
-    const std::size_t n_helpers = nice > 0 ? n_wanted : n_wanted - 1;
-    helpers.reserve(n_helpers);
-    try {
-        while (helpers.size() < n_helpers) helpers.emplace_back(help);
-    } catch (const std::system_error&) {
-        // EAGAIN: a limit on processes was reached; the threads there are do the work.
+    helpers.start(nice > 0 ? n_wanted : n_wanted - 1);
+    if (nice <= 0 || helpers.is_empty()) {
+        loop.take_items(should_stop);
+    } else if (should_stop) {
+        helpers.wait(should_stop);
     }
-    if (nice <= 0 || helpers.empty()) take_items();
-    for (std::thread& helper : helpers) helper.join();
 }
 
 }  // namespace hpcckpt

@@ -4,11 +4,14 @@
 // thread (some 20 microseconds) is small beside the megabytes each call moves.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <functional>
 
 namespace hpcckpt {
+
+// Asked by the calling thread between items, and while it waits for other threads: true ends the work early.  Must not
+// throw.
+using StopCheck = std::function<bool()>;
 
 // Calls `work(i)` for i in [0, n_items), handed out in ascending order, on `n_threads` threads of which the caller is
 // one.  `work` returns false to stop: no further item is handed out, but items already handed out are finished, so
@@ -18,6 +21,6 @@ namespace hpcckpt {
 // With `nice` above 0 the caller only waits, and the threads give way to others of this process and this machine (on
 // Linux, where a thread has a nice value of its own): a thread that once gave way could not take it back.
 void for_each_item(std::size_t n_items, std::size_t n_threads, const std::function<bool(std::size_t)>& work,
-                   int nice = 0);
+                   const StopCheck& should_stop = nullptr, int nice = 0);
 
 }  // namespace hpcckpt

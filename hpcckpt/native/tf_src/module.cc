@@ -1,6 +1,7 @@
-// The library of ops is also a module of Python's: what Python needs of it beside the ops.
+// The library of ops is also a Python module: what Python needs of it beside the ops.
 #include "arrays.h"
 
+#include "../src/gil.h"
 #include "open_plugins.h"
 
 namespace hpcckpt {
@@ -14,17 +15,18 @@ PyObject* open(PyObject*, PyObject* args) {
     return PyLong_FromLongLong(open_plugin(backend, reinterpret_cast<void*>(self)));
 }
 
-// token -> None, once no call is under way
+// token -> None, when no call is in progress
 PyObject* close(PyObject*, PyObject* token) {
     const long long number = PyLong_AsLongLong(token);
     if (PyErr_Occurred() != nullptr) return nullptr;
-    Py_BEGIN_ALLOW_THREADS;
-    close_plugin(number);
-    Py_END_ALLOW_THREADS;
+    {
+        const WithoutGil without_gil;
+        close_plugin(number);
+    }
     Py_RETURN_NONE;
 }
 
-// token -> (code, text) of what its last call failed of, told once; (0, "") if it did not
+// token -> (code, text) of the failure of its last call, returned once; (0, "") if it did not fail
 PyObject* take_failure(PyObject*, PyObject* token) {
     const auto plugin = find_plugin(PyLong_AsLongLong(token));
     if (PyErr_Occurred() != nullptr) return nullptr;
@@ -32,10 +34,10 @@ PyObject* take_failure(PyObject*, PyObject* token) {
     return Py_BuildValue("(is)", failure.code, failure.text.c_str());
 }
 
-PyMethodDef methods[] = {{"arrays", make_arrays, METH_VARARGS, nullptr},
-                         {"close", close, METH_O, nullptr},
-                         {"open", open, METH_VARARGS, nullptr},
-                         {"take_failure", take_failure, METH_O, nullptr},
+PyMethodDef methods[] = {{"arrays", guarded_method<make_arrays>, METH_VARARGS, nullptr},
+                         {"close", guarded_method<close>, METH_O, nullptr},
+                         {"open", guarded_method<open>, METH_VARARGS, nullptr},
+                         {"take_failure", guarded_method<take_failure>, METH_O, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tf_ops", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -1,0 +1,41 @@
+#include "signal_check.h"
+
+#include <nanobind/nanobind.h>
+
+#include "gil.h"
+
+namespace nb = nanobind;
+
+namespace hpcckpt {
+namespace {
+
+// Often enough for a person who waits, and seldom enough that waiting for the GIL costs nothing.
+constexpr std::chrono::milliseconds kInterval{100};
+
+bool is_main_thread() {
+    const nb::module_ threading = nb::module_::import_("threading");
+    return nb::cast<unsigned long>(threading.attr("main_thread")().attr("ident")) == PyThread_get_thread_ident();
+}
+
+}  // namespace
+
+SignalCheck::SignalCheck() : is_main_thread_(is_main_thread()), next_(std::chrono::steady_clock::now() + kInterval) {}
+
+StopCheck SignalCheck::stop_check() {
+    if (!is_main_thread_) return nullptr;
+    return [this] { return has_raised(); };
+}
+
+bool SignalCheck::has_raised() {
+    if (std::chrono::steady_clock::now() < next_) return false;
+    const WithGil gil;
+    const bool is_raised = PyErr_CheckSignals() != 0;
+    next_ = std::chrono::steady_clock::now() + kInterval;
+    return is_raised;
+}
+
+void SignalCheck::raise_pending() {
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+}
+
+}  // namespace hpcckpt
