@@ -195,6 +195,12 @@ class NewerStepError(ConfigError, FileExistsError):
     exit_code = 1
 
 
+class UnsafeDirectoryError(ConfigError, PermissionError):
+    """Other users own or can write a directory whose content only this user may have written."""
+
+    kind = "unsafe-directory"
+
+
 class FormatVersionError(ConfigError):
     """The checkpoint was written in a format this version does not read."""
 

@@ -16,7 +16,7 @@ from hpcckpt.draining import DRAIN_NICE, Draining
 from hpcckpt.errors import BackendConflictError, OptionError
 from hpcckpt.holding import ArenaPool
 from hpcckpt.run import Run
-from hpcckpt.tiers import TierOptions, Tiers, TiersOfPlaces, find_places, scratch_directory
+from hpcckpt.tiers import TierOptions, Tiers, TiersOfPlaces, check_scratch, find_places, scratch_directory
 
 
 def open_run(
@@ -28,6 +28,8 @@ def open_run(
     ------
     OptionError
         If the backend does not know one of its options, or ranks do not see the same scratch directory.
+    UnsafeDirectoryError
+        If our directory on scratch is owned or can be written by others.
     BackendNotFoundError, BackendConflictError, BackendError
         If the backend is unknown, ambiguous, differs between ranks, or cannot be loaded.
     """
@@ -39,10 +41,14 @@ def open_run(
     places = find_places(comm, scratch)
     tiers = TierOptions(options, options.scratch_bandwidth, options.scratch_keep)
     if places is None:
-        near = _run(comm, scratch_directory(directory, comm.bcast(scratch)), backend, tiers.near)
+        place = scratch_directory(directory, comm.bcast(scratch))
+        comm.on_root("open scratch", lambda: check_scratch(place))
+        near = _run(comm, place, backend, tiers.near)
         return near, Tiers(near, directory, tiers)
     _check_files_apart(backend)
-    near = _run(comm, scratch_directory(directory, scratch), backend, replace(tiers.near, recycle=False))
+    place = scratch_directory(directory, scratch)
+    comm.agree("open scratch", lambda: check_scratch(place) if places.leader_of[comm.rank] == comm.rank else None)
+    near = _run(comm, place, backend, replace(tiers.near, recycle=False))
     near.places = places
     return near, TiersOfPlaces(near, directory, tiers)
 

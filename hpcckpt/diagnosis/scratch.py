@@ -1,13 +1,14 @@
 """Which directory of this node is fast, large and its own: where a first tier of checkpoints may lie.
 
 The first of ``$HPCCKPT_SCRATCH``, ``$TMPDIR``, ``$SNIC_TMP``, ``/local/scratch``, ``/mnt/bb/$USER`` and ``/tmp`` that
-can be written, is not memory, is not shared with other nodes, and has space.  What the user names in
-``HPCCKPT_SCRATCH`` may be shared: a burst buffer looks like that.
+can be written, is not memory, is not shared with other nodes, is sticky if all users may write there, and has space.
+What the user names in ``HPCCKPT_SCRATCH`` may be shared: a burst buffer looks like that.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,9 @@ def _why_not(path: Path, source: str, needed_nbytes: int) -> str:
         return "no such directory"
     if not os.access(path, os.W_OK | os.X_OK):
         return "cannot be written"
+    mode = path.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        return "all users can write there, and it is not sticky"
     reason = why_not_local(mount_of(path), is_wanted=source == f"${OWN}")
     if reason:
         return reason

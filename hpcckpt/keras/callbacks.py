@@ -311,7 +311,13 @@ def _delete_scratch(comm: Communicator, run: Path, scratch: Path) -> None:
     places = tiers.find_places(comm, scratch)
     leader = 0 if places is None else places.leader_of[comm.rank]
     near = tiers.scratch_directory(comm.bcast(run), comm.bcast(scratch) if places is None else scratch)
-    comm.agree("delete backups on scratch", lambda: _delete_all(near) if comm.rank == leader else None)
+
+    def delete() -> None:
+        if comm.rank == leader:
+            tiers.check_scratch(near)
+            _delete_all(near)
+
+    comm.agree("delete backups on scratch", delete)
 
 
 def _delete_all(directory: Path) -> None:

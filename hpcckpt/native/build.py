@@ -91,12 +91,15 @@ def writable_directory() -> Path:
     for place in tf_ops.directories():
         try:
             place.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=place):
-                return place
+            with tempfile.NamedTemporaryFile(dir=place) as file:
+                if not tf_ops.why_not_trusted(Path(file.name)):
+                    return place
         except OSError:
             continue
     places = ", ".join(map(str, tf_ops.directories()))
-    raise ConfigError(f"none of {places} can be written: name a directory that can with HPCCKPT_TF_OPS_DIR")
+    raise ConfigError(
+        f"none of {places} can be written by this user alone: name a directory that can with HPCCKPT_TF_OPS_DIR"
+    )
 
 
 def _compile(command: list[str], info: tfinfo.TfInfo, library: tf_ops.Library, made: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, cast
 
+from hpcckpt import private
 from hpcckpt.errors import BackendError
 
 PACKAGE = Path(__file__).parent
@@ -129,8 +130,14 @@ def directories() -> list[Path]:
 
 
 def find(wanted: Target) -> Path | None:
-    """Return the library that is made for this, if there is one."""
-    return next((path for place in directories() if (path := place / wanted.filename).is_file()), None)
+    """Return the library that is made for this, if there is one that nobody else can have put there."""
+    paths = (place / wanted.filename for place in directories())
+    return next((path for path in paths if path.is_file() and not why_not_trusted(path)), None)
+
+
+def why_not_trusted(path: Path) -> str:
+    """Return why a library, whose name can be predicted, may be from another user; "" if it is not."""
+    return "" if path.parent == PACKAGE else private.why_not_trusted(path, owners=[Path(__file__).stat().st_uid])
 
 
 @functools.cache
@@ -213,6 +220,9 @@ def open_library(path: Path, library: Library = OPS) -> tuple[Any, ModuleType]:
 def _why_not(wanted: Target, library: Library) -> str:
     """Say what there is in place of the library that is wanted."""
     words = library.words
+    refused = [path for place in directories() if (path := place / wanted.filename).is_file()]
+    if refused:
+        return f"{words} are not loaded from {refused[0]}: {why_not_trusted(refused[0])}"
     files = [path for place in directories() for path in place.glob(f"{library.module}-*.so")]
     others = [made for path in files if (made := Target.of_filename(path.name))]
     if not others:

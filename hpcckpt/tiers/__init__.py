@@ -20,7 +20,7 @@ nodes: see :mod:`hpcckpt.tiers.several`.
 from hpcckpt.tiers.behind import TierOptions, Tiers
 from hpcckpt.tiers.counting import counting as counting_steps
 from hpcckpt.tiers.counting import whole_on
-from hpcckpt.tiers.place import MARK, disown, find_places, scratch_directory
+from hpcckpt.tiers.place import MARK, check_scratch, disown, find_places, scratch_directory
 from hpcckpt.tiers.several import TiersOfPlaces
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "TierOptions",
     "Tiers",
     "TiersOfPlaces",
+    "check_scratch",
     "counting_steps",
     "disown",
     "find_places",

@@ -26,7 +26,7 @@ from hpcckpt.retention import apply_retention, retire
 from hpcckpt.run import Candidate, Lineage, Run, SavedStep
 from hpcckpt.tiers.counting import counting, is_same
 from hpcckpt.tiers.drain import Answer, Drain, answer_of, error_of, failures_of, left_by_earlier_job, manifest_of
-from hpcckpt.tiers.place import check_no_link, mark_of, put_mark, translated
+from hpcckpt.tiers.place import make_scratch, mark_of, mark_on_scratch, put_mark, translated
 
 _log = logging.getLogger("hpcckpt")
 T = TypeVar("T", Piece, StoredEntry)
@@ -93,8 +93,8 @@ class Tiers:
     def _open(self) -> list[StepInfo]:
         """Take both locks, take away what scratch has of another history; return what is to be drained. Root only."""
         self._open_home()
+        make_scratch(self.near.directory)
         publishing.regain(self.near)
-        check_no_link(self.near.directory)
         publishing.open_for_writing(self.near)
         with translated("open scratch"):
             is_ours = self._is_ours()
@@ -133,13 +133,13 @@ class Tiers:
             If that cannot be found out.
         """
         mark = mark_of(self.home.directory)
-        return bool(mark) and mark == mark_of(self.near.directory)
+        return bool(mark) and mark == mark_on_scratch(self.near.directory)
 
     def _is_ours_to_read(self) -> bool:
         """Say the same; from scratch that cannot be read nothing is restored. Root only, or each leader."""
         mark = mark_of(self.home.directory)
         try:
-            return bool(mark) and mark == mark_of(self.near.directory)
+            return bool(mark) and mark == mark_on_scratch(self.near.directory)
         except HpcckptError as error:
             _log.warning("hpcckpt: [rank %d] scratch is passed over: %s", self.near.comm.rank, error)
             return False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcckpt.discovery import StepInfo, scan
 from hpcckpt.errors import HpcckptError
-from hpcckpt.tiers.place import mark_of, scratch_directory
+from hpcckpt.tiers.place import mark_of, mark_on_scratch, scratch_directory
 
 
 def counting(near: Sequence[StepInfo], far: Sequence[StepInfo]) -> list[StepInfo]:
@@ -40,8 +40,8 @@ def whole_on(scratch: Path, directory: Path) -> tuple[StepInfo, ...]:
     """Return the steps of a run directory that are whole on a scratch directory, and count. Independent."""
     near, mark = scratch_directory(directory, scratch), mark_of(directory)
     try:
-        is_ours = bool(mark) and mark == mark_of(near)
-    except HpcckptError:  # of a disk that is broken nothing is restored
+        is_ours = bool(mark) and mark == mark_on_scratch(near)
+    except HpcckptError:  # from a disk that is broken, or a directory of somebody else, nothing is restored
         is_ours = False
     if not is_ours:
         return ()

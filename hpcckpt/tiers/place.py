@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hpcckpt import discovery, layout, native, publishing
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.errors import HpcckptError, OptionError, StorageError, from_os_error
+from hpcckpt.errors import HpcckptError, OptionError, from_os_error
+from hpcckpt.private import check_private, make_private
 from hpcckpt.run import Places
 
 MARK = ".tier"
@@ -23,18 +24,26 @@ def scratch_directory(directory: Path, scratch: Path) -> Path:
     return scratch / f"{os.path.basename(real) or 'run'}-{digest}"
 
 
-def check_no_link(near: Path) -> None:
-    """Refuse a link in place of our directory on scratch, where everybody may put one. Independent.
+def make_scratch(near: Path) -> None:
+    """Make our directory on scratch for this user alone, durably, or check the one that exists. Independent.
 
-    Of what it leads to all would be removed that does not count.
+    Its name can be predicted by all who may write beside it, and all that does not count is removed from it.
 
     Raises
     ------
-    StorageError
-        If it is one.
+    UnsafeDirectoryError
+        If others own it or can write it, or it is a symbolic link.
     """
-    if near.is_symlink():
-        raise StorageError(f"{near} is a symbolic link: remove it, or choose another scratch directory")
+    with translated("open scratch"):
+        publishing.make_directory(near.parent)
+        if make_private(near):
+            native.fsync_dir(str(near.parent))
+
+
+def check_scratch(near: Path) -> None:
+    """Refuse our directory on scratch as `make_scratch` does, if there is one. Independent."""
+    with translated("open scratch"):
+        check_private(near)
 
 
 def find_places(comm: Communicator, scratch: Path) -> Places | None:
@@ -50,11 +59,7 @@ def find_places(comm: Communicator, scratch: Path) -> Places | None:
 
     def leave_mark() -> Path:
         path = scratch / f".seen-{layout.new_nonce()}"
-        try:
-            publishing.make_directory(scratch)
-            path.touch()
-        except OSError as error:
-            raise error if isinstance(error, HpcckptError) else from_os_error(error, "open scratch") from error
+        _leave_mark(path)
         return path
 
     mark = comm.on_root("open scratch", leave_mark)
@@ -71,17 +76,15 @@ def _several(comm: Communicator, scratch: Path, nonce: str) -> Places:
     """Let each rank leave a mark in its scratch directory, and look whose else it finds there. Collective."""
     own = scratch / f"{nonce}-{comm.rank}"
 
-    def leave_mark() -> None:
-        with translated("open scratch"):
-            publishing.make_directory(scratch)
-            own.touch()
-
     def seen() -> tuple[int, ...]:
         with translated("open scratch"):
-            return tuple(sorted(int(n.rpartition("-")[2]) for n in os.listdir(scratch) if n.startswith(f"{nonce}-")))
+            names = [name for name in os.listdir(scratch) if name.startswith(f"{nonce}-")]
+            user = own.lstat().st_uid  # marks of another user are not a rank's
+            ours = (name for name in names if (scratch / name).lstat().st_uid == user)
+            return tuple(sorted(int(name.rpartition("-")[2]) for name in ours))
 
     try:
-        comm.agree("open scratch", leave_mark)
+        comm.agree("open scratch", lambda: _leave_mark(own))
         seen_by = comm.allgather(comm.agree("open scratch", seen))
     finally:
         with contextlib.suppress(OSError):
@@ -90,10 +93,29 @@ def _several(comm: Communicator, scratch: Path, nonce: str) -> Places:
     if odd:
         shown = ", ".join(map(str, odd[:8])) + (" and more" if len(odd) > 8 else "")
         raise OptionError(
-            f"options.scratch: rank {shown} and others do not see each other's marks alike in {scratch}; give a "
+            f"options.scratch: rank {shown} and others do not see the same marks in {scratch}; give a "
             "directory on the disk of each node, or one that all ranks see"
         )
     return Places(tuple(ranks[0] for ranks in seen_by))
+
+
+def _leave_mark(path: Path) -> None:
+    """Make an empty file of a new name: a name that another user has taken is an error, not followed. Independent."""
+    with translated("open scratch"):
+        publishing.make_directory(path.parent)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+
+
+def mark_on_scratch(near: Path) -> str:
+    """Return the mark of our directory on scratch, which must be this user's alone; "" if it has none. Independent.
+
+    Raises
+    ------
+    UnsafeDirectoryError, HpcckptError
+        As `check_scratch` and `mark_of` do.
+    """
+    check_scratch(near)
+    return mark_of(near)
 
 
 def mark_of(directory: Path) -> str:
@@ -102,7 +124,7 @@ def mark_of(directory: Path) -> str:
     Raises
     ------
     HpcckptError
-        If it cannot be read just now: then nobody knows, and what is on scratch may be the only copy.
+        If it cannot be read: it is unknown then, and what is on scratch may be the only copy.
     """
     with translated("look whose scratch it is"):
         try:

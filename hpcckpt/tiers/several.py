@@ -38,7 +38,7 @@ from hpcckpt.tiers.behind import T, Tiers
 from hpcckpt.tiers.counting import counting, is_same
 from hpcckpt.tiers.drain import Drain, left_by_earlier_job
 from hpcckpt.tiers.parts import Part, newest_of_each, parts_in, together
-from hpcckpt.tiers.place import check_no_link, mark_of, put_mark, translated
+from hpcckpt.tiers.place import make_scratch, mark_of, put_mark, translated
 
 _log = logging.getLogger("hpcckpt")
 _NOT_OURS_TO_DRAIN = frozenset({LockedError.kind, LockLostError.kind, ReadOnlyError.kind})
@@ -99,8 +99,8 @@ class TiersOfPlaces(Tiers):
         near = self.near
         if not near.is_leading:
             return
+        make_scratch(near.directory)
         publishing.regain(near)
-        check_no_link(near.directory)
         publishing.open_for_writing(near)
         with translated("open scratch"):
             if not before or mark_of(near.directory) != before:
