@@ -1,0 +1,80 @@
+"""The table of slow tests and the page of promises name tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import levels
+import pytest
+
+TESTS = Path(__file__).parents[1]
+ROWS = re.findall(
+    r"^\| (.+?) \| (.*?) \| ?(.*?) ?\|$", (TESTS / "PROMISES.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+PROMISES = [row for row in ROWS if row[0] != "promise"]
+
+
+def functions(path: Path) -> dict[str, ast.FunctionDef]:
+    """Return the functions of a file, those of a class with its name before them."""
+    found = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}::{each.name}": each for each in node.body if isinstance(each, ast.FunctionDef)}
+    return found
+
+
+def exists(name: str) -> bool:
+    """Return whether a directory, file or test below tests/ exists; a test of a class may be inherited."""
+    path, _, test = name.partition("[")[0].partition("::")
+    if not (TESTS / path).exists():
+        return False
+    return not test or test in functions(TESTS / path) or "::" in test
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def has_slow_mark(name: str) -> bool:
+    """Return whether a file or test has the mark slow."""
+    path, _, test = name.partition("[")[0].partition("::")
+    marks = list(functions(TESTS / path)[test].decorator_list) if test else []
+    for node in ast.parse((TESTS / path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+            marks.append(node.value)
+    return any("mark.slow" in ast.unparse(each) for each in marks)
+
+
+@pytest.mark.parametrize("name", levels.TABLE)
+def test_what_the_table_of_slow_tests_names_exists(name: str) -> None:
+    assert exists(name)
+
+
+def test_there_are_promises() -> None:
+    assert len(PROMISES) > 50
+
+
+@pytest.mark.parametrize(("quick", "slower"), [pytest.param(*row[1:], id=row[0][:60]) for row in PROMISES])
+def test_a_promise_has_a_test_in_make_test(quick: str, slower: str) -> None:
+    assert names(quick)
+    assert [name for name in names(quick) + names(slower) if not exists(name)] == []
+    assert [name for name in names(quick) if levels.is_slow(name) or has_slow_mark(name)] == []
+
+
+def test_the_longest_entry_decides() -> None:
+    assert levels.is_slow("slurm/test_requeue.py::test_any")
+    assert not levels.is_slow("slurm/test_judging.py::test_any[case]")
+    assert not levels.is_slow("unit/test_new.py::test_new")
+    assert levels.is_slow("mpi/test_ranks.py::test_saved_on_n_ranks_restored_on_m_is_bit_exact[5-5]")
+    assert not levels.is_slow("mpi/test_ranks.py::test_saved_on_n_ranks_restored_on_m_is_bit_exact[2-3]")
+
+
+def test_directories_without_quick_tests_are_not_collected() -> None:
+    assert not levels.has_quick("campaign")
+    assert levels.has_quick("slurm")
+    assert not levels.has_quick("slurm/test_training.py")
+    assert levels.has_quick("unit/test_new.py")
