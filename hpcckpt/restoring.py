@@ -37,6 +37,7 @@ from hpcckpt.loading import Array, StepReader, load_backend
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import Index
 from hpcckpt.run import Candidate, Lineage, Restored, Run
+from hpcckpt.scalars import match_scalars
 from hpcckpt.snapshot import Finish, StateTree, TensorLeaf, flatten
 
 _log = logging.getLogger("hpcckpt")
@@ -296,12 +297,15 @@ class Match(NamedTuple):
         Names to read.
     objects : dict
         JSON values by name.
+    scalars : dict of str to ndarray
+        Single numbers that were saved in another form, as the state has them.
     warnings, missing, unexpected : tuple of str
         What does not come back.
     """
 
     tensors: tuple[str, ...]
     objects: Mapping[str, Any]
+    scalars: Mapping[str, Array]
     warnings: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -317,7 +321,7 @@ def _match(tree: StateTree, reader: StepReader, n_ranks: int, attempt: _Attempt)
         match = match_state(tree, reader, n_ranks, strict=attempt.strict)
     except StateMismatchError as error:
         raise StateMismatchError(f"{error}{attempt.caution}") from error
-    left = sorted(attempt.touched - set(match.tensors))
+    left = sorted(attempt.touched - {*match.tensors, *match.scalars, *match.objects})
     if left:
         raise OlderStepError(f"it lacks {', '.join(left[:5])}, which the steps before may have overwritten in part")
     return tree, match
@@ -334,20 +338,24 @@ def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bo
     stored_objects: Mapping[str, Any] = reader.manifest.objects.get("state", {})
     saved, own = {*reader.specs, *stored_objects} - tree.unasked, {*tree.tensors, *tree.objects}
     missing, unexpected = tuple(sorted(own - saved)), tuple(sorted(saved - own))
-    shared = [name for name in tree.tensors if name in reader.specs]
+    scalars = match_scalars(tree, reader, stored_objects)
+    shared = [name for name in tree.tensors if name in reader.specs and name not in scalars.names]
     problems = [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
-    problems += _nature_problems(tree, reader.specs, stored_objects)
+    converted = set(map(repr, scalars.names))
+    problems += [p for p in _nature_problems(tree, reader.specs, stored_objects) if p.loc not in converted]
+    problems += scalars.problems
     gone = [] if reader.manifest.n_ranks == n_ranks else [n for n in shared if reader.specs[n].kind == "per-rank"]
     if strict:
         problems += _absences(missing, unexpected)
     unfit = {problem.loc for problem in problems}
     fitting = [name for name in shared if repr(name) not in unfit]
-    objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects}
-    if (strict and problems) or (own and not fitting and not objects):
+    objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | dict(scalars.objects)
+    if (strict and problems) or (own and not fitting and not objects and not scalars.tensors):
         raise StateMismatchError(_refusal(reader, problems))
     return Match(
         tuple(name for name in fitting if name not in gone),
         objects,
+        scalars.tensors,
         tuple(_warnings(gone, missing, unexpected, problems, reader.manifest.n_ranks, n_ranks)),
         missing,
         unexpected,
@@ -430,7 +438,7 @@ def _read_or_warn(reader: StepReader, tree: StateTree, match: Match, rank: int, 
 def _read(reader: StepReader, tree: StateTree, match: Match, rank: int) -> dict[str, Array]:
     """Read this rank's extents, into the state's own memory where it may be, and verify. Independent."""
     phases.reached("9-restore", rank)
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Array] = dict(match.scalars)
     wanted = []
     for name in match.tensors:
         leaf = tree.tensors[name]

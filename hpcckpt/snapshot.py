@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -195,7 +195,7 @@ def _visit_adapted(
 
 def _visit_mapping(walk: Walk, value: Mapping[Any, Any], name: str, container: Any, key: Any) -> None:
     if not value and name:
-        walk.add(ObjectLeaf(name, {}, container, key))
+        walk.add(_EmptyLeaf(name, value, container, key))
     for own_key, item in value.items():
         if isinstance(own_key, str):
             walk.visit(item, f"{name}/{own_key}" if name else own_key, value, own_key)
@@ -203,9 +203,43 @@ def _visit_mapping(walk: Walk, value: Mapping[Any, Any], name: str, container: A
             walk.problems.append(Problem(name or "state", f"key {own_key!r} is not a string"))
 
 
+def _assign_to(container: Any, key: Any) -> Assign:
+    """Return what puts a restored value into its container.
+
+    Raises
+    ------
+    StateError
+        If the container takes no new values: what could not be restored is not saved.
+    """
+    if container is not None and not isinstance(container, list | MutableMapping):  # None: it has no name either
+        raise StateError(
+            f"a {type(container).__qualname__} takes no restored value: use a list or a dict, or a NumPy array, "
+            "which is restored in place"
+        )
+    return functools.partial(put, container, key)
+
+
+def _object_leaf(name: str, value: Any, container: Any, key: Any) -> ObjectLeaf:
+    _assign_to(container, key)
+    return ObjectLeaf(name, value, container, key)
+
+
+class _EmptyLeaf(ObjectLeaf):
+    """A mapping that holds nothing: it stays what it is, such as a ``defaultdict``, if it is to hold nothing."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        return {}
+
+    def assign(self, new: Any) -> None:
+        if new != {}:
+            put(self.container, self.key, new)
+
+
 def _visit_sequence(walk: Walk, value: Sequence[Any], name: str, container: Any, key: Any) -> None:
     if is_json(value):
-        walk.add(ObjectLeaf(name, value, container, key))
+        walk.add(_object_leaf(name, value, container, key))
         return
     for number, item in enumerate(value):
         walk.visit(item, join(name, str(number)), value, number)
@@ -215,12 +249,12 @@ def _visit_array(walk: Walk, value: Array, name: str, container: Any, key: Any) 
     if value.flags.writeable:
         walk.add_tensor(ArrayLeaf(value, name))
     else:
-        walk.add_tensor(array_leaf(value, name, functools.partial(put, container, key)))
+        walk.add_tensor(array_leaf(value, name, _assign_to(container, key)))
 
 
 def _visit_wrapped(walk: Walk, value: Any, name: str, container: Any, key: Any) -> None:
     if isinstance(value, Sharded):
-        walk.add_tensor(sharded_leaf(value, name, functools.partial(put, container, key)))
+        walk.add_tensor(sharded_leaf(value, name, _assign_to(container, key)))
     else:
         walk.add_tensor(per_rank_leaf(value, name) if isinstance(value, PerRank) else root_only_leaf(value, name))
 
@@ -240,12 +274,12 @@ def _is_below(name: str, parents: Sequence[str]) -> bool:
 
 
 def _visit_scalar(walk: Walk, value: np.generic, name: str, container: Any, key: Any) -> None:
-    walk.add_tensor(array_leaf(value, name, functools.partial(put, container, key)))
+    walk.add_tensor(array_leaf(value, name, _assign_to(container, key)))
 
 
 def _visit_json(walk: Walk, value: Any, name: str, container: Any, key: Any) -> None:
     if is_json(value):
-        walk.add(ObjectLeaf(name, value, container, key))
+        walk.add(_object_leaf(name, value, container, key))
     else:
         _visit_other(walk, value, name, container, key)
 

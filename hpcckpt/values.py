@@ -101,6 +101,42 @@ def is_json(value: Any, room: int = MAX_JSON_DEPTH) -> bool:
 
 # -- arrays --------------------------------------------------------------------------------------
 
+_ARRAYS = frozenset({np.ndarray, np.memmap, np.matrix, np.recarray, np.char.chararray})
+"""Classes of arrays that hold nothing but their elements."""
+
+
+def own_array(value: Any) -> Array:
+    """Return an array as a plain ``ndarray`` that shares its memory. Independent.
+
+    Raises
+    ------
+    StateError
+        If it is of a class whose instances may hold more than their elements: a mask, units, labels.
+    """
+    cls = type(value)
+    if cls is np.ndarray:
+        return value  # type: ignore[no-any-return]
+    if cls in _ARRAYS:
+        return np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise StateError(
+            "a numpy.ma.MaskedArray cannot be saved, its mask would be lost: save two arrays, "
+            "numpy.ma.getdata(x) and numpy.ma.getmaskarray(x), or x.filled(value)"
+        )
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if isinstance(value, np.ndarray):
+        raise StateError(
+            f"{name} is a subclass of numpy.ndarray that may hold more than its elements, which would be lost: "
+            "save numpy.asarray(x), and what else it holds under names of its own"
+        )
+    raise StateError(f"{name} is not a NumPy array: give numpy.asarray(x), and use what is restored into that array")
+
+
+def like(value: Array, new: Array) -> Array:
+    """Return restored values as an array of the class and byte order of the one that they replace. Independent."""
+    found = new.astype(value.dtype, copy=False)
+    return found if type(value) in {np.ndarray, np.memmap} else found.view(type(value))
+
 
 def plain(array: Array) -> Array:
     """Return `array` C-contiguous and little-endian; itself if it is so already."""
@@ -131,6 +167,7 @@ class ArrayLeaf(TensorLeaf):
     __slots__ = ()
 
     def __init__(self, array: Array, name: str, kind: Kind = "replicated") -> None:
+        array = own_array(array)
         self.declaration = _declaration_of_whole(name, array.dtype, array.shape, kind)
         self.source = array
 
@@ -152,29 +189,51 @@ class ArrayLeaf(TensorLeaf):
         return array if is_plain and array.flags.c_contiguous and array.flags.writeable else None
 
 
+class ScalarLeaf(TensorLeaf):
+    """The leaf of a NumPy scalar, which is replaced as a whole."""
+
+    __slots__ = ()
+
+
 def array_leaf(value: Array | np.generic, name: str, assign: Assign, kind: Kind = "replicated") -> TensorLeaf:
     """Return the leaf of a NumPy array, restored in place if it can be, or of a scalar, replaced in its container."""
     if isinstance(value, np.generic):
-        scalar = np.asarray(value)
-        return TensorLeaf(declare(scalar, name, kind), lambda: plain(scalar), lambda new: assign(new[()]))
-    if not value.flags.writeable:
-        return TensorLeaf(declare(value, name, kind), lambda: plain(value), lambda new: assign(new.copy()))
-    return ArrayLeaf(value, name, kind)
+        scalar = _scalar(value)
+        return ScalarLeaf(declare(scalar, name, kind), lambda: plain(scalar), lambda new: assign(new[()]))
+    array = own_array(value)
+    if not array.flags.writeable:
+        return TensorLeaf(declare(array, name, kind), lambda: plain(array), lambda new: assign(like(value, new.copy())))
+    return ArrayLeaf(array, name, kind)
+
+
+def _scalar(value: np.generic) -> Array:
+    """Return a scalar as an array of no axes.
+
+    Raises
+    ------
+    StateError
+        If it would not come back: NumPy drops the zeros at the end of text.
+    """
+    scalar: Array = np.asarray(value)
+    if isinstance(value, np.str_ | np.bytes_) and scalar[()] != value:
+        raise StateError(f"a {type(value).__qualname__} that ends with zeros cannot be saved: they would be lost")
+    return scalar
 
 
 def sharded_leaf(value: Sharded, name: str, assign: Assign) -> TensorLeaf:
     """Return the leaf of this rank's part of a tensor."""
-    array = value.array if isinstance(value.array, np.ndarray) else np.asarray(value.array)
+    array = own_array(value.array)
     extent = Extent(tuple(value.offset), tuple(map(int, array.shape)))
-    inner = array_leaf(array, name, lambda new: assign(Sharded(new, value.global_shape, value.offset)))
+    inner = array_leaf(value.array, name, lambda new: assign(Sharded(new, value.global_shape, value.offset)))
     declaration = declare(array, name, "sharded", extent, value.global_shape)
     return TensorLeaf(declaration, inner.read, inner.assign, inner.target)
 
 
 def root_only_leaf(value: RootOnly, name: str) -> TensorLeaf:
     """Return the leaf of an array of which rank 0's counts."""
-    array = value.value if isinstance(value.value, np.ndarray) else np.asarray(value.value)
-    return array_leaf(array, name, lambda new: setattr(value, "value", new), "root")
+    if not isinstance(value.value, np.generic):
+        own_array(value.value)  # refuses what is no array
+    return array_leaf(value.value, name, lambda new: setattr(value, "value", new), "root")
 
 
 JSON_SUFFIX = "json"
@@ -182,13 +241,22 @@ JSON_SUFFIX = "json"
 
 def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
     """Return the leaf of a per-rank array, or of a JSON value as its UTF-8 bytes under ``NAME/json``."""
-    if isinstance(value.value, np.ndarray | np.generic):
-        held = np.asarray(value.value)
-        declaration = declare(held, name, "per-rank")
-        return TensorLeaf(declaration, lambda: plain(held), lambda new: setattr(value, "value", new.copy()))
-    if not is_json(value.value):
-        raise StateError(f"a per-rank value must be an array or JSON, not {type(value.value).__qualname__}")
-    encoded = np.frombuffer(json.dumps(value.value).encode(), np.uint8)
+    own = value.value
+    if isinstance(own, np.generic):
+        scalar = _scalar(own)
+        return TensorLeaf(
+            declare(scalar, name, "per-rank"), lambda: plain(scalar), lambda new: setattr(value, "value", new[()])
+        )
+    if isinstance(own, np.ndarray):
+        held = own_array(own)
+        return TensorLeaf(
+            declare(held, name, "per-rank"),
+            lambda: plain(held),
+            lambda new: setattr(value, "value", like(own, new.copy())),
+        )
+    if not is_json(own):
+        raise StateError(f"a per-rank value must be an array or JSON, not {type(own).__qualname__}")
+    encoded = np.frombuffer(json.dumps(own).encode(), np.uint8)
 
     def assign(new: Array) -> None:
         value.value = json.loads(new.tobytes())
