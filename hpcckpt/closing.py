@@ -20,13 +20,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hpcckpt import discovery, layout, native, publishing
+from hpcckpt import discovery, files, layout, native, publishing
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.errors import HpcckptError, StorageError, as_failure
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import WriteReport
-from hpcckpt.retention import apply_retention, leftovers, remove_retired
 from hpcckpt.run import Places, Run
 from hpcckpt.underway import Closing, Underway
 
@@ -40,7 +39,7 @@ def get_ready(run: Run, this: Underway, plan: SavePlan) -> None:
     """Make the staging directory of a save at this rank's place, whoever comes first; the leader looks. Independent."""
     if run.is_leading and not run.comm.is_root:  # root has looked already
         publishing.regain(run)
-        run.staged.setdefault(this.staged.name, 0)
+        run.workspace.reserve(this.staged.name, run)
         publishing.open_for_writing(run)
         publishing.check_space(run, plan)
     for directory in (this.staged.path, this.staged.path / layout.DATA):
@@ -50,7 +49,7 @@ def get_ready(run: Run, this: Underway, plan: SavePlan) -> None:
 def announced(run: Run, name: str) -> None:
     """Let a leader know the staging directory of a save to come for its own, so that nobody sweeps it. Independent."""
     if run.places is not None and run.is_leading:
-        run.staged.setdefault(name, 0)
+        run.workspace.reserve(name, run)
 
 
 # -- 4: the parts ----------------------------------------------------------------------------------
@@ -66,13 +65,14 @@ def close_part(run: Run, this: Underway, closing: Closing) -> None:
     """Give the part of this rank's place its name, durably, unless that is root's to do. Independent."""
     if not run.is_leading or run.comm.is_root:
         return
-    publishing.open_for_writing(run)  # the lock may have been lost
+    lock = publishing.open_for_writing(run)  # it may have been lost
     check_part(run, this, closing)  # step 4b
     step = closing.manifest.step
-    with run.naming:
+    with run.workspace.changing:
+        publishing.check_reserved(run, this.staged.name)
         way = publishing.look_ahead(run, step, overwrite=this.request.overwrite)
         staged = replace(this.staged, rank=run.comm.rank)
-        this.undo = commit.publish_part(staged, closing.manifest, run.lock, way)
+        this.undo = commit.publish_part(staged, closing.manifest, lock, way)
     if run.tier is not None:
         run.tier.committed(step)
 
@@ -84,7 +84,7 @@ def check_part(run: Run, this: Underway, closing: Closing) -> None:
     known = {os.path.basename(file.path) for file in here}
     for entry in [*os.scandir(path / layout.DATA)]:
         if entry.name not in known:
-            os.unlink(entry.path)
+            files.unlink(entry.path)
     native.fsync_dir(str(path / layout.DATA))
     lost = [file.path for file in here if not discovery.is_there(path, file)]
     if lost:
@@ -99,11 +99,11 @@ def settle_part(run: Run, this: Underway, *, is_committed: bool) -> None:
     undo, this.undo = this.undo, None
     if run.places is None or not run.is_leading or run.comm.is_root:
         return
-    run.staged.pop(this.staged.name, None)
+    run.workspace.release(this.staged.name)
     try:
         if is_committed:
             if os.path.lexists(this.staged.path):  # the step that was replaced; `tidy` removes it
-                os.rename(this.staged.path, run.directory / layout.retired_dirname(layout.new_nonce()))
+                files.rename(this.staged.path, run.directory / layout.retired_dirname(layout.new_nonce()))
         else:
             _take_back(run, this, undo)
     except (OSError, HpcckptError) as error:
@@ -115,7 +115,7 @@ def _take_back(run: Run, this: Underway, undo: contextlib.ExitStack | None) -> N
     if undo is not None:
         undo.close()
         discovery.unpin(run.directory, this.request.step)
-    commit.abandon(this.staged)
+    publishing.abandon(run, this.staged)
 
 
 def tidy(run: Run) -> tuple[str, ...]:
@@ -123,11 +123,9 @@ def tidy(run: Run) -> tuple[str, ...]:
     if run.places is None or not run.is_leading or run.comm.is_root:
         return ()
     try:
-        publishing.open_for_writing(run)
-        with run.naming:  # a later save may find just now which steps are in the way of its part
-            apply_retention(run.directory, run.options, run.marked, manifests=run.manifests)
-        for name in filter(layout.is_retired, leftovers(run.directory)):
-            remove_retired(run.directory / name)
+        lock = publishing.open_for_writing(run)
+        problem = run.workspace.retain(lock, run.options, run.marked, run.manifests).problem
+        run.workspace.sweep(lock, layout.is_retired)
     except Exception as error:  # noqa: BLE001 - whatever it is, the steps are there
-        return (f"retention in {run.directory} failed: {as_failure(error).text}",)
-    return ()
+        problem = as_failure(error).text
+    return (f"retention in {run.directory} failed: {problem}",) if problem else ()

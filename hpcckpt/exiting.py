@@ -42,7 +42,10 @@ def _release(run: Run, pid: int) -> None:
     if not _is_under_way(run) and run.lock is not None:
         with contextlib.suppress(OSError):
             if run.lock.is_mine():
-                publishing.sweep_all(run)
+                publishing.sweep_all(run, run.lock)
+        problem = run.workspace.finish_removal()
+        if problem:
+            _log.warning("hpcckpt: %s: a retired step could not be removed: %s", run.directory, problem)
         run.lock.release()
         run.lock = None
 

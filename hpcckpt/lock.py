@@ -194,13 +194,8 @@ class RunLock:
         except OSError as error:
             raise from_os_error(error, "read the run's lock") from error
 
-    def check(self, since: str | None = None) -> None:
+    def check(self) -> None:
         """Raise if the lock was taken over. Root only.
-
-        Parameters
-        ----------
-        since : str, optional
-            `Holder.nonce` of ours when some work began: raise too if the lock was lost after that, and reclaimed.
 
         Raises
         ------
@@ -210,8 +205,6 @@ class RunLock:
         self._check_process()
         if not self.is_mine():
             raise self._lost()
-        if since not in {None, self.holder.nonce}:
-            raise LockLostError(f"{self.path} was held by another job meanwhile; nothing was published, save again")
 
     def _check_process(self) -> None:
         if self.holder.pid != os.getpid():

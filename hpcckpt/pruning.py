@@ -11,7 +11,8 @@ from hpcckpt import discovery
 from hpcckpt.config import Options
 from hpcckpt.errors import OptionError, as_failure
 from hpcckpt.journal import Journal
-from hpcckpt.retention import leftovers, remove_retired, retire, steps_to_keep
+from hpcckpt.retention import steps_to_keep
+from hpcckpt.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def plan_prune(directory: Path, options: Options) -> PrunePlan:
         )
     kept = steps_to_keep(steps, options, discovery.pins_to_obey(directory))
     going = [Removal(info.path, tree_nbytes(info.path), info.step) for info in steps if info.step not in kept]
-    left = [Removal(directory / name, tree_nbytes(directory / name)) for name in leftovers(directory)]
+    left = [Removal(directory / name, tree_nbytes(directory / name)) for name in Workspace.at(directory).leftovers()]
     return PrunePlan(tuple(sorted(kept & {info.step for info in steps})), (*going, *left))
 
 
@@ -63,24 +64,16 @@ def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path]) -> di
     The run's journal is told of the steps that are gone.
     """
     failures: dict[Path, str] = {}
+    workspace = Workspace.at(directory)
     going = [removal for removal in plan.removals if removal.path in allowed]
     for removal in going:
         try:
-            _remove(directory, removal)
+            workspace.retire(removal.path.name)
         except OSError as error:
             failures[removal.path] = as_failure(error).text
     gone = [removal.step for removal in going if removal.step is not None and removal.path not in failures]
     Journal(directory, by="prune").removed(gone)
     return failures
-
-
-def _remove(directory: Path, removal: Removal) -> None:
-    if removal.step is not None:
-        retire(directory, removal.path.name)
-    elif removal.path.is_symlink() or not removal.path.is_dir():
-        removal.path.unlink(missing_ok=True)
-    else:
-        remove_retired(removal.path)
 
 
 def tree_nbytes(path: Path) -> int:

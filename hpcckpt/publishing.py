@@ -7,17 +7,15 @@ only and communicates with nobody: in a job it runs on a thread, while all ranks
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import sys
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcckpt import layout, native, phases
+from hpcckpt import native, phases
 from hpcckpt._version import __version__
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import SavePlan, full_plan
@@ -39,7 +37,6 @@ from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
 from hpcckpt.mounts import counts_links
 from hpcckpt.plan import Declaration, FileRecord, SaveJob, Ticket, WriteReport
-from hpcckpt.retention import Retained, apply_retention, sweep
 from hpcckpt.run import Run
 
 
@@ -85,8 +82,8 @@ class Published(NamedTuple):
 # -- before the first step -----------------------------------------------------------------------
 
 
-def open_for_writing(run: Run) -> None:
-    """Make the run directory, take its lock, and sweep what killed jobs left. Root only.
+def open_for_writing(run: Run) -> RunLock:
+    """Make the run directory, take its lock, and sweep what killed jobs left; return the lock. Root only.
 
     Raises
     ------
@@ -96,32 +93,18 @@ def open_for_writing(run: Run) -> None:
         If another job took it over from us: nothing in the directory is touched then.
     """
     if run.lock is not None:
-        run.lock.check(run.tenure)
-        return
+        run.lock.check()
+        return run.lock
     try:
         make_directory(run.directory)
         run.lock = RunLock.take(run.directory, run.options.lock_expiry_s)
-        run.tenure = run.lock.holder.nonce
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "open run directory") from error
-    _writing.add(run)
     run.journal.begin(n_ranks=run.comm.size, backend=run.backend.name)
     run.recycles = run.options.recycle and "recycles" in run.backend.features and counts_links(run.directory)
-    with contextlib.suppress(OSError):  # what cannot be removed is tried again, and told of, after the save
-        sweep(run.directory, _prepared(run.directory))
-
-
-_writing: weakref.WeakSet[Run] = weakref.WeakSet()
-
-
-def _prepared(directory: Path) -> set[str]:
-    """Return what checkpointers of this process, which share the lock, keep in a run directory. Root only."""
-    real = os.path.realpath(directory)
-    found: set[str] = set()
-    for run in list(_writing):
-        if os.path.realpath(run.directory) == real:
-            found.update(list(run.staged), [run.reusable.name] if run.reusable is not None else [])
-    return found
+    with contextlib.suppress(OSError):  # what cannot be removed is tried again, and reported, after the save
+        run.workspace.sweep(run.lock)
+    return run.lock
 
 
 def regain(run: Run) -> None:
@@ -132,13 +115,20 @@ def regain(run: Run) -> None:
     LockLostError
         If the other job still holds it.
     """
-    if run.lock is None:
-        return
-    run.lock.reclaim()
-    if run.tenure != run.lock.holder.nonce:
-        run.tenure = run.lock.holder.nonce
-        run.staged.clear()  # the other job may have swept it
-        run.reusable = None
+    if run.lock is not None:
+        run.workspace.regain(run.lock)
+
+
+def check_reserved(run: Run, name: str) -> None:
+    """Raise unless we have held the lock since a staging directory was prepared. Root only.
+
+    Raises
+    ------
+    LockLostError
+        If another job held it meanwhile: it may have swept the directory.
+    """
+    if not run.workspace.is_reserved(name):
+        raise LockLostError(f"another job held {run.directory} meanwhile; nothing was published, save again")
 
 
 def make_directory(path: Path) -> None:
@@ -151,19 +141,18 @@ def make_directory(path: Path) -> None:
 
 
 def prepare(run: Run, design: Any, reusable: Path | None = None) -> Ticket:
-    """Make a staging directory for a save to come, of a retired one if there is one. Root only.
-
-    It is ours before it is there: another checkpointer of this process may sweep at any moment.
-    """
+    """Make a staging directory for a save to come, of a retired one if there is one. Root only."""
     ticket = commit.new_ticket()
-    path = run.directory / ticket.name
-    run.staged[ticket.name] = 0
-    try:
-        commit.prepare(run.backend, path, run.comm.size, design, reusable)
-        run.staged[ticket.name] = sum(512 * f.lstat().st_blocks for f in path.rglob("*")) if reusable else 0
-    except BaseException:
-        run.staged.pop(ticket.name, None)
-        raise
+    path, workspace = run.directory / ticket.name, run.workspace
+    with workspace.changing:
+        workspace.reserve(ticket.name, run)
+        try:
+            commit.prepare(run.backend, path, run.comm.size, design, reusable)
+            nbytes = sum(512 * f.lstat().st_blocks for f in path.rglob("*")) if reusable else 0
+            workspace.reserve(ticket.name, run, nbytes)
+        except BaseException:
+            workspace.release(ticket.name)
+            raise
     return ticket
 
 
@@ -173,10 +162,10 @@ def design(run: Run, declarations: Sequence[Declaration], gathered: Sequence[Seq
     return run.backend.design(replace(full_plan(declarations, gathered), directory=run.directory)) if designs else None
 
 
-def sweep_all(run: Run) -> None:
+def sweep_all(run: Run, lock: RunLock) -> None:
     """Remove all that is temporary, what was prepared for saves to come too. Root only, under the lock."""
-    run.staged.clear()
-    sweep(run.directory, _prepared(run.directory))
+    run.workspace.release_all(run)
+    run.workspace.sweep(lock)
 
 
 # -- what stands in the way ----------------------------------------------------------------------
@@ -221,9 +210,9 @@ def check_ahead(run: Run, plan: SavePlan, staged: commit.Staged, *, overwrite: b
     """Refuse early what could not be published. Root only."""
     phases.reached("1-begin", 0)
     open_for_writing(run)
-    with run.naming:
+    with run.workspace.changing:
         look_ahead(run, staged.job.step, overwrite=overwrite)
-    check_space(run, plan, run.staged.get(staged.name, 0))
+    check_space(run, plan, run.workspace.nbytes_of(staged.name))
 
 
 def check_space(run: Run, plan: SavePlan, staged_bytes: int = 0) -> None:
@@ -234,7 +223,7 @@ def check_space(run: Run, plan: SavePlan, staged_bytes: int = 0) -> None:
         own = (plan.nbytes - sum(plan.shared_nbytes_of)) * len(beside) // n_ranks
         plan = replace(plan, nbytes=own + sum(plan.shared_nbytes_of[rank] for rank in beside))
         n_ranks = len(beside)
-    commit.check_space(run.directory, plan, n_ranks, staged_bytes)
+    run.workspace.check_space(plan, n_ranks, staged_bytes)
 
 
 # -- 3 to 6: check, describe, publish ------------------------------------------------------------
@@ -248,8 +237,7 @@ def compose(run: Run, staged: commit.Staged, plan: SavePlan, content: Content, r
     HpcckptError
         Whatever keeps the step from being published.
     """
-    if staged.name not in run.staged:
-        raise LockLostError(f"another job held {run.directory} meanwhile; nothing was published, save again")
+    check_reserved(run, staged.name)
     open_for_writing(run)
     check_reports(staged.job, content, reports)
     written = [report.written for report in reports]
@@ -267,11 +255,12 @@ def give_name(run: Run, staged: commit.Staged, manifest: Manifest, *, overwrite:
     HpcckptError
         Whatever keeps the step from being published.
     """
-    with run.naming:  # a later save that looks ahead meanwhile must know this step for ours
+    with run.workspace.changing:  # a later save that looks ahead meanwhile must know this step for ours
+        check_reserved(run, staged.name)
         way = look_ahead(run, staged.job.step, overwrite=overwrite)
         path = commit.publish(staged, manifest, run.lock, way)  # steps 4 to 6
         run.lineage = run.lineage.after(staged.job)
-    del run.staged[staged.name]
+        run.workspace.release(staged.name)  # a step that was replaced has this name now
     return Published(path, len(manifest.files), *_retire(run, staged))
 
 
@@ -351,46 +340,42 @@ def _check_replicas(names: Sequence[str], every: Sequence[list[int]]) -> None:
 
 def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
     """Apply retention; its failure is a warning, for the step is committed. Root only."""
-    run.reusable = None
-    n_kept = 0
+    run.reusable, n_kept, problem = None, 0, ""
     try:
         phases.reached("8-retention", 0)
-        open_for_writing(run)  # the lock may have been lost since step 4: then what stands here is not ours
-        n_kept = _keep_some(run)
-        sweep(run.directory, _prepared(run.directory))  # the step that was replaced, if any
+        lock = open_for_writing(run)  # it may have been lost since step 4: then what is here is not ours
+        n_kept, problem = _keep_some(run, lock)
+        run.workspace.sweep(lock)  # the step that was replaced, if any
     except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
-        return n_kept, (f"retention after step {staged.job.step} failed: {as_failure(error).text}",)
-    return n_kept, ()
+        problem = as_failure(error).text
+    return n_kept, (f"retention after step {staged.job.step} failed: {problem}",) if problem else ()
 
 
-def _keep_some(run: Run) -> int:
-    """Retire what need not stay; return how many steps are left. Root only.
-
-    What the next save may write over is ours before it is out of sight: another checkpointer of this process may sweep.
-    """
-    kept = Retained(0)
-    run.reusable = run.directory / layout.retired_dirname(layout.new_nonce()) if run.recycles else None
-    try:
-        kept = apply_retention(run.directory, run.options, run.marked, reusable=run.reusable, manifests=run.manifests)
-    finally:
-        run.reusable = kept.reusable
+def _keep_some(run: Run, lock: RunLock) -> tuple[int, str]:
+    """Retire what need not stay; return how many steps are left, and what could not be removed. Root only."""
+    recycler = run if run.recycles else None
+    kept = run.workspace.retain(lock, run.options, run.marked, run.manifests, recycler=recycler)
+    run.reusable = kept.reusable
     if run.tier is None:  # else they are in the run directory still
         run.journal.removed(kept.removed)
-    return kept.n_steps
+    return kept.n_steps, kept.problem
 
 
 def next_ticket(run: Run, design: Any) -> Ticket | None:
     """Prepare the staging directory of a save to come; ``None`` if that fails: then that save tries. Root only."""
-    with contextlib.suppress(Exception):  # the step before is committed, whatever this is: the next save plans anew
-        open_for_writing(run)
-        try:
-            return prepare(run, design, run.reusable)
-        finally:
-            run.reusable = None
+    reusable, run.reusable = run.reusable, None
+    try:
+        with contextlib.suppress(Exception):  # the step before is committed: the next save plans again
+            open_for_writing(run)
+            with run.workspace.changing:
+                is_ours = reusable is not None and run.workspace.is_reserved(reusable.name)
+                return prepare(run, design, reusable if is_ours else None)
+    finally:
+        if reusable is not None:
+            run.workspace.release(reusable.name)
     return None
 
 
 def abandon(run: Run, staged: commit.Staged) -> None:
     """Remove what a failed save left. Root only."""
-    run.staged.pop(staged.name, None)
-    commit.abandon(staged)
+    run.workspace.abandon(staged)

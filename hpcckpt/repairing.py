@@ -40,6 +40,7 @@ from hpcckpt.journal import Journal
 from hpcckpt.loading import StepReader
 from hpcckpt.manifest import Manifest, decode, encode
 from hpcckpt.plan import DamagedBlock, FileRecord, Index
+from hpcckpt.workspace import Workspace
 
 LOST = ("objects", "metrics", "environment")
 """What no data file knows."""
@@ -256,9 +257,10 @@ def publish(finding: Finding) -> Path:
     """
     assert finding.manifest is not None
     try:
-        if finding.is_rebuilt:
-            _put_manifest(finding.path, finding.manifest)
-        path = finding.path if finding.final is None else _give_back_name(finding.path, finding.final)
+        with Workspace.at(finding.path.parent).changing:
+            if finding.is_rebuilt:
+                _put_manifest(finding.path, finding.manifest)
+            path = finding.path if finding.final is None else _give_back_name(finding.path, finding.final)
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "repair") from error
     manifest = finding.manifest

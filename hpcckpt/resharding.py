@@ -33,9 +33,9 @@ from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import Declaration, FileRecord, SaveJob, WriteItem
 from hpcckpt.publishing import make_directory
-from hpcckpt.retention import remove_retired
 from hpcckpt.snapshot import as_bytes
 from hpcckpt.tensors import Extent, TensorSpec, itemsize
+from hpcckpt.workspace import Workspace
 
 PART_BYTES = 32 << 20
 
@@ -203,17 +203,21 @@ def _reshard(
     backend = RankfileBackend(reader.backend.threads)
     ticket = commit.new_ticket()
     staged = commit.Staged(SaveJob(ticket.save_id, reader.manifest.step, plan.n_ranks), directory, ticket.name)
+    workspace = Workspace.at(directory)
+    workspace.reserve(staged.name, plan)
     try:
         commit.prepare(backend, staged.path, plan.n_ranks)
         files = tuple(_write_rank(reader, staged, plan, rank, progress) for rank in range(plan.n_ranks))  # step 2
         native.fsync_dir(str(staged.path / layout.DATA))
-        path = commit.publish(staged, _manifest(reader.manifest, staged.job, plan, files), lock, way)  # step 3
+        with workspace.changing:
+            path = commit.publish(staged, _manifest(reader.manifest, staged.job, plan, files), lock, way)  # step 3
+            workspace.release(staged.name)
     except BaseException:
-        commit.abandon(staged)
+        workspace.abandon(staged)
         raise
     if is_replacing:
         with contextlib.suppress(OSError):  # the step is there: what cannot be removed is swept later
-            remove_retired(staged.path)  # the old step, which now has the name of the staging directory
+            workspace.retire(staged.name)  # the old step, which now has the name of the staging directory
     nbytes = sum(file.nbytes for file in files)
     Journal(directory, by="reshard").resharded(staged.job.step, staged.job.save_id, nbytes, plan.n_ranks)
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from hpcckpt.journal import Journal
 from hpcckpt.lock import RunLock
 from hpcckpt.plan import Declaration, SaveJob, Ticket
 from hpcckpt.unchanged import Unchanged
+from hpcckpt.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,6 @@ class Run:
 
     Attributes
     ----------
-    tenure : str
-        Root only: `Holder.nonce` of the lock since it was taken or regained.
     draining : Draining
         The background.
     arenas : ArenaPool
@@ -209,10 +207,8 @@ class Run:
         What root has prepared, by the number of the save.
     underway : list
         Saves whose outcome nobody has waited for, the oldest first.
-    staged : dict of str to int
-        Root only: staging directories, with the bytes that their files have already.
-    naming : threading.RLock
-        Root only: held while a step is given its name.
+    workspace : Workspace
+        Root only: what this process uses in the directory.
     reusable : pathlib.Path or None
         Root only: a retired directory for the next save.
     recycles : bool
@@ -244,13 +240,11 @@ class Run:
     arenas: ArenaPool
     lineage: Lineage = field(default_factory=Lineage)
     lock: RunLock | None = None
-    tenure: str = ""
     n_saves: int = 0
     planned: Planned | None = None
     tickets: dict[int, Ticket] = field(default_factory=dict)
     underway: list[Any] = field(default_factory=list)
-    staged: dict[str, int] = field(default_factory=dict)
-    naming: threading.RLock = field(default_factory=threading.RLock)
+    workspace: Workspace = field(init=False)
     reusable: Path | None = None
     recycles: bool = False
     manifests: Manifests = field(default_factory=Manifests)
@@ -264,6 +258,7 @@ class Run:
     pid: int = field(default_factory=os.getpid)
 
     def __post_init__(self) -> None:
+        self.workspace = Workspace.at(self.directory)
         self.journal = Journal(self.directory, is_writing=self.comm.is_root)
 
     @property

@@ -78,7 +78,7 @@ def _compose(run: Run, this: Underway, reports: Sequence[Report]) -> Manifest:
 def _ask_to_close(run: Run, places: Places, this: Underway, reports: Sequence[Report]) -> Answer:
     """Have the leaders of all places close their parts, if nothing stands in the way here. Root only."""
     manifest = _compose(run, this, reports)  # step 4a
-    with run.naming:
+    with run.workspace.changing:
         publishing.look_ahead(run, this.request.step, overwrite=this.request.overwrite)
     this.reports = reports
     return Answer(closing=closing_of(places, manifest, [report.written for report in reports]))

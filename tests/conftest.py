@@ -20,7 +20,6 @@ import pytest
 from hypothesis import settings
 
 from hpcckpt import native, phases
-from hpcckpt.retention import leftovers
 from hpcckpt.testing.groups import MpiRanks, ThreadRanks, is_with_mpi, make_ranks
 
 HERE = Path(__file__).parent
@@ -220,7 +219,7 @@ def debris() -> Callable[[Any], list[str]]:
 
     def find(ckpt: Any) -> list[str]:
         run = ckpt._run
-        return run.comm.on_root("debris", lambda: [n for n in leftovers(run.directory) if n not in run.staged])
+        return run.comm.on_root("debris", run.workspace.leftovers)
 
     return find
 

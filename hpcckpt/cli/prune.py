@@ -16,6 +16,7 @@ from hpcckpt.errors import StepNotFoundError
 from hpcckpt.lock import RunLock
 from hpcckpt.pruning import PrunePlan, Removal, carry_out, plan_prune
 from hpcckpt.units import nbytes_text
+from hpcckpt.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def _plan(directory: Path, rules: Options, *, is_dry_run: bool) -> PrunePlan:
 def _act(directory: Path, rules: Options, shown: PrunePlan) -> _Outcome:
     """Remove what was shown and may still go: while the user thought about it the lock was free."""
     allowed = {removal.path for removal in shown.removals}
-    with RunLock.take(directory):
+    with RunLock.take(directory), Workspace.at(directory).changing:
         plan = plan_prune(directory, rules)
         going = tuple(removal for removal in plan.removals if removal.path in allowed)
         return _Outcome(directory, PrunePlan(plan.kept, going), carry_out(directory, plan, allowed), is_dry_run=False)

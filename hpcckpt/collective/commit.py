@@ -18,17 +18,14 @@ nothing good is removed before.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import secrets
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcckpt import layout, native, phases
+from hpcckpt import files, layout, native, phases
 from hpcckpt.backends.base import Backend
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.discovery import read_manifest
@@ -112,12 +109,12 @@ def new_ticket() -> Ticket:
 def prepare(backend: Backend, path: Path, n_ranks: int, design: Any = None, reusable: Path | None = None) -> None:
     """Make the staging directory of a save to come, of a retired one if there is one. Root only."""
     if reusable is None:
-        path.mkdir()  # step 1
+        path.mkdir(exist_ok=True)  # step 1; nobody else has this name, so if it is there it was made
         backend.prepare(path, design)
     else:
         _remove_all_but_data(reusable)
         backend.reuse(reusable, n_ranks, design)
-        os.rename(reusable, path)
+        files.rename(reusable, path)
 
 
 def _remove_all_but_data(step: Path) -> None:
@@ -125,9 +122,9 @@ def _remove_all_but_data(step: Path) -> None:
     for entry in list(os.scandir(step)):
         if entry.is_dir(follow_symlinks=False):
             if entry.name != layout.DATA:
-                shutil.rmtree(entry.path)
+                files.remove_tree(entry.path)
         else:
-            os.unlink(entry.path)
+            files.unlink(entry.path)
 
 
 def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> None:
@@ -179,25 +176,39 @@ def publish_part(staged: Staged, manifest: Manifest, lock: RunLock | None, way: 
 
 def _take_name(staged: Staged, final: Path, way: Way) -> contextlib.ExitStack:
     """Give the step its name, and make that durable; if that fails, every name is as it was before."""
+
+    def is_published() -> bool:
+        return _has_save(final, staged.job.save_id)
+
     with contextlib.ExitStack() as undo:
         for source, target in _moves(staged.directory, final, way):
-            os.rename(source, target)
-            undo.callback(os.rename, target, source)
+            files.rename(source, target)
+            undo.callback(files.rename, target, source)
         if way.aside:
             native.fsync_dir(str(staged.directory))  # else a power loss may show the new step below the abandoned ones
-        rename = exchange if way.there == "good" else _rename_to_free_name
-        rename(staged.path, final)  # step 5; a step that was replaced now has a name that is swept
-        undo.callback(rename, final, staged.path)
+        if way.there == "good":
+            exchange(staged.path, final, is_published)  # step 5; the step that was replaced now has the other name
+            undo.callback(exchange, final, staged.path)
+        else:
+            _rename_to_free_name(staged.path, final, is_published)  # step 5
+            undo.callback(files.rename, final, staged.path)
         phases.reached("5-published", staged.rank)
         native.fsync_dir(str(staged.directory))  # step 6
         phases.reached("6-parent-synced", staged.rank)
         return undo.pop_all()
 
 
+def _has_save(path: Path, save_id: str) -> bool:
+    """Return True if a step directory holds this save."""
+    with contextlib.suppress(HpcckptError):
+        return read_manifest(path).save_id == save_id
+    return False
+
+
 def move_aside(directory: Path, steps: Sequence[int]) -> None:
     """Give steps that a run goes on without other names, the newest first, durably. Root only."""
     for step in sorted(steps, reverse=True):
-        os.rename(directory / layout.step_dirname(step), directory / layout.aside_dirname(step, layout.new_nonce()))
+        files.rename(directory / layout.step_dirname(step), directory / layout.aside_dirname(step, layout.new_nonce()))
     if steps:
         native.fsync_dir(str(directory))
 
@@ -225,47 +236,13 @@ def _write_manifest(staged: Staged, manifest: Manifest) -> None:
         os.close(fd)
 
 
-def _rename_to_free_name(source: Path, target: Path) -> None:
+def _rename_to_free_name(source: Path, target: Path, is_done: Callable[[], bool]) -> None:
     """Rename a directory; refuses a name that is taken, even by an empty directory."""
     if os.path.lexists(target):
         raise StorageError(f"{target} appeared while the step was being written; nothing was published")
-    os.rename(source, target)
+    files.rename(source, target, is_done)
 
 
-RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
-
-
-def exchange(a: Path, b: Path) -> None:
-    """Exchange two names atomically, or, where the file system cannot, in two renames. Root only."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "renameat2"):
-        done = libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE)
-        if done == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}:
-            raise OSError(code, os.strerror(code), os.fspath(b))
-    # Killed between these renames, b's name is free and b waits: the next sweep gives it back.
-    kept = a.with_name(layout.replaced_dirname(b.name, layout.new_nonce()))
-    os.rename(b, kept)
-    try:
-        os.rename(a, b)
-    except OSError:
-        os.rename(kept, b)
-        raise
-    os.rename(kept, a)
-
-
-def abandon(staged: Staged) -> None:
-    """Remove what a failed save left; what cannot be removed is swept later. Root only."""
-    with contextlib.suppress(HpcckptError):
-        if read_manifest(staged.path).save_id != staged.job.save_id:
-            return  # the step that was to be replaced, if not even its name could be given back
-    try:
-        native.fsync_dir(
-            str(staged.directory)
-        )  # on storage it may still have the name that it was given and lost again
-    except OSError:
-        return
-    shutil.rmtree(staged.path, ignore_errors=True)
+def exchange(a: Path, b: Path, is_done: Callable[[], bool] | None = None) -> None:
+    """Exchange two names. If a kill leaves `b` without its name, the next sweep gives it back. Root only."""
+    files.exchange(a, b, a.with_name(layout.replaced_dirname(b.name, layout.new_nonce())), is_done)

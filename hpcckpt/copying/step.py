@@ -25,6 +25,7 @@ from hpcckpt.manifest import Manifest
 from hpcckpt.plan import FileRecord, Index, StoredEntry
 from hpcckpt.publishing import make_directory
 from hpcckpt.streaming import held_step
+from hpcckpt.workspace import Workspace
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ def copy_step(
             copying = _translated(lambda: copy_pieces(source, staged.path, pieces, rules, task.is_resumed, progress))
             n_written = sum(comm.allgather(comm.agree(where, copying)))  # step 2
             comm.agree(f"{where}: sync", _translated(lambda: sync_files(staged.path, {p.path for p in pieces})))
-            _verify_all(comm, source, task, rules, progress)  # step 3
+            _verify_all(comm, held, source, task, rules, progress)  # step 3
             comm.on_root(f"{where}: publish", _translated(lambda: _publish(held, source, manifest, staged)))  # step 4
     path = destination / layout.step_dirname(manifest.step)
     seconds = time.monotonic() - began
@@ -148,6 +149,7 @@ class _Held(ExitStack):
     """What root holds until the copy has ended: the lock of the destination and the step; and what stands there."""
 
     lock: RunLock
+    workspace: Workspace
     way: commit.Way | None
 
 
@@ -157,20 +159,23 @@ def _begin(held: _Held, source: Path, destination: Path, rules: Rules) -> _Task:
         raise OptionError(f"{destination} is where the step is already; give another run directory")
     make_directory(destination)
     held.lock = held.enter_context(RunLock.take(destination))
+    held.workspace = Workspace.at(destination)
+    held.callback(held.workspace.release_all, held)
     reader = held.enter_context(held_step(source, rules.jobs))
     held.way = _way(reader.manifest, destination, is_replacing=rules.is_replacing)
     if held.way is None:
         return _Task(reader.manifest, reader.index if rules.is_replacing else {}, None)
-    return _staged(destination, reader.manifest, reader.index)
+    return _staged(held, destination, reader.manifest, reader.index)
 
 
-def _staged(destination: Path, manifest: Manifest, entries: Index) -> _Task:
+def _staged(held: _Held, destination: Path, manifest: Manifest, entries: Index) -> _Task:
     """Make the directory that the copy is brought together in, if there is space for it. Root only."""
     staged = staging_of(destination, manifest)
+    held.workspace.reserve(staged.name, held)
     is_resumed = open_staging(staged.path, manifest.files)
     there = sum(512 * path.lstat().st_blocks for path in staged.path.rglob("*"))
     need = SavePlan((), manifest.tensors, manifest.nbytes, ())
-    commit.check_space(destination, need, 1, min(there, manifest.nbytes))
+    held.workspace.check_space(need, 1, min(there, manifest.nbytes))
     phases.reached("copy-begun", 0)
     return _Task(manifest, entries, staged, is_resumed)
 
@@ -193,7 +198,7 @@ def _is_rotten(
 def _begin_anew(held: _Held, destination: Path, task: _Task) -> _Task:
     """Copy what is there already but rotten: that one is kept aside, as evidence. Root only."""
     held.way = commit.Way(there="bad")
-    return _staged(destination, task.manifest, task.entries)
+    return _staged(held, destination, task.manifest, task.entries)
 
 
 def _way(manifest: Manifest, destination: Path, *, is_replacing: bool) -> commit.Way | None:
@@ -215,13 +220,15 @@ def _way(manifest: Manifest, destination: Path, *, is_replacing: bool) -> commit
     )
 
 
-def _verify_all(comm: Communicator, source: Path, task: _Task, rules: Rules, progress: Progress | None) -> None:
+def _verify_all(
+    comm: Communicator, held: _Held, source: Path, task: _Task, rules: Rules, progress: Progress | None
+) -> None:
     """Read the copy back; one of a damaged step goes, for no other attempt will make it whole. Collective."""
     try:
         comm.agree(f"copy {source}: verify", _translated(lambda: _verify(comm, source, task, rules, progress)))
     except CorruptError:
         if comm.is_root and task.staged is not None:
-            commit.abandon(task.staged)
+            held.workspace.abandon(task.staged)
         raise
 
 

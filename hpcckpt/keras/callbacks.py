@@ -24,8 +24,8 @@ from hpcckpt.keras.saves import Saves
 from hpcckpt.keras.statistics import Policy, check_policy
 from hpcckpt.keras.training import check_more
 from hpcckpt.lock import RunLock
-from hpcckpt.retention import retire
 from hpcckpt.run import Restored, SavedStep
+from hpcckpt.workspace import Workspace
 
 __all__ = ["BackupAndRestore"]
 
@@ -328,7 +328,7 @@ def _delete_all(directory: Path) -> None:
         pinned = pins_to_obey(directory)
         for info in scan(directory):
             if info.step not in pinned:
-                retire(directory, info.path.name)
+                Workspace.at(directory).retire(info.path.name)
     with contextlib.suppress(OSError):
         if set(os.listdir(directory)) <= _SIDE_FILES:
             for name in _SIDE_FILES:

@@ -20,9 +20,9 @@ from hpcckpt.draining import DRAIN_NICE, Draining, Outcome, Task
 from hpcckpt.errors import CollectiveError, Failure, HpcckptError, LockLostError, StorageError, as_failure
 from hpcckpt.holding import ArenaPool
 from hpcckpt.journal import Journal
+from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import FileRecord, SaveJob, StoredEntry
-from hpcckpt.retention import apply_retention, retire
 from hpcckpt.run import Candidate, Lineage, Run, SavedStep
 from hpcckpt.tiers.counting import counting, is_same
 from hpcckpt.tiers.drain import Answer, Drain, answer_of, error_of, failures_of, left_by_earlier_job, manifest_of
@@ -105,7 +105,7 @@ class Tiers:
                 discovery.unpin(self.near.directory, info.step)
                 if info.step not in {each.step for each in counting}:
                     _log.warning("hpcckpt: %s: the run went on without it; removed from scratch", info.path)
-                    retire(self.near.directory, info.path.name)
+                    self.near.workspace.retire(info.path.name)
             put_mark(self.near.directory, mark)  # last: what is not ours must not be taken for ours after a kill here
         base = self.near.lineage.step
         wanted = [i for i in counting if i.is_restorable and base is not None and i.step <= base]
@@ -179,12 +179,12 @@ class Tiers:
     def look_ahead(self, step: int, *, overwrite: bool) -> None:
         """Refuse what could not be published in the run directory. Root only."""
         self._open_home()
-        with self.home.naming:  # a drain may be published just now: its step is then the lineage
+        with self.home.workspace.changing:  # a drain may be published just now: its step is then the lineage
             publishing.look_ahead(self.home, step, overwrite=overwrite)
 
     def stands_on(self, lineage: Lineage) -> None:
         """Take in which step was restored: the run resumes from it in both directories. Independent."""
-        with self.home.naming:
+        with self.home.workspace.changing:
             self.home.lineage = lineage
 
     # -- a drain -----------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Tiers:
         """
         home = self.home
         try:
-            with home.naming, translated("move newer steps aside"):
+            with home.workspace.changing, translated("move newer steps aside"):
                 commit.move_aside(home.directory, publishing.look_ahead(home, step, overwrite=True).aside)
         except HpcckptError as error:
             _log.warning("hpcckpt: steps beyond step %d cannot be moved aside yet: %s", step, error)
@@ -302,14 +302,15 @@ class Tiers:
 
     def _get_ready(self, drain: Drain, manifest: Manifest, staged: commit.Staged) -> None:
         """Do what may fail before the first byte. Root only."""
-        self.home.staged[staged.name] = 0  # before a lock that was given back is taken again, which sweeps
+        workspace = self.home.workspace
+        workspace.reserve(staged.name, self.home)  # before a lock that was released is taken again, which sweeps
         self._open_home()
-        self.home.staged[staged.name] = 0  # after one that was lost: what is swept from now on is missed in step D4
-        with self.home.naming:  # the drain before may be published just now: its step is then our lineage
+        workspace.reserve(staged.name, self.home)  # after one that was lost; if it is lost again, step D4 notices
+        with workspace.changing:  # the drain before may be published just now: its step is then our lineage
             if not self._is_home(drain):
                 self._look_ahead(drain, manifest)
         need = SavePlan((), manifest.tensors, manifest.nbytes, ())
-        commit.check_space(self.home.directory, need, self.near.comm.size)
+        workspace.check_space(need, self.near.comm.size)
 
     def _look_ahead(self, drain: Drain, manifest: Manifest) -> commit.Way:
         """Find what stands where a step will go, and refuse what may not be moved. Root only."""
@@ -317,7 +318,7 @@ class Tiers:
         return publishing.look_ahead(self.home, manifest.step, overwrite=drain.overwrite, is_late=is_late)
 
     def _is_late(self, drain: Drain) -> bool:
-        """Return whether a later save of this run was drained while this one failed. Root only, under `naming`."""
+        """Return whether a later save of this run was drained while this one failed. Root only, with `changing`."""
         later = self._drains[self._drains.index(drain) + 1 :]
         return any(other.is_published and other.saved.step > drain.saved.step for other in later)
 
@@ -337,49 +338,55 @@ class Tiers:
 
     def _give_up(self, drain: Drain, failures: Mapping[int, Failure]) -> Answer:
         """Remove what was copied; the step stays on scratch. Root only."""
-        staged = copying.staged_as(self.home.directory, drain.saved.step, drain.save_id)
-        self.home.staged.pop(staged.name, None)
-        commit.abandon(staged)
+        self._abandon(copying.staged_as(self.home.directory, drain.saved.step, drain.save_id))
         _log.error("hpcckpt: %s", error_of(drain, failures))
         return Answer(failures=failures)
+
+    def _abandon(self, staged: commit.Staged) -> None:
+        """Remove a copy, unless another job may be making it now: it has the same name there. Root only."""
+        home = self.home
+        with home.workspace.changing, contextlib.suppress(StorageError):
+            if home.workspace.is_reserved(staged.name) and home.lock is not None and home.lock.is_mine():
+                home.workspace.abandon(staged)
 
     def _publish(self, drain: Drain) -> SavedStep:
         """Give the step its name in the run directory, and retire old ones there. Root only."""
         home, manifest = self.home, manifest_of(drain, self._source(drain))
         staged = copying.staging_of(home.directory, manifest)
-        publishing.open_for_writing(home)  # the lock may have been lost
+        lock = publishing.open_for_writing(home)  # it may have been lost
         path = home.directory / layout.step_dirname(manifest.step)
-        with home.naming:
+        with home.workspace.changing:
             if self._is_home(drain):
-                commit.abandon(staged)
-            elif staged.name not in home.staged:
+                self._abandon(staged)
+            elif not home.workspace.is_reserved(staged.name):
                 raise LockLostError(f"another job held {home.directory}; the step stays on scratch, try again")
             else:
                 way = self._look_ahead(drain, manifest)
-                copying.publish(staged, manifest, home.lock, way)  # D4
+                copying.publish(staged, manifest, lock, way)  # D4
                 if not self._is_late(drain):
                     home.lineage = Lineage(manifest.run_id, manifest.save_id, manifest.step)
             drain.is_published = True
-        home.staged.pop(staged.name, None)
+        home.workspace.release(staged.name)
         phases.reached("drain-published", 0)
-        kept, warnings = self._retain(drain)
+        kept, warnings = self._retain(drain, lock)
         seconds = time.monotonic() - drain.began
         self.near.journal.drained(manifest.step, seconds, self.near.directory)
         _log.info("hpcckpt: drained step=%d to=%s durable=%.3fs", manifest.step, path, seconds)
         told = (*drain.warnings, *warnings)
         return replace(drain.saved, path=path, seconds=seconds, kept=kept, warnings=told, tier="run")
 
-    def _retain(self, drain: Drain) -> tuple[int, tuple[str, ...]]:
+    def _retain(self, drain: Drain, lock: RunLock) -> tuple[int, tuple[str, ...]]:
         """Retire old steps of the run directory, and give up the one on scratch; a failure is a warning. Root only."""
-        home = self.home
+        home, n_kept = self.home, 0
         try:
             with contextlib.suppress(StorageError):
                 discovery.unpin(self.near.directory, drain.saved.step)  # D5
-            kept = apply_retention(home.directory, home.options, home.marked, manifests=home.manifests)
+            kept = home.workspace.retain(lock, home.options, home.marked, home.manifests)
+            n_kept, problem = kept.n_steps, kept.problem
             self.near.journal.removed(kept.removed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is there
-            return 0, (f"retention after step {drain.saved.step} failed: {as_failure(error).text}",)
-        return kept.n_steps, ()
+            problem = as_failure(error).text
+        return n_kept, (f"retention after step {drain.saved.step} failed: {problem}",) if problem else ()
 
     def _settle(self, drain: Drain, outcome: Outcome) -> None:
         """Take in how a drain ended. Independent."""

@@ -32,7 +32,6 @@ from hpcckpt.errors import (
 )
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import FileRecord, StoredEntry
-from hpcckpt.retention import retire
 from hpcckpt.run import Candidate
 from hpcckpt.tiers.behind import T, Tiers
 from hpcckpt.tiers.counting import counting, is_same
@@ -106,7 +105,7 @@ class TiersOfPlaces(Tiers):
             if not before or mark_of(near.directory) != before:
                 for step in discovery.step_numbers(near.directory):
                     discovery.unpin(near.directory, step)
-                    retire(near.directory, layout.step_dirname(step))
+                    near.workspace.retire(layout.step_dirname(step))
             put_mark(near.directory, now)
 
     def _decide(self) -> tuple[set[tuple[int, str]], list[StepInfo]]:
@@ -128,7 +127,7 @@ class TiersOfPlaces(Tiers):
             for info in map(near.marked, discovery.scan(near.directory, near.manifests)):
                 discovery.unpin(near.directory, info.step)
                 if info.manifest is not None and _identity(info) not in keep:
-                    retire(near.directory, info.path.name)
+                    near.workspace.retire(info.path.name)
                 elif info.step in wanted:
                     self.committed(info.step)
 

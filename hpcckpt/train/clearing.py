@@ -11,6 +11,7 @@ from hpcckpt.errors import from_os_error
 from hpcckpt.lock import RunLock
 from hpcckpt.train.run_directory import CONFIG, ENVIRONMENT, LOG, METRICS
 from hpcckpt.train.run_state import RunState
+from hpcckpt.workspace import Workspace
 
 
 def go_back(state: RunState, index: int, step: int) -> list[Path]:
@@ -27,7 +28,7 @@ def go_back(state: RunState, index: int, step: int) -> list[Path]:
     tiers.disown(path)
     newer = [number for number in step_numbers(path) if number > step]
     if newer:
-        with RunLock.take(path):
+        with RunLock.take(path), Workspace.at(path).changing:
             moved += [_step_aside(path, number) for number in reversed(newer)]
     return moved
 

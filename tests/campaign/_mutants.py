@@ -23,7 +23,6 @@ from hpcckpt import (
     layout,
     native,
     phases,
-    publishing,
     retention,
     saving,
     settling,
@@ -32,6 +31,7 @@ from hpcckpt import (
 from hpcckpt.backends import base
 from hpcckpt.collective import commit
 from hpcckpt.discovery import step_numbers
+from hpcckpt.workspace import Workspace
 
 VARIABLE = "HPCCKPT_MUTANT"
 
@@ -64,7 +64,7 @@ def _retired_before_its_successor() -> None:
 
     def publish(staged: Any, *more: Any, **named: Any) -> Path:
         for step in step_numbers(staged.directory):
-            retention.retire(staged.directory, layout.step_dirname(step))
+            Workspace.at(staged.directory).retire(layout.step_dirname(step))
         return original(staged, *more, **named)
 
     commit.publish = publish
@@ -74,11 +74,11 @@ def _removed_in_sight() -> None:
     """A retired step loses its files first, then its name."""
     original = retention.take_out_of_sight
 
-    def take_out_of_sight(directory: Path, name: str) -> Path:
-        for file in (directory / name / layout.DATA).iterdir():
+    def take_out_of_sight(path: Path, retired: Path) -> None:
+        for file in (path / layout.DATA).iterdir():
             file.unlink()
         phases.reached("8-retired", 0)
-        return original(directory, name)
+        original(path, retired)
 
     retention.take_out_of_sight = take_out_of_sight
 
@@ -98,7 +98,7 @@ def _told_before_it_is_committed() -> None:
 
 def _nothing_is_swept() -> None:
     """What killed jobs left stays."""
-    publishing.sweep = lambda directory, spared=(): []
+    Workspace.sweep = lambda *_: []
 
 
 # -- holding still -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hpcckpt import discovery, layout
 from hpcckpt.journal import NAME, read_journal
 from hpcckpt.reporting.frames import frame_of, lines_of
 from hpcckpt.reporting.reading import read_story
-from hpcckpt.retention import retire
+from hpcckpt.workspace import Workspace
 
 Cli = Callable[..., Any]
 
@@ -77,9 +77,10 @@ def test_what_is_left_of_a_step_that_was_replaced_in_place_is_no_failure(
     def refuse(_: Path) -> None:
         raise OSError(39, "Directory not empty")
 
-    monkeypatch.setattr("hpcckpt.resharding.remove_retired", refuse)
     words = ("reshard", saved, "30", "--files", 2, "--drop-per-rank", "--in-place", "--yes")
-    assert cli(*words).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcckpt.files.remove_tree", refuse)
+        assert cli(*words).code == 0
     assert discovery.read_manifest(saved / layout.step_dirname(30)).n_ranks == 2
-    retire(saved, layout.step_dirname(10))
+    Workspace.at(saved).retire(layout.step_dirname(10))
     assert cli("verify", saved).code == 0

@@ -13,6 +13,7 @@ from listing import listed
 from hpcckpt.journal import NAME, read_journal
 from hpcckpt.reporting.frames import news
 from hpcckpt.reporting.reading import read_story
+from hpcckpt.workspace import Workspace
 
 Cli = Callable[..., Any]
 LEFT = (".step-0000000040.tmp-abcdef", ".retired-abcdef")
@@ -119,14 +120,14 @@ def test_the_lock_is_given_back(cli: Cli, saved: Path) -> None:
 def test_what_cannot_be_removed_is_named(
     n_failing: int, code: int, monkeypatch: pytest.MonkeyPatch, cli: Cli, saved: Path
 ) -> None:
-    from hpcckpt import pruning, retention
+    retire = Workspace.retire
 
-    def retire(directory: Path, name: str) -> None:
+    def failing(workspace: Workspace, name: str) -> None:
         if name in ("step-0000000010", "step-0000000020")[:n_failing]:
-            raise PermissionError(13, "Permission denied", str(directory / name))
-        retention.retire(directory, name)
+            raise PermissionError(13, "Permission denied", str(workspace.directory / name))
+        retire(workspace, name)
 
-    monkeypatch.setattr(pruning, "retire", retire)
+    monkeypatch.setattr(Workspace, "retire", failing)
     result = cli("prune", saved, "--keep-last", 1, "--yes", "--json")
     assert result.code == code
     assert len(result.json["failed"]) == n_failing

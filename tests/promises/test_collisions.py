@@ -114,7 +114,7 @@ def test_a_job_killed_while_it_replaces_a_step_leaves_the_old_or_the_new_one(
 
     ckpt = hc.Checkpointer(run_dir)
     monkeypatch.setattr(os, "rename", until_killed)
-    monkeypatch.setattr("hpcckpt.collective.commit.abandon", lambda _staged: None)  # a killed job tidies nothing up
+    monkeypatch.setattr("hpcckpt.publishing.abandon", lambda _run, _staged: None)  # a killed job tidies nothing up
     with pytest.raises(errors.CollectiveError, match="Killed"):
         ckpt.save(1, {"x": np.ones(4)}, overwrite=True).result()
     monkeypatch.setattr(os, "rename", rename)

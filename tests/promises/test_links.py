@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, journal, layout, retention
+from hpcckpt import discovery, errors, journal, layout
 from hpcckpt.config import Options
 from hpcckpt.journal import Journal
+from hpcckpt.lock import RunLock
+from hpcckpt.workspace import Workspace
 
 LONG_AGO_S = 2 * discovery.READER_PIN_EXPIRY_S
 
@@ -74,8 +76,8 @@ def test_what_is_no_pin_stays_where_the_pins_are(run_dir):
 def test_while_the_pins_cannot_be_read_nothing_is_retired(run_dir):
     save(run_dir, 1, 2)
     (run_dir / layout.PINS).touch()
-    with pytest.raises(errors.StorageError, match="look which steps are pinned"):
-        retention.apply_retention(run_dir, Options(max_to_keep=1))
+    with pytest.raises(errors.StorageError, match="look which steps are pinned"), RunLock.take(run_dir) as lock:
+        Workspace.at(run_dir).retain(lock, Options(max_to_keep=1))
     assert discovery.step_numbers(run_dir) == [1, 2]
     assert discovery.pins(run_dir) == set()
 
@@ -86,7 +88,7 @@ def test_a_step_that_is_a_link_to_an_archive_is_retired_and_the_archive_stays(ru
     save(run_dir, 2)
     name = layout.step_dirname(1)
     (run_dir / name).symlink_to(archive / name)
-    retention.retire(run_dir, name)
+    Workspace.at(run_dir).retire(name)
     assert not os.path.lexists(run_dir / name)
     assert hc.load(archive)["w"].tolist() == [1.0] * 9
 

@@ -100,7 +100,7 @@ def test_what_is_being_prepared_survives_the_sweep_of_another_checkpointer(run_d
         monkeypatch.setattr(backend.RankfileBackend, when, meanwhile)
         for step in (1, 2, 3):
             ours.save(step, state(step)).result()
-    assert other._run.tenure
+        assert other._run.lock is not None
     assert opened == [True, True, False]
     assert values(run_dir, 3) == [3.0 + k for k in range(4000)]
 
@@ -189,7 +189,7 @@ def test_a_link_that_is_made_just_before_a_file_is_opened_is_noticed(run_dir, tm
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         for step in (1, 2):
             ckpt.save(step, state(step)).result()
-        (prepared,) = ckpt._run.staged
+        (prepared,) = ckpt._run.workspace.reserved(ckpt._run)
         file = run_dir / prepared / backend.file_path(0)
         inode, before = file.stat().st_ino, file.read_bytes()
         if n_links == 2:
@@ -208,7 +208,7 @@ def test_something_else_in_the_place_of_a_file_is_not_written_to(run_dir, tmp_pa
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         for step in (1, 2):
             ckpt.save(step, state(step)).result()
-        (prepared,) = ckpt._run.staged
+        (prepared,) = ckpt._run.workspace.reserved(ckpt._run)
         file = run_dir / prepared / backend.file_path(0)
         file.unlink()
         {"a link": lambda: file.symlink_to(elsewhere), "a pipe": lambda: os.mkfifo(file), "a directory": file.mkdir}[

@@ -12,7 +12,7 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout
+from hpcckpt import discovery, errors, files, layout
 from hpcckpt.loading import open_step
 from hpcckpt.testing.faults import Fault, armed
 
@@ -223,22 +223,21 @@ def test_a_living_reader_keeps_its_step(ranks, run_dir):
 
 def test_a_leftover_that_cannot_be_removed_stops_nothing(run_dir, monkeypatch):
     """On NFS a file that somebody has open keeps its directory from going."""
-    stuck = run_dir / ".retired-0123456789ab"
-    stuck.mkdir(parents=True)
+    (run_dir / ".retired-0123456789ab" / "stuck").mkdir(parents=True)
     (run_dir / ".retired-ffffffffffff").mkdir()
-    import shutil
+    remove_tree = files.remove_tree
 
-    rmtree = shutil.rmtree
-
-    def busy(path, **options):
-        if Path(path) == stuck:
+    def busy(path):
+        if (Path(path) / "stuck").exists():
             raise OSError(39, "Directory not empty", str(path))
-        rmtree(path, **options)
+        remove_tree(path)
 
-    monkeypatch.setattr(shutil, "rmtree", busy)
+    monkeypatch.setattr(files, "remove_tree", busy)
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         ckpt.save(1, state(1))
         (warning,) = ckpt.save(2, state(2)).result().warnings
         assert "Directory not empty" in warning
         assert ckpt.all_steps() == [2]
-    assert listed(run_dir) == [stuck.name, layout.step_dirname(2)]
+    left, step = listed(run_dir)
+    assert layout.is_retired(left)
+    assert step == layout.step_dirname(2)

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from twotiers import Nodes, Trap, are_whole, kill, on_one_node, raising, restored, save_steps, state
 
-from hpcckpt import discovery, errors, layout, lock, tiers
-from hpcckpt.copying import staging
+from hpcckpt import discovery, errors, files, layout, lock, tiers
 from hpcckpt.discovery import StepInfo
 from hpcckpt.journal import read_journal
 from hpcckpt.manifest import Manifest
@@ -112,7 +111,7 @@ def test_what_is_left_of_a_replaced_step_fails_no_drain(ranks, places, monkeypat
         with places.open(comm, max_to_keep=None) as ckpt:
             ckpt.save(1, state(1, comm.rank)).durable()
             comm.barrier()
-            monkeypatch.setattr(staging, "remove_retired", lambda _: raising(OSError(errno.ENOTEMPTY, "in use"))())
+            monkeypatch.setattr(files, "remove_tree", lambda _: raising(OSError(errno.ENOTEMPTY, "in use"))())
             comm.barrier()
             ckpt.save(1, state(7, comm.rank), overwrite=True).durable()
             ckpt.save(2, state(2, comm.rank)).durable()

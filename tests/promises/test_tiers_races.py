@@ -69,8 +69,8 @@ def test_a_drain_that_begins_while_the_one_before_is_published_succeeds(tmp_path
     phases.install_hook(hook)
     with hc.Checkpointer(run, scratch=tmp_path / "scratch", scratch_keep=3) as ckpt:
         ckpt.save(1, {"w": np.ones(4)}).durable()
-        home = ckpt._run.tier.home
-        home.naming = WatchedLock(home.naming, may_end)
+        workspace = ckpt._run.tier.home.workspace
+        workspace.changing = WatchedLock(workspace.changing, may_end)
         saves = [ckpt.save(step, {"w": np.full(4, step)}) for step in (2, 3)]
         saves[1].result()
         assert [pending.durable().step for pending in saves] == [2, 3]
