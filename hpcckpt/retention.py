@@ -72,10 +72,11 @@ def plan_retention(
 
 
 def take_out_of_sight(path: Path, retired: Path) -> None:
-    """Make of a step a directory that is no checkpoint any more. Root only, under the lock."""
+    """Make of a step, or of what a killed job left, a directory that is no checkpoint. Root only, under the lock."""
     files.rename(path, retired)  # step a
     native.fsync_dir(str(retired.parent))
-    phases.reached("8-retired", 0)
+    if layout.parse_step(path.name) is not None:
+        phases.reached("8-retired", 0)
     files.unlink(retired / layout.MANIFEST)  # step b
     native.fsync_dir(str(retired))
 

@@ -34,7 +34,7 @@ class Drain:
     home : SavedStep or None
         The step in the run directory, when it is there.
     is_published : bool
-        Root only: whether the run directory has it; set under `Workspace.changing`, before the outcome is known to anybody.
+        Root only: whether the run directory has it; set with `Workspace.changing`, before any rank knows the outcome.
     failures : mapping of int to Failure
         What kept it from that.
     manifest : Manifest or None

@@ -16,6 +16,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors, layout, native, repairing, snapshot
+from hpcckpt.backends.base import InFile, Known, Payload
 from hpcckpt.backends.rankfile import frozen
 from hpcckpt.discovery import read_manifest
 from hpcckpt.testing.ranks import run_ranks
@@ -508,3 +509,24 @@ def test_a_shared_file_that_no_rank_names_is_left_alone(frozen_steps):
     finding = repair(path)
     assert finding.is_good
     assert finding.left_alone == (f"data/{extra.name}",)
+
+
+def test_a_file_is_linked_only_if_it_is_still_the_one_that_was_written(frozen_steps, tmp_path):
+    """Another checkpointer may have replaced the step meanwhile."""
+    base = frozen_steps[5]
+    record = next(file for file in read_manifest(base).files if ".frozen-" in file.path)
+    data = np.zeros(8, np.uint8)
+
+    def linked(name: str) -> list[Any]:
+        payload = Payload(types.SimpleNamespace(nbytes=0), data, is_held=True)
+        payload.compare_with(Known((0,), data, InFile(record, 1, (0,))))
+        (tmp_path / name / layout.DATA).mkdir(parents=True)
+        return frozen.link_unchanged([payload], base, tmp_path / name)
+
+    assert linked("same") == [record]
+    place = base / record.path
+    text = place.read_bytes()
+    place.unlink()
+    place.write_bytes(text.replace(f"{record.header_crc:08x}".encode(), b"00000000", 1))
+    assert linked("other") == []
+    assert list((tmp_path / "other" / layout.DATA).iterdir()) == []

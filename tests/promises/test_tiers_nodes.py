@@ -20,7 +20,6 @@ from hpcckpt import discovery, errors, layout, lock, publishing, tiers
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.manifest import Manifest
 from hpcckpt.plan import FileRecord
-from hpcckpt.retention import leftovers
 from hpcckpt.tiers.parts import Part, newest_of_each, together
 
 pytestmark = pytest.mark.counts(3)

@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcckpt import layout
+from hpcckpt import files, layout
 from hpcckpt.backends.base import Payload
+from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.plan import FileRecord
 
 MIN_BYTES = 1 << 20
@@ -40,12 +41,29 @@ def _link(record: FileRecord, payloads: Sequence[Payload], base: Path, path: Pat
     if in_file is None or in_file.n_in_file != len(payloads):
         return False
     with contextlib.suppress(OSError):
-        os.link(base / record.path, path / record.path, follow_symlinks=False)
+        files.link(base / record.path, path / record.path)
+        if not _is_same_file(path / record.path, record):
+            files.unlink(path / record.path)  # of another save, which has replaced that step meanwhile
+            return False
         for payload in payloads:
             if payload.linkable is not None:
                 payload.landed(payload.linkable.crcs, record, len(payloads))
         return True
     return False
+
+
+def _is_same_file(path: Path, record: FileRecord) -> bool:
+    """Return True if a file has the size and the header that were recorded."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return (
+            os.fstat(fd).st_size == record.nbytes
+            and codec.sealed_crc(os.pread(fd, codec.PAGE_BYTES, 0)) == record.header_crc
+        )
+    except ValueError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def worth_a_file(payloads: Sequence[Payload]) -> list[Payload]:
