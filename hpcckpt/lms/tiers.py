@@ -99,6 +99,8 @@ class FileTier:
     is_direct: bool
     used: int
     peak: int
+    size: int
+    """Its length: what is used, and what is free in it; what is free at its end goes back when swaps pause for 2 s."""
 
 
 @dataclass(frozen=True, slots=True)

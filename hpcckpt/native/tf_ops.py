@@ -52,8 +52,8 @@ class Library(NamedTuple):
         return [sys.executable, "-m", f"hpcckpt.native.{self.module.removeprefix('_')}", str(path)]
 
 
-OPS = Library("_tf_ops", "the TensorFlow ops", "tf_src", ("include/hpcckpt/plugin.h", "src/gil.h"))
-LMS = Library("_lms_ops", "the TensorFlow ops of LMS", "lms_src", ("src/gil.h",))
+OPS = Library("_tf_ops", "the TensorFlow ops", "tf_src", ("include/hpcckpt/plugin.h", "src/gil.h", "src/utf8.h"))
+LMS = Library("_lms_ops", "the TensorFlow ops of LMS", "lms_src", ("src/gil.h", "src/utf8.h"))
 
 
 class OpsModule(Protocol):

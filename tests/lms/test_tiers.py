@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,37 @@ def test_room_in_the_file_is_used_again(configure: Configure) -> None:
     file = engine.stats().file
     assert file is not None
     assert (file.used, file.peak) == (0, 3 * MIB)
+
+
+def test_a_file_that_is_no_longer_used_shrinks(configure: Configure) -> None:
+    configure()
+    lmsnative.away_and_back(ones(8 * MIB))
+    assert engine.settle()
+    while (file := engine.stats().file) is not None and file.size > 0:
+        time.sleep(0.01)
+    assert file is not None
+    assert file.used == 0
+    assert lmsnative.same(lmsnative.away_and_back(ones(MIB)), ones(MIB))
+
+
+def test_threads_that_swap_out_at_once_never_exceed_the_limit_of_the_host_tier(configure: Configure) -> None:
+    configure("host", host_limit=3 * 4096)
+    ops, tensor, failed = engine.load(), ones(4096), []
+
+    def swap() -> None:
+        for _ in range(300):
+            try:
+                ops.hpcckpt_swap_out(tensor)
+            except tf.errors.ResourceExhaustedError:
+                failed.append(True)
+
+    threads = [threading.Thread(target=swap) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert engine.settle()
+    assert engine.stats().peak_host_bytes <= 3 * 4096
 
 
 def test_tensors_of_many_sizes_that_come_and_go_never_meet_in_the_file(configure: Configure) -> None:
@@ -246,6 +278,22 @@ def test_a_directory_that_is_not_there_is_said_with_the_remedy(tmp_path: Path) -
         engine.configure(TierConfig("file", tmp_path / "file"))
 
 
+def test_a_directory_whose_name_is_not_utf8_works_and_is_named(configure: Configure, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"odd-\xff")
+    with pytest.raises(ConfigError, match="odd-\udcff"):
+        configure(directory=odd)
+    odd.mkdir()
+    configure(directory=odd)
+    assert lmsnative.same(lmsnative.away_and_back(ones(MIB)), ones(MIB))
+    file = engine.stats().file
+    assert file is not None
+    assert file.directory == str(odd)
+    engine.hinder(read=errno.EIO)
+    with pytest.raises(StorageError, match="odd-"), engine.typed_errors():
+        lmsnative.away_and_back(ones(MIB))
+    odd.rmdir()
+
+
 def test_a_directory_that_can_hold_no_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HpcckptError, match="/proc"):
         engine.configure(TierConfig("file", "/proc"))
@@ -321,6 +369,9 @@ def test_the_directory_is_the_one_that_is_named_first(monkeypatch: pytest.Monkey
 def test_the_speed_of_a_tier_is_measured_and_leaves_nothing(configure: Configure) -> None:
     configure()
     assert min(engine.bandwidth()) > 0
+    for wrong in ((-1, 1), (0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="cannot measure"):
+            engine._module().probe(*wrong)
     configure(file_limit=MIB)
     with pytest.raises(NoSpaceError, match="the probe: 16777216 bytes do not fit"):
         engine.bandwidth()

@@ -19,10 +19,7 @@ Extents::Taken Extents::take(off_t nbytes) {
         if (left > 0) free_[taken.offset + nbytes] = left;
         return taken;
     }
-    if (!free_.empty() && free_.rbegin()->first + free_.rbegin()->second == end_) {
-        taken.offset = free_.rbegin()->first;
-        free_.erase(std::prev(free_.end()));
-    }
+    taken.offset = cut_end();
     end_ = taken.offset + nbytes;
     return taken;
 }
@@ -43,6 +40,17 @@ void Extents::give(off_t offset, off_t nbytes) {
         free_.erase(next);
     }
     free_[offset] = nbytes;
+}
+
+off_t Extents::used_end() const {
+    const bool is_free = !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == end_;
+    return is_free ? free_.rbegin()->first : end_;
+}
+
+off_t Extents::cut_end() {
+    const off_t end = used_end();
+    if (end < end_) free_.erase(std::prev(free_.end()));
+    return end_ = end;
 }
 
 void Extents::refuse(const Taken& taken, off_t nbytes) {

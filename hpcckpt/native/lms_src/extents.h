@@ -1,4 +1,4 @@
-// Which parts of a file are in use: ranges are handed out, given back, and handed out again.
+// Which parts of a file are in use: ranges are taken, given back, and taken again.
 #pragma once
 
 #include <sys/types.h>
@@ -21,6 +21,11 @@ class Extents {
 
     // Takes back a growth that the file system refused.
     void refuse(const Taken& taken, off_t nbytes);
+
+    // Where the last range in use ends.
+    off_t used_end() const;
+    // Forgets what is free at the end, and returns the end that is left.
+    off_t cut_end();
 
     off_t end() const { return end_; }
     off_t used() const { return used_; }

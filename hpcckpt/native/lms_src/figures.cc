@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "pool.h"
+
 namespace hpcckpt {
 namespace lms {
 namespace {
@@ -87,12 +89,6 @@ void Figures::count_read(std::int64_t nbytes, std::int64_t ns) {
     read_ns_ += ns;
 }
 
-void Figures::add_host(std::int64_t nbytes) {
-    const Guard guard(lock_);
-    host_bytes_ += nbytes;
-    peak_host_ = std::max(peak_host_, host_bytes_.load());
-}
-
 void Figures::add_in_flight(std::int64_t nbytes) {
     const Guard guard(lock_);
     in_flight_ += nbytes;
@@ -105,7 +101,7 @@ void Figures::reset() {
     ins_.clear();
     stalls_.clear();
     written_bytes_ = written_ns_ = read_bytes_ = read_ns_ = 0;
-    peak_host_ = host_bytes_;
+    HostLedger::one().reset_peak();
     peak_in_flight_ = in_flight_;
 }
 
@@ -116,8 +112,8 @@ std::string Figures::json() {
                                                             {"written_ns", written_ns_},
                                                             {"read_bytes", read_bytes_},
                                                             {"read_ns", read_ns_},
-                                                            {"host_bytes", host_bytes_},
-                                                            {"peak_host_bytes", peak_host_},
+                                                            {"host_bytes", HostLedger::one().used()},
+                                                            {"peak_host_bytes", HostLedger::one().peak()},
                                                             {"in_flight_bytes", in_flight_},
                                                             {"peak_in_flight_bytes", peak_in_flight_}};
     std::string text = "{";

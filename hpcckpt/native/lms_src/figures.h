@@ -28,22 +28,19 @@ class Figures {
     void count_stall(const std::string& op, std::int64_t ns);
     void count_written(std::int64_t nbytes, std::int64_t ns);
     void count_read(std::int64_t nbytes, std::int64_t ns);
-    void add_host(std::int64_t nbytes);
     void add_in_flight(std::int64_t nbytes);
 
     void reset();
     std::string json();
 
     std::atomic<std::int64_t> live_handles{0};
-    std::int64_t host_bytes() const { return host_bytes_.load(); }
 
    private:
     std::mutex lock_;
     std::map<std::string, Moved> outs_, ins_;
     std::map<std::string, std::int64_t> stalls_;
     std::int64_t written_bytes_ = 0, written_ns_ = 0, read_bytes_ = 0, read_ns_ = 0;
-    std::atomic<std::int64_t> host_bytes_{0};
-    std::int64_t peak_host_ = 0, in_flight_ = 0, peak_in_flight_ = 0;
+    std::int64_t in_flight_ = 0, peak_in_flight_ = 0;
 };
 
 // For text in JSON.

@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "mapped_buffer.h"
+#include "pool.h"
 
 namespace hpcckpt {
 namespace lms {
@@ -22,6 +22,7 @@ namespace {
 constexpr std::size_t kBounceBytes = std::size_t{4} << 20;
 constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;
 constexpr long kTmpfsMagic = 0x01021994;
+constexpr int kMaxIdle = 3;  // transfers that move nothing whole, one after the other
 
 // Memory of a thread of the mover that a file can be written from whatever a tensor's address is.
 char* bounce() {
@@ -49,28 +50,43 @@ bool is_tmpfs(int fd) {
     return fstatfs(fd, &told) == 0 && told.f_type == kTmpfsMagic;
 }
 
+// After a short transfer the rest begins at a multiple of `unit`, so that O_DIRECT takes it, and what ended the
+// transfer shows again.
 template <typename Move>
-int move_all(std::size_t nbytes, Move move) {
+int move_all(std::size_t nbytes, std::size_t unit, Move move) {
+    int n_idle = 0;
     for (std::size_t done = 0; done < nbytes;) {
         const ssize_t moved = move(done, std::min(nbytes - done, kMostAtOnce));
         if (moved < 0 && errno == EINTR) continue;
         if (moved < 0) return errno;
-        if (moved == 0) return EIO;
-        done += static_cast<std::size_t>(moved);
+        const std::size_t end = done + static_cast<std::size_t>(moved);
+        const std::size_t next = end == nbytes ? end : end / unit * unit;
+        n_idle = next > done ? 0 : n_idle + 1;
+        if (moved == 0 || n_idle == kMaxIdle) return EIO;
+        done = next;
     }
     return 0;
 }
 
-int write_all(int fd, const char* data, std::size_t nbytes, off_t offset) {
-    return move_all(nbytes, [&](std::size_t done, std::size_t part) {
+int write_all(int fd, const char* data, std::size_t nbytes, off_t offset, std::size_t unit) {
+    return move_all(nbytes, unit, [&](std::size_t done, std::size_t part) {
         return pwrite(fd, data + done, part, offset + static_cast<off_t>(done));
     });
 }
 
-int read_all(int fd, char* data, std::size_t nbytes, off_t offset) {
-    return move_all(nbytes, [&](std::size_t done, std::size_t part) {
+int read_all(int fd, char* data, std::size_t nbytes, off_t offset, std::size_t unit) {
+    return move_all(nbytes, unit, [&](std::size_t done, std::size_t part) {
         return pread(fd, data + done, part, offset + static_cast<off_t>(done));
     });
+}
+
+// Some file systems take the flag and refuse to write.
+bool writes_directly(int fd) {
+    const std::unique_ptr<void, decltype(&std::free)> page(std::aligned_alloc(kFilePage, kFilePage), &std::free);
+    if (page == nullptr) return true;
+    std::memset(page.get(), 0, kFilePage);
+    const bool is_refused = pwrite(fd, page.get(), kFilePage, 0) < 0 && errno == EINVAL;
+    return ftruncate(fd, 0) == 0 && !is_refused;
 }
 
 // What addresses O_DIRECT takes, if the kernel says.
@@ -99,7 +115,7 @@ std::shared_ptr<FileStore> FileStore::open(const Config& config, IoError* error)
     }
     bool is_direct = true;
     int fd = make_nameless(config.directory, O_DIRECT, config.is_named);
-    if (fd >= 0 && is_tmpfs(fd)) {
+    if (fd >= 0 && (is_tmpfs(fd) || !writes_directly(fd))) {
         ::close(fd);
         fd = -1;
         errno = EINVAL;
@@ -115,7 +131,7 @@ std::shared_ptr<FileStore> FileStore::open(const Config& config, IoError* error)
 
 FileStore::FileStore(int fd, const Config& config, bool is_direct)
     : fd_(fd), directory_(config.directory), limit_(config.file_limit), is_direct_(is_direct) {
-    if (is_direct) memory_alignment_ = alignment_of_memory(fd, kUnknown);
+    if (is_direct) memory_alignment_ = alignment_of_memory(fd, kDefaultMemoryAlignment);
     if (is_tmpfs(fd)) {
         notes_ = "is on tmpfs, which is memory itself: what is swapped there frees nothing on this machine";
     } else if (!is_direct) {
@@ -128,7 +144,7 @@ FileStore::~FileStore() { ::close(fd_); }
 
 off_t FileStore::take(std::size_t nbytes, IoError* error) {
     const std::lock_guard<std::mutex> lock(lock_);
-    const auto wanted = static_cast<off_t>(whole_pages(nbytes));
+    const auto wanted = static_cast<off_t>(whole_file_pages(nbytes));
     if (limit_ > 0 && extents_.used() + wanted > limit_) {
         *error = {ENOSPC, "its limit is " + std::to_string(limit_) + " bytes"};
         return -1;
@@ -147,7 +163,19 @@ off_t FileStore::take(std::size_t nbytes, IoError* error) {
 
 void FileStore::give(off_t offset, std::size_t nbytes) {
     const std::lock_guard<std::mutex> lock(lock_);
-    extents_.give(offset, static_cast<off_t>(whole_pages(nbytes)));
+    extents_.give(offset, static_cast<off_t>(whole_file_pages(nbytes)));
+}
+
+bool FileStore::shrink() {
+    const std::lock_guard<std::mutex> lock(lock_);
+    const off_t end = extents_.end(), used_end = extents_.used_end();
+    if (end - used_end > end / 2 && ftruncate(fd_, used_end) == 0) extents_.cut_end();
+    return extents_.end() > 0;
+}
+
+off_t FileStore::size() const {
+    const std::lock_guard<std::mutex> lock(lock_);
+    return extents_.end();
 }
 
 off_t FileStore::used() const {
@@ -168,9 +196,9 @@ void FileStore::reset_peak() {
 bool FileStore::fits(const void* data) const { return reinterpret_cast<std::uintptr_t>(data) % memory_alignment_ == 0; }
 
 int FileStore::write(const char* data, std::size_t nbytes, off_t offset) {
-    if (!is_direct_) return write_all(fd_, data, nbytes, offset);
-    const std::size_t straight = fits(data) ? nbytes / kPage * kPage : 0;
-    const int error = write_all(fd_, data, straight, offset);
+    if (!is_direct_) return write_all(fd_, data, nbytes, offset, 1);
+    const std::size_t straight = fits(data) ? nbytes / kFilePage * kFilePage : 0;
+    const int error = write_all(fd_, data, straight, offset, kFilePage);
     if (error != 0) return error;
     return write_through(data + straight, nbytes - straight, offset + static_cast<off_t>(straight));
 }
@@ -181,16 +209,16 @@ int FileStore::write_through(const char* data, std::size_t nbytes, off_t offset)
     for (std::size_t done = 0; done < nbytes; done += kBounceBytes) {
         const std::size_t part = std::min(nbytes - done, kBounceBytes);
         std::memcpy(memory, data + done, part);
-        const int error = write_all(fd_, memory, whole_pages(part), offset + static_cast<off_t>(done));
+        const int error = write_all(fd_, memory, whole_file_pages(part), offset + static_cast<off_t>(done), kFilePage);
         if (error != 0) return error;
     }
     return 0;
 }
 
 int FileStore::read(char* data, std::size_t nbytes, off_t offset) {
-    if (!is_direct_) return read_all(fd_, data, nbytes, offset);
-    const std::size_t straight = fits(data) ? nbytes / kPage * kPage : 0;
-    const int error = read_all(fd_, data, straight, offset);
+    if (!is_direct_) return read_all(fd_, data, nbytes, offset, 1);
+    const std::size_t straight = fits(data) ? nbytes / kFilePage * kFilePage : 0;
+    const int error = read_all(fd_, data, straight, offset, kFilePage);
     if (error != 0) return error;
     return read_through(data + straight, nbytes - straight, offset + static_cast<off_t>(straight));
 }
@@ -200,7 +228,7 @@ int FileStore::read_through(char* data, std::size_t nbytes, off_t offset) {
     if (memory == nullptr) return ENOMEM;
     for (std::size_t done = 0; done < nbytes; done += kBounceBytes) {
         const std::size_t part = std::min(nbytes - done, kBounceBytes);
-        const int error = read_all(fd_, memory, whole_pages(part), offset + static_cast<off_t>(done));
+        const int error = read_all(fd_, memory, whole_file_pages(part), offset + static_cast<off_t>(done), kFilePage);
         if (error != 0) return error;
         std::memcpy(data + done, memory, part);
     }

@@ -1,12 +1,12 @@
 // The file tier: one file of this process that has no name, in which tensors come and go.
 //
 // 1. It is made with O_TMPFILE, or made and unlinked at once where the file system cannot do that: nothing is left
-//    behind however the process ends.
+//    however the process ends.
 // 2. Room is allocated before anything is written, so that a full file system is found out when a tensor leaves, not
 //    when a page is written back.
-// 3. O_DIRECT keeps the page cache out: there tensors would only lie in memory once more. Where the file system has
-// none
-//    the file is used without, and `notes` says so.
+// 3. O_DIRECT keeps the page cache out: there tensors would only be in memory once more. Where the file system has
+//    none, or refuses to write so, the file is used without, and `notes` says it.
+// 4. What is free at the end of the file goes back to the file system by `shrink`.
 #pragma once
 
 #include <sys/types.h>
@@ -27,6 +27,9 @@ struct IoError {
     std::string text;
 };
 
+// What addresses O_DIRECT takes, where the kernel does not say.
+constexpr std::size_t kDefaultMemoryAlignment = 512;
+
 class FileStore {
    public:
     // Null with `error` set if the directory cannot have such a file.
@@ -37,6 +40,10 @@ class FileStore {
     off_t take(std::size_t nbytes, IoError* error);
     void give(off_t offset, std::size_t nbytes);
 
+    // Cuts the file where the last tensor ends, if more than half of it is free from there on. Returns whether there is
+    // anything that a later call could cut.
+    bool shrink();
+
     // Each returns 0 or errno.
     int write(const char* data, std::size_t nbytes, off_t offset);
     int read(char* data, std::size_t nbytes, off_t offset);
@@ -45,6 +52,7 @@ class FileStore {
     const std::string& notes() const { return notes_; }
     bool is_direct() const { return is_direct_; }
     off_t used() const;
+    off_t size() const;  // with what is free in it
     off_t peak() const;
     void reset_peak();
 
@@ -59,13 +67,11 @@ class FileStore {
     const std::string directory_;
     const off_t limit_;
     const bool is_direct_;
-    std::size_t memory_alignment_ = kUnknown;
+    std::size_t memory_alignment_ = kDefaultMemoryAlignment;
     std::string notes_;
     mutable std::mutex lock_;
     Extents extents_;
     off_t peak_ = 0;
-
-    static constexpr std::size_t kUnknown = 512;
 };
 
 }  // namespace lms

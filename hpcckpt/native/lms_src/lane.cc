@@ -2,18 +2,30 @@
 
 #include <pthread.h>
 
-#include <thread>
 #include <utility>
 
 namespace hpcckpt {
 namespace lms {
 
-Lane::Lane(const char* name, int n_threads) {
-    for (int i = 0; i < n_threads; ++i) {
-        std::thread thread(&Lane::work_forever, this);
-        pthread_setname_np(thread.native_handle(), name);
-        thread.detach();
+Lane::Lane(const char* name, int n_threads, Idle idle) : idle_(std::move(idle)) {
+    try {
+        for (int i = 0; i < n_threads; ++i) {
+            threads_.emplace_back(&Lane::work, this);
+            pthread_setname_np(threads_.back().native_handle(), name);
+        }
+    } catch (...) {
+        end();  // those that were started must not use what is freed now
+        throw;
     }
+}
+
+void Lane::end() {
+    {
+        const std::lock_guard<std::mutex> guard(lock_);
+        is_ended_ = true;
+    }
+    is_changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
 }
 
 void Lane::add(Job job) {
@@ -22,16 +34,36 @@ void Lane::add(Job job) {
     {
         const std::lock_guard<std::mutex> guard(lock_);
         jobs_.push_back(std::move(made));
+        is_idle_asked_ = idle_ != nullptr;
     }
     is_changed_.notify_one();
 }
 
-void Lane::work_forever() {
+void Lane::work() {
     for (;;) {
         std::unique_lock<std::mutex> guard(lock_);
-        is_changed_.wait(guard, [this] { return !jobs_.empty() && !is_beginning_; });
+        wait_for_job(guard);
+        if (is_ended_) return;
         const std::shared_ptr<Begun> first = jobs_.front();
         if (first->is_begun || begin(first, guard)) move(*first, guard);
+    }
+}
+
+void Lane::wait_for_job(std::unique_lock<std::mutex>& guard) {
+    const auto is_over = [this] { return is_startable() || is_ended_; };
+    while (!is_over()) {
+        if (!is_idle_asked_ || is_idling_) {
+            is_changed_.wait(guard);
+            continue;
+        }
+        is_idling_ = true;
+        if (!is_changed_.wait_for(guard, kIdleS, is_over)) {
+            guard.unlock();
+            const bool is_asked_again = idle_();
+            guard.lock();
+            if (jobs_.empty()) is_idle_asked_ = is_asked_again;
+        }
+        is_idling_ = false;
     }
 }
 

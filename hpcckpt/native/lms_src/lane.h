@@ -1,14 +1,17 @@
 // Work in pieces, for a few threads: what is added first is begun first, and all its pieces before any of the next.
 //
-// Several requests under way at a time are what a disk is fast with; one thread copies while another one waits for it.
+// A disk is fast with several requests at a time; one thread copies while another one waits for it.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
+#include <vector>
 
 namespace hpcckpt {
 namespace lms {
@@ -21,7 +24,16 @@ class Lane {
         std::function<void(int)> over;         // called once, last, with the first errno or 0
     };
 
-    Lane(const char* name, int n_threads);
+    // Called when nothing was added for `kIdleS`, again and again as long as it returns true; from one thread at a
+    // time.
+    using Idle = std::function<bool()>;
+    static constexpr std::chrono::seconds kIdleS{2};
+
+    // Throws std::system_error, with no thread left, if it cannot have all.
+    Lane(const char* name, int n_threads, Idle idle = nullptr);
+    ~Lane() { end(); }  // only when all jobs are over
+    Lane(const Lane&) = delete;
+    Lane& operator=(const Lane&) = delete;
 
     void add(Job job);
 
@@ -33,7 +45,10 @@ class Lane {
         int code = 0;
     };
 
-    void work_forever();
+    void work();
+    void end();
+    bool is_startable() const { return !jobs_.empty() && !is_beginning_; }
+    void wait_for_job(std::unique_lock<std::mutex>& guard);
     bool begin(const std::shared_ptr<Begun>& first, std::unique_lock<std::mutex>& guard);
     void move(Begun& job, std::unique_lock<std::mutex>& guard);
 
@@ -41,6 +56,11 @@ class Lane {
     std::condition_variable is_changed_;
     std::deque<std::shared_ptr<Begun>> jobs_;
     bool is_beginning_ = false;
+    const Idle idle_;
+    bool is_idling_ = false;      // a thread calls `idle_`, or waits until it may
+    bool is_idle_asked_ = false;  // until it returns false
+    bool is_ended_ = false;
+    std::vector<std::thread> threads_;
 };
 
 }  // namespace lms

@@ -88,7 +88,7 @@ PyObject* disarm_pass(PyObject*, PyObject*) {
 std::string file_json(const FileStore& file) {
     return "{\"directory\":" + quoted(file.directory()) + ",\"notes\":" + quoted(file.notes()) +
            ",\"is_direct\":" + (file.is_direct() ? "true" : "false") + ",\"used\":" + std::to_string(file.used()) +
-           ",\"peak\":" + std::to_string(file.peak()) + "}";
+           ",\"size\":" + std::to_string(file.size()) + ",\"peak\":" + std::to_string(file.peak()) + "}";
 }
 
 // -> figures as JSON

@@ -42,8 +42,8 @@ int read_piece(const Parcel& parcel, std::size_t number, bool is_mapped, char* d
         std::memcpy(data + start, static_cast<const char*>(parcel.host.data) + start, nbytes);
         return 0;
     }
-    // Memory of our own goes on to the end of its page, as the room in the file does.
-    if (is_mapped && parcel.file->is_direct()) nbytes = whole_pages(nbytes);
+    // Mapped memory extends to the end of its page, as the room in the file does.
+    if (is_mapped && parcel.file->is_direct()) nbytes = whole_file_pages(nbytes);
     return parcel.file->read(data + start, nbytes, parcel.offset + static_cast<off_t>(start));
 }
 
@@ -69,6 +69,12 @@ std::string failed_text(const Parcel& parcel, const char* doing, int code) {
 Mover& Mover::one() {
     static Mover* const mover = new Mover;  // never destroyed: its threads end with the process
     return *mover;
+}
+
+// Called by the threads that write, when they have had nothing to do for a while.
+bool Mover::shrink_file() {
+    const std::shared_ptr<FileStore> store = file();
+    return store != nullptr && store->shrink();
 }
 
 bool Mover::configure(const Config& config, IoError* error) {

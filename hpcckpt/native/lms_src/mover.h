@@ -83,8 +83,7 @@ class Mover {
     std::size_t begin_reading(Coming& coming);
     absl::Status end_reading(Coming& coming, int code);
     Hindrance pause(int Hindrance::* delay_ms);
-
-    Lane out_{"hpcckpt-out", 2}, in_{"hpcckpt-in", 2};
+    bool shrink_file();
 
     std::mutex lock_;
     Config config_;
@@ -94,6 +93,9 @@ class Mover {
     std::condition_variable is_hindered_, is_out_;
     std::deque<LeavingRef> waiting_;  // their `done` is not yet called
     std::int64_t in_flight_ = 0;
+
+    // Last, for their threads use the rest.
+    Lane out_{"hpcckpt-out", 2, [this] { return shrink_file(); }}, in_{"hpcckpt-in", 2};
 };
 
 }  // namespace lms

@@ -19,7 +19,7 @@ Parcel::Parcel(std::string its_name, const tensorflow::Tensor& its_tensor)
 Parcel::~Parcel() {
     if (file != nullptr) file->give(offset, nbytes);
     if (host.data != nullptr) Pool::one().give(host);
-    if (place == Place::kHost) Figures::one().add_host(-static_cast<std::int64_t>(nbytes));
+    if (place == Place::kHost) HostLedger::one().give(static_cast<std::int64_t>(nbytes));
     --Figures::one().live_handles;
 }
 

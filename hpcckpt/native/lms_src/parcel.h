@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "file_store.h"
-#include "mapped_buffer.h"
+#include "pool.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_encode_decode.h"

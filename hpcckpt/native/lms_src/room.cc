@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "../src/utf8.h"
 #include "absl/strings/str_cat.h"
-#include "figures.h"
-#include "mapped_buffer.h"
+#include "pool.h"
 
 namespace hpcckpt {
 namespace lms {
@@ -15,9 +15,7 @@ namespace {
 bool is_full(int code) { return code == ENOSPC || code == EDQUOT || code == EFBIG || code == ENOMEM; }
 
 bool find_host_room(const Config& config, Parcel* parcel) {
-    const auto nbytes = static_cast<std::int64_t>(parcel->nbytes);
-    if (config.host_limit > 0 && Figures::one().host_bytes() + nbytes > config.host_limit) return false;
-    Figures::one().add_host(nbytes);
+    if (!HostLedger::one().try_take(static_cast<std::int64_t>(parcel->nbytes), config.host_limit)) return false;
     parcel->place = Parcel::Place::kHost;
     return true;
 }
@@ -25,7 +23,7 @@ bool find_host_room(const Config& config, Parcel* parcel) {
 absl::Status host_is_full(const Config& config, const Parcel& parcel) {
     return failed(ENOSPC, config,
                   absl::StrCat(parcel.name, ": ", parcel.nbytes, " bytes do not fit into the host tier beside the ",
-                               Figures::one().host_bytes(), " that are there, its limit is ", config.host_limit,
+                               HostLedger::one().used(), " that are there, its limit is ", config.host_limit,
                                " bytes; raise host_limit, take tier='host-then-file', or swap less"));
 }
 
@@ -47,7 +45,7 @@ absl::Status find_file_room(const Config& config, std::shared_ptr<FileStore> fil
 }  // namespace
 
 absl::Status failed(int code, const Config& config, const std::string& text) {
-    const std::string told = absl::StrCat("hpcckpt.lms (errno ", code, "): ", who(config), text);
+    const std::string told = as_utf8(absl::StrCat("hpcckpt.lms (errno ", code, "): ", who(config), text));
     return is_full(code) ? absl::ResourceExhaustedError(told) : absl::UnavailableError(told);
 }
 
