@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcckpt import discovery, saving
+from hpcckpt import discovery, layout, saving
 from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level, OnNewer, Options, parse_best
-from hpcckpt.errors import ClosedError
+from hpcckpt.errors import ClosedError, StateError
 from hpcckpt.exiting import finish, release_when_forgotten
 from hpcckpt.journal import Journal
 from hpcckpt.opening import open_run
@@ -263,7 +264,7 @@ class Checkpointer:
         Parameters
         ----------
         step : int
-            Identity of the checkpoint, from the training loop; not negative.
+            Identity of the checkpoint, from the training loop; not negative. An integer of NumPy counts too.
         state : mapping or object
             What to save; see the architecture page.
         metrics : mapping of str to float, optional
@@ -289,7 +290,9 @@ class Checkpointer:
             The previous checkpoint is untouched and training may go on.
         """
         self._check_open()
-        request = Request(int(step), metrics or {}, objects or {}, overwrite, level)
+        with contextlib.suppress(StateError):  # refused where all ranks learn of it, when the state is read
+            step = layout.as_step(step)
+        request = Request(step, metrics or {}, objects or {}, overwrite, level)
         if self._tiers is not None:
             self._make_room(self._tiers, request)
         return PendingSave(self._run, saving.save(self._run, state, request))

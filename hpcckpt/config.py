@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -40,17 +41,53 @@ class Best:
 
 
 def parse_best(value: Best | str | None) -> Best | None:
-    """Read `keep_best`: a `Best`, ``"val_loss"``, ``"max:reward"``, or ``"min:val_loss:3"``."""
+    """Read `keep_best`: a `Best`, ``"val_loss"``, ``"max:reward"``, or ``"min:val_loss:3"``.
+
+    Raises
+    ------
+    OptionError
+        If it gives a direction without a metric, or one that is misspelt.
+    """
     if not isinstance(value, str):
         return value
     parts = value.split(":")
+    _check_direction(value, parts)
     mode = parts.pop(0) if parts[0] in {"min", "max", "auto"} and len(parts) > 1 else "auto"
     count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdecimal() else 1
     return Best(":".join(parts), mode, count)  # type: ignore[arg-type]  # checked in problems()
 
 
+_DIRECTIONS = {
+    **dict.fromkeys(("min", "minimum", "minimize", "minimise", "lowest", "smallest", "least"), "min"),
+    **dict.fromkeys(("max", "maximum", "maximize", "maximise", "highest", "largest", "greatest"), "max"),
+    "auto": "auto",
+}
+
+
+def _check_direction(text: str, parts: Sequence[str]) -> None:
+    mode = _DIRECTIONS.get(parts[0].strip().lower())
+    if mode is None:
+        if not parts[0].strip():
+            raise OptionError(f"{text!r} names no metric: write 'val_loss', 'min:val_loss' or 'max:accuracy'")
+        return
+    metric = ":".join(parts[1:]).strip()
+    if not metric:
+        example = "max:accuracy" if mode == "max" else f"{mode}:val_loss"
+        raise OptionError(f"{text!r} names no metric: write '{mode}:METRIC', such as {example!r}")
+    if parts[0] != mode:
+        raise OptionError(f"{text!r}: the direction is one of auto, max, min: write '{mode}:{metric}'")
+
+
 def _is_count(value: Any, low: int) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= low
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool) or type(value).__name__ in {"bool_", "bool"}  # NumPy's
 
 
 def _is_limit(value: Any) -> bool:
@@ -63,6 +100,9 @@ def _is_rate(value: Any) -> bool:
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, Real) and float(value) > 0
+
+
+_FLAGS = ("async_save", "recycle", "incremental", "nan_guard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +172,15 @@ class Options:
         """Return everything that is wrong with these options."""
         best = Best("") if self.keep_best is None else self.keep_best
         is_best = isinstance(best, Best)
+        is_named = self.keep_best is None or (is_best and _is_name(best.metric))
         rules = [
             ("max_to_keep", self.max_to_keep is None or _is_count(self.max_to_keep, 1), "must be at least 1, or None"),
             ("keep_period", self.keep_period is None or _is_count(self.keep_period, 1), "must be at least 1, or None"),
-            ("keep_best", is_best and isinstance(best.metric, str), "must name a metric, or be a Best, or None"),
+            (
+                "keep_best",
+                is_named,
+                "must name a metric, or be a Best, or None",
+            ),
             ("keep_best.mode", not is_best or best.mode in ("min", "max", "auto"), "must be one of auto, max, min"),
             ("keep_best.count", not is_best or _is_count(best.count, 1), "must be at least 1"),
             ("on_newer", self.on_newer in ("error", "aside"), "must be one of aside, error"),
@@ -145,6 +190,7 @@ class Options:
             ("max_in_flight", _is_count(self.max_in_flight, 1), "must be at least 1"),
             ("incremental", not self.incremental or self.max_in_flight == 1, "goes with max_in_flight=1 only"),
             ("max_bytes_in_flight", _is_limit(self.max_bytes_in_flight), "must be a number of bytes, or None"),
+            *((name, _is_flag(getattr(self, name)), "must be True or False") for name in _FLAGS),
             ("peer_timeout_s", _is_positive(self.peer_timeout_s), "must be positive"),
             ("scratch", self.scratch is None or bool(self.scratch), "must name a directory, or be None"),
             ("scratch_bandwidth", _is_rate(self.scratch_bandwidth), "must be bytes per second, positive, or None"),

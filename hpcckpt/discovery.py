@@ -389,6 +389,7 @@ def pin(directory: PathLike, step: int, reader: str = "") -> None:
     StepNotFoundError
         If there is no such step.
     """
+    step = layout.as_step(step)
     if step not in step_numbers(directory):
         raise StepNotFoundError(f"cannot pin step {step}: it is not in {os.fspath(directory)}")
     place = _pins_place(directory)
@@ -421,7 +422,7 @@ def drop_stale_pins(directory: PathLike) -> None:
 def unpin(directory: PathLike, step: int, reader: str = "") -> bool:
     """Take a pin away; return whether there was one. Independent."""
     _pins_place(directory)
-    path = _pin_path(directory, step, reader)
+    path = _pin_path(directory, layout.as_step(step), reader)
     try:
         os.unlink(path)
     except FileNotFoundError:

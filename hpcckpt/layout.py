@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import secrets
+from typing import Any
+
+from hpcckpt.errors import StateError
 
 MANIFEST = "manifest.json"
 DATA = "data"
@@ -14,6 +18,29 @@ HALTED = ".HALT.done"
 """What a file HALT is called that a job has obeyed."""
 MAX_STEP = 10**18
 _STEP = re.compile(r"step-([0-9]{10,19})")
+
+
+def as_step(step: Any) -> int:
+    """Return the number of a step that a program gave, as an ``int``. Pure.
+
+    Integers of NumPy, PyTorch and TensorFlow count too.
+
+    Raises
+    ------
+    StateError
+        If it is not a whole number: ``3.7``, ``"5"``, ``True``; or out of range.
+    """
+    value = step.numpy() if hasattr(step, "numpy") else step
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    try:
+        if is_bool:
+            raise TypeError
+        number = operator.index(value)
+    except (TypeError, AttributeError):
+        raise StateError(f"step {step!r} is not a whole number: give an int, such as the number of batches") from None
+    if not 0 <= number <= MAX_STEP:
+        raise StateError(f"step {number} is not between 0 and {MAX_STEP}")
+    return number
 
 
 def step_dirname(step: int) -> str:

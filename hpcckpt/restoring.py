@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from hpcckpt import discovery, phases
+from hpcckpt import discovery, layout, phases
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import StepInfo
 from hpcckpt.dtypes import numpy_dtype
@@ -61,7 +61,8 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     """
     step = cast("int | None", run.comm.bcast(step))  # root's, if ranks disagree: they must walk through the same steps
     attempt = _Attempt(strict, is_asked=step is not None, began=time.monotonic())
-    tree = run.comm.agree("restore: read state", lambda: flatten(state))
+    tree = run.comm.agree("restore: read state", lambda: _read_state(state, step))
+    step = None if step is None else layout.as_step(step)
     if run.tier is not None:
         attempt.skipped += run.tier.bring_home(step)
     copies = [] if step is None else _copies(run, step)
@@ -79,6 +80,13 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     raise StepNotFoundError(
         f"no restorable step in {run.directory}{''.join(f'; {text}' for text in attempt.skipped)}{attempt.caution}"
     )
+
+
+def _read_state(state: Any, step: Any) -> StateTree:
+    """Return the leaves of a state; refuse a step that is not a number. Independent."""
+    if step is not None:
+        layout.as_step(step)
+    return flatten(state)
 
 
 _UNREADABLE = frozenset({CorruptError.kind, ManifestError.kind, StorageError.kind})

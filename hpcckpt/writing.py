@@ -30,8 +30,7 @@ from hpcckpt.underway import Proposal, Request, Underway
 def read_state(run: Run, state: Any, request: Request) -> StateTree:
     """Return the leaves of a state; refuse what cannot be saved, and what is asked for amiss. Independent."""
     phases.reached("0-plan", run.comm.rank)
-    if not 0 <= request.step <= layout.MAX_STEP:
-        raise StateError(f"step {request.step} is not between 0 and {layout.MAX_STEP}")
+    layout.as_step(request.step)
     wrong = [name for name, value in request.metrics.items() if not _is_metric(name, value)]
     if wrong:
         raise StateError(f"metrics {wrong} are not numbers: metrics map names to numbers")

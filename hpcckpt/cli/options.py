@@ -64,10 +64,10 @@ def read_metric(text: str | None) -> Best | None:
     OptionError
         If it names no metric.
     """
-    best = parse_best(text)
-    if best is not None and not best.metric:
-        raise OptionError(f"--metric: {text!r} names no metric; write val_loss, min:val_loss or max:accuracy")
-    return best
+    try:
+        return parse_best(text)
+    except OptionError as error:
+        raise OptionError(f"--metric: {error}") from None
 
 
 def find(directory: Path, step: str | None, metric: str | None = None) -> discovery.StepInfo:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, NoReturn
 
+from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer
 from hpcckpt.errors import CodeError, CollectiveError
 from hpcckpt.preemption.advice import EXIT_CODE, NOTHING, Advice, Preempted
@@ -138,9 +139,10 @@ class Guard:
         Raises
         ------
         CodeError
-            If `step` is less than before.
+            If `step` is less than before, or not a whole number.
         """
         self._check_open()
+        step = layout.as_step(step)
         if self._stop is not None:
             return self._stop
         if step < self._step:
@@ -164,7 +166,7 @@ class Guard:
 
     def go_back(self, step: int) -> None:
         """Say that the program has gone back to an older step, as all ranks do. Independent."""
-        self._step = step
+        self._step = layout.as_step(step)
         self._agreement.go_back()
 
     def finished(self) -> Advice:

@@ -187,7 +187,7 @@ class CheckpointManager:
         Raises
         ------
         StateError
-            Inside of a ``tf.function``: a graph has no values.
+            Inside of a ``tf.function``: a graph has no values. Or if `checkpoint_number` is not a whole number.
         CollectiveError
             As `Checkpointer.save` does, for this checkpoint or the one before.
         """
@@ -195,9 +195,10 @@ class CheckpointManager:
             raise StateError("manager.save() inside of a tf.function: call it between two calls of the function")
         if not self._is_due(check_interval):
             return None
+        given = None if checkpoint_number is None else layout.as_step(checkpoint_number)
         counter = self._checkpoint.save_counter
         counter.assign_add(1)
-        number = int(counter if checkpoint_number is None else checkpoint_number)
+        number = int(counter) if given is None else given
         self._preserve(number)
         self._save(number, metrics, objects)
         return self._path(number)
@@ -337,7 +338,7 @@ class CheckpointManager:
         self._keeping.took(saved.step, self._times.pop(saved.step, clock.now()))
 
     def _restore(self, save_path: str | os.PathLike[str] | int | None) -> Restored:
-        if save_path is None or isinstance(save_path, int):
+        if not isinstance(save_path, str | os.PathLike):
             return self._checkpointer.restore(self._checkpoint, save_path)
         path = Path(os.path.abspath(save_path))
         if path.parent == self._checkpointer.directory:
