@@ -95,6 +95,21 @@ def replaced_original(dirname: str) -> str | None:
     return match[1] if match else None
 
 
+def is_prepared(dirname: str) -> bool:
+    """Return whether this is a staging directory, which is prepared before its save begins."""
+    return dirname.startswith(".next-")
+
+
+def is_aside(dirname: str) -> bool:
+    """Return whether this was moved aside when its run went back to an older step or began again."""
+    return dirname.startswith(".aside-")
+
+
+def is_bad(dirname: str) -> bool:
+    """Return whether this is a damaged step that is kept as evidence."""
+    return dirname.startswith(".bad-")
+
+
 def is_temporary(dirname: str) -> bool:
     """Say whether this is the directory of a save to come or in progress, or of one that was killed."""
     return dirname.startswith(".next-") or (dirname.startswith(".step-") and ".tmp-" in dirname)

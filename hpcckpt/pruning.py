@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +10,22 @@ from hpcckpt import discovery
 from hpcckpt.config import Options
 from hpcckpt.errors import OptionError, as_failure
 from hpcckpt.journal import Journal
+from hpcckpt.leftovers import Kind, find_leftovers, is_written_now, tree_nbytes
 from hpcckpt.retention import steps_to_keep
 from hpcckpt.workspace import Workspace
+
+LEFT: frozenset[Kind] = frozenset({"retired", "unfinished"})
+"""What goes whenever no job is writing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One directory that goes: a step, or (`step` is ``None``) what a killed job left."""
+    """One directory that goes: a step, or (`step` is ``None``) a leftover of some kind."""
 
     path: Path
     nbytes: int
     step: int | None = None
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,21 @@ class PrunePlan:
         return sum(removal.nbytes for removal in self.removals)
 
 
-def plan_prune(directory: Path, options: Options) -> PrunePlan:
+def plan_prune(
+    directory: Path, options: Options, kinds: Collection[Kind] = LEFT, *, holds_lock: bool = False
+) -> PrunePlan:
     """Decide what goes, changing nothing. Independent.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The run directory.
+    options : Options
+        Which steps are to be kept.
+    kinds : collection of str
+        Which leftovers go.
+    holds_lock : bool
+        Whether the caller holds the run's lock: then no job is writing, and nothing is being saved.
 
     Raises
     ------
@@ -53,8 +70,15 @@ def plan_prune(directory: Path, options: Options) -> PrunePlan:
             f"metrics there: {', '.join(named) or 'none'}"
         )
     kept = steps_to_keep(steps, options, discovery.pins_to_obey(directory))
+    if not holds_lock and is_written_now(directory):
+        kinds = frozenset(kinds) - LEFT  # the running job may use them
     going = [Removal(info.path, tree_nbytes(info.path), info.step) for info in steps if info.step not in kept]
-    left = [Removal(directory / name, tree_nbytes(directory / name)) for name in Workspace.at(directory).leftovers()]
+    workspace = Workspace.at(directory)
+    left = [
+        Removal(each.path, each.nbytes, kind=each.kind)
+        for each in find_leftovers(directory, holds_lock=holds_lock)
+        if each.kind in kinds and not workspace.is_reserved(each.path.name)
+    ]
     return PrunePlan(tuple(sorted(kept & {info.step for info in steps})), (*going, *left))
 
 
@@ -74,15 +98,3 @@ def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path]) -> di
     gone = [removal.step for removal in going if removal.step is not None and removal.path not in failures]
     Journal(directory, by="prune").removed(gone)
     return failures
-
-
-def tree_nbytes(path: Path) -> int:
-    """Return the bytes of all files below a directory, following no symbolic link. Independent."""
-    total = 0
-    for parent, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_size
-            except OSError:
-                continue  # removed by a running job meanwhile
-    return total

@@ -185,25 +185,25 @@ def look_ahead(run: Run, step: int, *, overwrite: bool, is_late: bool = False) -
         )
     if step in newer or step not in step_numbers(run.directory):
         return commit.Way(newer)
-    is_good = _is_restorable(run, step)
-    if is_good and not overwrite:
+    problem = _problem_of(run, step)
+    if not problem and not overwrite:
         raise StepExistsError(f"step {step} is in {run.directory} already; pass overwrite=True to replace it")
-    return commit.Way(newer, "good" if is_good else "bad")
+    return commit.Way(newer, "bad" if problem else "good", problem)
 
 
 def _newer_steps(run: Run, step: int) -> tuple[int, ...]:
     """Return the steps beyond what the run goes on from or saves now, if one of them can be restored. Root only."""
     base = step if run.lineage.step is None else min(step, run.lineage.step)
     newer = [number for number in step_numbers(run.directory) if number > base]
-    return tuple(newer) if any(_is_restorable(run, number) for number in reversed(newer)) else ()
+    return tuple(newer) if any(not _problem_of(run, number) for number in reversed(newer)) else ()
 
 
-def _is_restorable(run: Run, step: int) -> bool:
-    """Say whether a step is whole; what cannot be read just now is neither good nor bad. Root only."""
+def _problem_of(run: Run, step: int) -> str:
+    """Return why a step cannot be restored, or ""; what cannot be read now is neither good nor bad. Root only."""
     info = run.marked(inspect_step(run.directory, step))
     if info.is_unread:
         raise StorageError(info.problem)
-    return info.is_restorable
+    return "" if info.is_restorable else info.problem or "it cannot be restored"
 
 
 def check_ahead(run: Run, plan: SavePlan, staged: commit.Staged, *, overwrite: bool) -> None:

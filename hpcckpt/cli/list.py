@@ -11,9 +11,10 @@ import click
 from hpcckpt.cli import elsewhere, options, output, summary
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
-from hpcckpt.cli.summary import RunSummary, StepSummary
-from hpcckpt.cli.text import labelled, metric_text, time_text
+from hpcckpt.cli.summary import RunSummary, StepSummary, iso_of
+from hpcckpt.cli.text import count_text, labelled, metric_text, time_text
 from hpcckpt.errors import StepNotFoundError
+from hpcckpt.leftovers import Usage
 from hpcckpt.units import nbytes_text
 
 
@@ -30,14 +31,16 @@ def command(
 ) -> int:
     """List the checkpoints of a run.
 
-    VALID says whether a checkpoint can be restored: its manifest is whole and its files are there.
+    VALID is whether a checkpoint can be restored: its manifest is whole and its files are there.
     Their bytes are checked by 'hpcckpt verify'. The step marked * is the one a restart would use.
+    Other directories that take space are named below the table, with what removes them.
     """
     run = summary.summarize(options.existing(directory), options.read_metric(metric))
     rows = [row for row in run.checkpoints if row.valid or not is_valid_only]
     if not rows:
         what = "restorable checkpoint" if is_valid_only else "checkpoint"
-        raise StepNotFoundError(f"no {what} in {directory}{elsewhere.hint(directory)}")
+        used = "".join(f"; {line}" for line in usage_lines(run.other))
+        raise StepNotFoundError(f"no {what} in {directory}{elsewhere.hint(directory)}{used}")
     run = replace(run, checkpoints=tuple(sorted(rows, key=lambda row: _sort_key(row, order, run.metric))))
     if is_json:
         output.write_json(run)
@@ -74,7 +77,7 @@ def _cells(row: StepSummary, metric: str | None) -> list[str]:
         nbytes_text(row.nbytes),
         _text(row.ranks),
         *([metric_text(row.metrics.get(metric))] if metric else []),
-        "yes" if row.valid else "NO",
+        "yes" if row.valid else "-" if "saving" in row.tags else "NO",
         ", ".join(row.tags) + (" *" if "latest" in row.tags else ""),
     ]
 
@@ -88,9 +91,20 @@ def _closing_lines(run: RunSummary) -> Sequence[str]:
     counts = {
         "valid": sum(row.valid for row in run.checkpoints),
         "damaged": sum("damaged" in row.tags for row in run.checkpoints),
-        "incomplete": sum(not row.committed for row in run.checkpoints),
+        "incomplete": sum("incomplete" in row.tags for row in run.checkpoints),
+        "being saved": sum("saving" in row.tags for row in run.checkpoints),
     }
     total = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    used = usage_lines(run.other)
     if run.resume_step is None:
-        return [*problems, f"{total}; there is nothing to resume from"]
-    return [*problems, f"{total}; a restart would use step {run.resume_step}"]
+        return [*problems, *used, f"{total}; there is nothing to resume from"]
+    return [*problems, *used, f"{total}; a restart would use step {run.resume_step}"]
+
+
+def usage_lines(other: Sequence[Usage]) -> list[str]:
+    """Return what else is in the run directory, a line for each kind. Pure."""
+    return [
+        f"besides: {count_text(each.count, 'directory', 'directories')} {each.words}, {nbytes_text(each.nbytes)}, "
+        f"since {time_text(iso_of(each.oldest))}; removed by: {each.removed_by}"
+        for each in other
+    ]

@@ -1,7 +1,8 @@
-"""``hpcckpt prune``: retention by hand, and sweeping up after killed jobs."""
+"""``hpcckpt prune``: retention by hand, and removing what killed jobs, older histories and damage have left."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text
 from hpcckpt.config import Options
 from hpcckpt.errors import StepNotFoundError
+from hpcckpt.leftovers import Kind
 from hpcckpt.lock import RunLock
-from hpcckpt.pruning import PrunePlan, Removal, carry_out, plan_prune
+from hpcckpt.pruning import LEFT, PrunePlan, Removal, carry_out, plan_prune
 from hpcckpt.units import nbytes_text
 from hpcckpt.workspace import Workspace
 
@@ -36,6 +38,8 @@ class _Outcome:
     "--keep-best", metavar="METRIC", help="Keep the best besides: val_loss, max:accuracy, min:loss:3 (three)."
 )
 @click.option("--keep-period", type=click.IntRange(min=1), metavar="N", help="Keep steps divisible by N besides.")
+@click.option("--aside", "has_aside", is_flag=True, help="Remove what was moved aside when a run went back (.aside-*).")
+@click.option("--bad", "has_bad", is_flag=True, help="Remove damaged steps that were replaced (.bad-*).")
 @options.dry_run_option
 @options.yes_option
 @options.json_option
@@ -46,19 +50,22 @@ def command(
     keep_best: str | None,
     keep_period: int | None,
     *,
+    has_aside: bool,
+    has_bad: bool,
     is_dry_run: bool,
     is_yes: bool,
     is_json: bool,
     is_quiet: bool,
 ) -> int:
-    """Remove old checkpoints and what killed jobs left behind.
+    """Remove old checkpoints and what killed jobs left.
 
-    Without --keep options only the temporary directories of killed jobs go. With any of them, the
-    newest step, pinned steps and damaged ones (they are evidence) stay whatever the options say.
+    Without options only the temporary directories of killed jobs are removed. With a --keep option, the
+    newest step, pinned steps and damaged ones (they are evidence) are kept whatever the options say.
+    --aside and --bad remove what 'hpcckpt list' shows as moved aside, and as damaged and replaced.
     It takes the run's lock, and exits with 8 while a job is writing, with 4 if the checkpoints are in
     directories below.
     """
-    rules = _rules(keep_last, keep_best, keep_period)
+    rules = _Rules(_options(keep_last, keep_best, keep_period), _kinds(has_aside=has_aside, has_bad=has_bad))
     options.existing(directory)
     plan = _plan(directory, rules, is_dry_run=is_dry_run)
     if not plan.removals and (places := elsewhere.hint(directory)):
@@ -74,25 +81,39 @@ def command(
     return _exit_code(done)
 
 
-def _rules(keep_last: int | None, keep_best: str | None, keep_period: int | None) -> Options:
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Which steps are kept, and which leftovers are removed."""
+
+    keep: Options
+    kinds: frozenset[Kind]
+
+
+def _kinds(*, has_aside: bool, has_bad: bool) -> frozenset[Kind]:
+    aside: set[Kind] = {"aside"} if has_aside else set()
+    bad: set[Kind] = {"bad"} if has_bad else set()
+    return LEFT | aside | bad
+
+
+def _options(keep_last: int | None, keep_best: str | None, keep_period: int | None) -> Options:
     has_rule = keep_best is not None or keep_period is not None
     rules = Options(keep_last or (1 if has_rule else None), options.read_metric(keep_best), keep_period)
     return rules.check()
 
 
-def _plan(directory: Path, rules: Options, *, is_dry_run: bool) -> PrunePlan:
-    """Plan; under the lock if it is meant, so that a running job's save does not count as left behind."""
+def _plan(directory: Path, rules: _Rules, *, is_dry_run: bool) -> PrunePlan:
+    """Plan; under the lock if it is meant."""
     if is_dry_run:
-        return plan_prune(directory, rules)
+        return plan_prune(directory, rules.keep, rules.kinds)
     with RunLock.take(directory):
-        return plan_prune(directory, rules)
+        return plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
 
 
-def _act(directory: Path, rules: Options, shown: PrunePlan) -> _Outcome:
+def _act(directory: Path, rules: _Rules, shown: PrunePlan) -> _Outcome:
     """Remove what was shown and may still go: while the user thought about it the lock was free."""
     allowed = {removal.path for removal in shown.removals}
     with RunLock.take(directory), Workspace.at(directory).changing:
-        plan = plan_prune(directory, rules)
+        plan = plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
         going = tuple(removal for removal in plan.removals if removal.path in allowed)
         return _Outcome(directory, PrunePlan(plan.kept, going), carry_out(directory, plan, allowed), is_dry_run=False)
 
@@ -105,11 +126,12 @@ def _exit_code(done: _Outcome) -> int:
 
 def _count(plan: PrunePlan) -> str:
     n_steps = sum(removal.step is not None for removal in plan.removals)
-    n_left = len(plan.removals) - n_steps
-    parts = ([count_text(n_steps, "checkpoint")] if n_steps else []) + (
-        [f"{n_left} left by killed jobs"] if n_left else []
-    )
+    counts = Counter(_GROUPS.get(removal.kind, "left by killed jobs") for removal in plan.removals if removal.kind)
+    parts = ([count_text(n_steps, "checkpoint")] if n_steps else []) + [f"{n} {words}" for words, n in counts.items()]
     return f"{' and '.join(parts)} ({nbytes_text(plan.nbytes)})"
+
+
+_GROUPS: Mapping[Kind | None, str] = {"aside": "moved aside", "bad": "damaged and replaced"}
 
 
 def _show(plan: PrunePlan) -> None:

@@ -83,7 +83,7 @@ def command(
 
 
 def _examined(paths: Sequence[Path], threads: int, *, is_quiet: bool) -> list[Finding]:
-    from hpcckpt.pruning import tree_nbytes
+    from hpcckpt.leftovers import tree_nbytes
     from hpcckpt.repairing import examine
 
     total = sum(tree_nbytes(path / layout.DATA) for path in paths)

@@ -36,7 +36,7 @@ def command(
         raise OptionError(f"--png: {str(png)!r} – a file that ends in .png")
     if is_json and str(out) == "-":
         raise click.UsageError("--json and -o - both want the standard output")
-    story = read_story(directory, options.read_metric(metric))
+    story = read_story(directory, options.read_metric(metric), has_usage=True)
     written = []
     if png is not None:
         from hpcckpt.reporting.drawing import write_whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from hpcckpt import discovery, layout, lock
 from hpcckpt.config import Best
 from hpcckpt.discovery import StepInfo
 from hpcckpt.journal import epoch_of
-from hpcckpt.pruning import tree_nbytes
+from hpcckpt.leftovers import Leftover, Usage, find_leftovers, tree_nbytes, usage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ class RunSummary:
     best_step: int | None
     metric: str | None
     checkpoints: Sequence[StepSummary] = field(default_factory=tuple)
+    other: Sequence[Usage] = ()
 
 
 def summarize(directory: Path, best: Best | None) -> RunSummary:
@@ -54,9 +54,16 @@ def summarize(directory: Path, best: Best | None) -> RunSummary:
     newest = max((info.step for info in steps if info.is_restorable), default=None)
     marks = _Marks(newest, found[0] if found else None, discovery.pins(directory))
     rows = [_committed(info, marks) for info in steps]
-    rows += [_unfinished(directory / name, holder_of(directory)) for name in unfinished(directory)]
+    leftovers = find_leftovers(directory)
+    holder = holder_of(directory)
+    rows += [_unfinished(each, holder) for each in leftovers if each.kind in _ROWS]
     metric = chosen.metric if chosen else None
-    return RunSummary(str(directory), newest, marks.best, metric, tuple(sorted(rows, key=order_of)))
+    other = usage_of([each for each in leftovers if each.kind not in _ROWS])
+    return RunSummary(str(directory), newest, marks.best, metric, tuple(sorted(rows, key=order_of)), other)
+
+
+_ROWS = frozenset({"saving", "unfinished"})
+"""The kinds of leftovers that have lines among the checkpoints."""
 
 
 def order_of(row: StepSummary) -> float:
@@ -75,11 +82,6 @@ def default_best(steps: Sequence[StepInfo]) -> Best | None:
     """Return what "best" means where nobody says: the validation loss if there is one, else the loss. Pure."""
     named = {name for info in steps if info.manifest for name in info.manifest.metrics}
     return next((Best(name) for name in ("val_loss", "loss") if name in named), None)
-
-
-def unfinished(directory: Path) -> list[str]:
-    """Return the names of the directories of saves in progress, or of killed ones. Independent."""
-    return sorted(name for name in os.listdir(directory) if layout.is_temporary(name))
 
 
 def _committed(info: StepInfo, marks: _Marks) -> StepSummary:
@@ -118,22 +120,22 @@ def holder_of(directory: Path) -> str:
     return "" if found is None or found[1] else str(found[0])
 
 
-def _unfinished(path: Path, holder: str) -> StepSummary:
-    step = layout.parse_step(path.name[1:].partition(".tmp-")[0])
+def _unfinished(each: Leftover, holder: str) -> StepSummary:
+    is_saving = each.kind == "saving"
     return StepSummary(
-        step=step,
+        step=layout.parse_step(each.path.name[1:].partition(".tmp-")[0]),
         epoch=None,
-        created=modified(path),
-        nbytes=tree_nbytes(path),
+        created=modified(each.path),
+        nbytes=each.nbytes,
         ranks=None,
         backend=None,
         level=None,
         metrics={},
         valid=False,
         committed=False,
-        problem=f"being saved by {holder}" if holder else "left by a killed job; 'hpcckpt prune' removes it",
-        tags=("saving" if holder else "incomplete",),
-        path=str(path),
+        problem=f"being saved by {holder}" if is_saving else "left by a killed job; 'hpcckpt prune' removes it",
+        tags=("saving" if is_saving else "incomplete",),
+        path=str(each.path),
         save_id=None,
     )
 
@@ -144,4 +146,9 @@ def modified(path: Path) -> str:
         seconds = path.lstat().st_mtime
     except OSError:
         return ""
+    return iso_of(seconds)
+
+
+def iso_of(seconds: float) -> str:
+    """Return seconds since 1970 as UTC ISO time. Pure."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -35,9 +35,9 @@ def shape_text(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def count_text(count: int, noun: str) -> str:
+def count_text(count: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: ``1 step``, ``2 steps``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def labelled(step: int | None, problem: str) -> str:

@@ -18,6 +18,7 @@ nothing good is removed before.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest, encode
 from hpcckpt.plan import SaveJob, Ticket, WriteReport
 
+_log = logging.getLogger("hpcckpt")
 RESERVE_BYTES = 1 << 20
 _HEADER_BYTES_PER_TENSOR = 1024
 
@@ -63,10 +65,13 @@ class Way:
         Steps to move aside, for the run goes on from an older one.
     there : {"", "good", "bad"}
         The step of the same number: none, one to exchange, or a damaged one to keep as evidence.
+    problem : str
+        What is wrong with the damaged one.
     """
 
     aside: tuple[int, ...] = ()
     there: Literal["", "good", "bad"] = ""
+    problem: str = ""
 
 
 CLEAR = Way()
@@ -180,8 +185,9 @@ def _take_name(staged: Staged, final: Path, way: Way) -> contextlib.ExitStack:
     def is_published() -> bool:
         return _has_save(final, staged.job.save_id)
 
+    moves = _moves(staged.directory, final, way)
     with contextlib.ExitStack() as undo:
-        for source, target in _moves(staged.directory, final, way):
+        for source, target in moves:
             files.rename(source, target)
             undo.callback(files.rename, target, source)
         if way.aside:
@@ -195,6 +201,7 @@ def _take_name(staged: Staged, final: Path, way: Way) -> contextlib.ExitStack:
         phases.reached("5-published", staged.rank)
         native.fsync_dir(str(staged.directory))  # step 6
         phases.reached("6-parent-synced", staged.rank)
+        _report(moves, staged.job.step, way)
         return undo.pop_all()
 
 
@@ -205,12 +212,27 @@ def _has_save(path: Path, save_id: str) -> bool:
     return False
 
 
-def move_aside(directory: Path, steps: Sequence[int]) -> None:
-    """Give steps that a run goes on without other names, the newest first, durably. Root only."""
-    for step in sorted(steps, reverse=True):
-        files.rename(directory / layout.step_dirname(step), directory / layout.aside_dirname(step, layout.new_nonce()))
+def move_aside(directory: Path, steps: Sequence[int], saved: int) -> None:
+    """Give steps beyond the one that a run went back to, and saved, other names, newest first, durably. Root only."""
+    moves = _moves(directory, directory, Way(tuple(sorted(steps, reverse=True))))
+    for source, target in moves:
+        files.rename(source, target)
     if steps:
         native.fsync_dir(str(directory))
+    _report(moves, saved, CLEAR)
+
+
+def _report(moves: Sequence[tuple[Path, Path]], saved: int, way: Way) -> None:
+    """Log which directories take space from now on, why, and what removes them."""
+    for source, target in moves:
+        if layout.is_bad(target.name):
+            why, option = f"it is damaged ({way.problem}) and was saved again", "--bad"
+        else:
+            why, option = f"the run went back to an older step and saved step {saved}", "--aside"
+        _log.warning(
+            "hpcckpt: %s is now %s: %s; 'hpcckpt prune %s %s' removes it",
+            source, target.name, why, option, target.parent,
+        )  # fmt: skip
 
 
 def _moves(directory: Path, final: Path, way: Way) -> list[tuple[Path, Path]]:

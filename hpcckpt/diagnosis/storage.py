@@ -10,8 +10,8 @@ from pathlib import Path
 from hpcckpt import discovery, lock
 from hpcckpt.diagnosis import locks, quota, stripe
 from hpcckpt.diagnosis.finding import Finding, Level
+from hpcckpt.leftovers import tree_nbytes
 from hpcckpt.mounts import Mount, mount_of
-from hpcckpt.pruning import tree_nbytes
 from hpcckpt.retention import leftovers
 
 _TYPES: dict[str, tuple[Level, str, str]] = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from keras.callbacks import Callback
 
 from hpcckpt.config import Best
-from hpcckpt.discovery import StepInfo, inspect_step, newest_restorable, scan
+from hpcckpt.discovery import StepInfo, inspect_step, scan
 from hpcckpt.keras.callbacks import plain_metrics
 from hpcckpt.keras.checkpoint_options import check_frequency, check_options, checked_mode, complain, warn_of_old
 from hpcckpt.keras.describing import describe
@@ -41,8 +41,8 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     are steps of the run directory ``training`` and have this name as a link; without, the path is the run directory,
     and its newest step is the checkpoint. What its name ends in does not matter.
 
-    The metric that is monitored is averaged over the ranks before it is compared. The best value is part of each
-    checkpoint: a run that goes on (whose optimizer has done steps before) goes on from it.
+    The metric that is monitored is averaged over the ranks before it is compared. With ``save_best_only`` a new run in
+    the directory of an earlier one compares with the best that is stored there, and a line says so.
 
     Parameters
     ----------
@@ -64,7 +64,8 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     options : tf.train.CheckpointOptions or tf.saved_model.SaveOptions, optional
         As Keras 2.15 takes them; they have no effect.
     initial_value_threshold : float, optional
-        The value to be better than at first.
+        The value to be better than at first, instead of the best of an earlier run in this directory;
+        ``float("inf")`` (``-inf`` where larger is better) ignores that as Keras does.
     max_to_keep : int, optional
         How many of the newest are kept; all with placeholders, one without.
     keep_best : Best or str, optional
@@ -142,6 +143,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         self.save_freq = save_freq
         self.period = 1 if period is None else period
         self.load_weights_on_restart = bool(load_weights_on_restart)
+        self._has_threshold = initial_value_threshold is not None
         self.best = initial_value_threshold
         if self.best is None and not IS_KERAS_3:
             self.best = first_best(direction(monitor, self.mode, None))
@@ -346,24 +348,36 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
             self._warn(text)
 
     def _take_over_best(self, *, is_going_on: bool) -> None:
-        """Go on from what was best in the run directory, if this run goes on, and name steps anew. Collective."""
+        """Compare with what is best in the run directory, unless the program sets a threshold. Collective.
 
-        def find() -> float | None:
-            directory = self._saves.checkpointer.directory
-            for info in scan(directory) if self._has_names and directory.is_dir() else ():
+        Steps that a killed job could not name get their names too.
+        """
+        directory, comm = self._saves.checkpointer.directory, self._saves.checkpointer.comm
+        mode = direction(self.monitor, self.mode, self.model) if self.save_best_only else ""
+
+        def find() -> tuple[float, int] | None:
+            steps = scan(directory) if directory.is_dir() else ()
+            for info in steps if self._has_names else ():
                 _name_again(info)
-            newest = newest_restorable(directory) if directory.is_dir() else None
-            about = _about(newest)
-            return about.get("best") if about.get("monitor") == self.monitor else None
+            return _best_in(steps, self.monitor, mode) if mode else None
 
-        best = self._saves.checkpointer.comm.on_root("look for the best so far", find)
-        if best is None or not is_going_on or self._is_restored or not self.save_best_only:
+        found = comm.on_root("look for the best so far", find)
+        if found is None or self._is_restored:
             return
-        mode = direction(self.monitor, self.mode, self.model)
-        if self.best is None or is_better(best, self.best, mode):
+        best, step = found
+        if not is_going_on and self._has_threshold:
+            text = (
+                f"hpcckpt: best {self.monitor} in {directory} is {best:.5f} (step {step}); this run is compared with "
+            )
+            self._saves.say(f"{text}initial_value_threshold={self.best:.5f} instead")
+        elif self.best is None or is_better(best, self.best, mode):
             self.best = best
-            if self.verbose:
-                self._saves.say(f"hpcckpt: best {self.monitor} so far {best:.5f} in {self._saves.directory}")
+            if self.verbose or not is_going_on:
+                text = (
+                    f"hpcckpt: best {self.monitor} so far {best:.5f} (step {step} in {directory}): only better models"
+                )
+                worst = "-inf" if mode == "max" else "inf"
+                self._saves.say(f"{text} are saved; to ignore it pass initial_value_threshold=float('{worst}')")
 
     # -- small things ----------------------------------------------------------------------------
 
@@ -387,6 +401,22 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     def _warn(self, text: str) -> None:
         if self._saves.is_root:
             _log.warning("%s", text)
+
+
+def _best_in(steps: Sequence[StepInfo], monitor: str, mode: str) -> tuple[float, int] | None:
+    """Return the best value of a metric that a step says of itself or of those before it, and the step. Pure."""
+    found: tuple[float, int] | None = None
+    for info in steps:
+        if info.manifest is None or not info.is_restorable:
+            continue
+        about = _about(info)
+        values = [info.manifest.metrics.get(monitor), about.get("best") if about.get("monitor") == monitor else None]
+        for value in values:
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            if found is None or is_better(value, found[0], mode):
+                found = value, info.step
+    return found
 
 
 def _about(info: StepInfo | None) -> Mapping[str, Any]:

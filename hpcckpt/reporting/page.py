@@ -138,6 +138,7 @@ def _sections(story: Story) -> list[Element | None]:
         _jobs_table(story.jobs),
         _failures_table(story),
         _changes_table(story),
+        _usage_table(story),
         _saves_table(story),
     ]  # fmt: skip
 
@@ -244,6 +245,18 @@ def _changes_table(story: Story) -> Element | None:
     rows = [(moment_words(each.time), change_words(each)) for each in story.changes[-MAX_ROWS:]]
     table = _table("Changed by hand", ("When", "What"), rows, texts=(1,))
     return element("section", element("h2", "Changed by hand"), table)
+
+
+def _usage_table(story: Story) -> Element | None:
+    if not story.other:
+        return None
+    rows = [
+        (each.words, str(each.count), size_words(each.nbytes), moment_words(each.oldest), each.removed_by)
+        for each in story.other
+    ]
+    heads = ("What", "Directories", "Size", "Since", "Removed by")
+    table = _table("Other directories", heads, rows, texts=(0, 4))
+    return element("section", element("h2", "Other directories that take space"), table)
 
 
 def _saves_table(story: Story) -> Element | None:

@@ -16,6 +16,7 @@ from hpcckpt import discovery, journal, layout, lock
 from hpcckpt.config import Best
 from hpcckpt.discovery import StepInfo
 from hpcckpt.errors import HpcckptError
+from hpcckpt.leftovers import Usage, find_leftovers, usage_of
 from hpcckpt.preemption.halt import read_halt
 from hpcckpt.reporting.chapters import Chapter, Entry, joined, read_entries
 from hpcckpt.reporting.fields import count_of, iso_time, metrics_of, time_of
@@ -26,7 +27,11 @@ JUST_NOW_S = 5.0
 
 
 def read_story(
-    directory: Path, best: Best | None = None, *, manifests: dict[Path, discovery.Manifests] | None = None
+    directory: Path,
+    best: Best | None = None,
+    *,
+    manifests: dict[Path, discovery.Manifests] | None = None,
+    has_usage: bool = False,
 ) -> Story:
     """Return what became of a run. Independent.
 
@@ -37,7 +42,9 @@ def read_story(
     best : Best, optional
         What "best" means; by default the validation loss if steps have it, else the loss.
     manifests : dict, optional
-        Those that were read before, of each part: for whoever looks again and again.
+        Those that were read before, of each part, if the run is read repeatedly.
+    has_usage : bool
+        Whether to look up what takes space beside the steps, which reads all directories.
 
     Raises
     ------
@@ -66,7 +73,12 @@ def read_story(
         asked=_asked([directory, *(part.path for part in parts)]),
         has_journal=any(chapter.has_journal for chapter in chapters),
         problems=tuple(problems),
+        other=_usage([directory, *(part.path for part in parts)]) if has_usage else (),
     )
+
+
+def _usage(places: Sequence[Path]) -> tuple[Usage, ...]:
+    return usage_of([each for place in dict.fromkeys(places) for each in find_leftovers(place)])
 
 
 def _by_time(events: Iterable[Any]) -> tuple[Any, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hpcckpt.leftovers import Usage
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -170,7 +172,9 @@ class Story:
     has_journal : bool
         Whether there was a journal; otherwise all is from the steps that stand.
     problems : tuple of str
-        What is wrong with steps that stand.
+        What is wrong with steps that are stored.
+    other : tuple of Usage
+        What takes space beside the steps.
     """
 
     directory: str
@@ -185,3 +189,4 @@ class Story:
     asked: str = ""
     has_journal: bool = True
     problems: tuple[str, ...] = ()
+    other: tuple[Usage, ...] = ()

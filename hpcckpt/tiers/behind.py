@@ -206,7 +206,7 @@ class Tiers:
         home = self.home
         try:
             with home.workspace.changing, translated("move newer steps aside"):
-                commit.move_aside(home.directory, publishing.look_ahead(home, step, overwrite=True).aside)
+                commit.move_aside(home.directory, publishing.look_ahead(home, step, overwrite=True).aside, step)
         except HpcckptError as error:
             _log.warning("hpcckpt: steps beyond step %d cannot be moved aside yet: %s", step, error)
 

@@ -21,7 +21,7 @@ def test_json_has_one_entry_for_each_checkpoint(cli: Cli, saved: Path) -> None:
     result = cli("list", saved, "--json")
     assert result.code == 0
     assert result.err == ""
-    assert set(result.json) == {"directory", "resume_step", "best_step", "metric", "checkpoints"}
+    assert set(result.json) == {"directory", "resume_step", "best_step", "metric", "checkpoints", "other"}
     assert (result.json["resume_step"], result.json["best_step"], result.json["metric"]) == (30, 20, "val_loss")
     steps = result.json["checkpoints"]
     assert all(set(step) == KEYS for step in steps)

@@ -434,9 +434,42 @@ def test_the_best_of_an_earlier_run_is_not_displaced_by_a_worse_one_of_the_run_t
     assert names_in(tmp_path) == ["01-0.50", "02-0.20"]
 
 
-def test_a_run_that_begins_anew_has_a_best_of_its_own(tmp_path: Path) -> None:
+def test_a_worse_model_of_the_same_script_does_not_become_the_best(tmp_path: Path, capsys: Any) -> None:
+    go_on(tmp_path, [0.5, 0.2], iterations=0)
+    capsys.readouterr()
+    assert go_on(tmp_path, [0.3, 0.25], iterations=0).best == 0.2
+    assert names_in(tmp_path) == ["01-0.50", "02-0.20"]
+    text = f"hpcckpt: best val_loss so far 0.20000 (step 10 in {tmp_path}): only better models are saved"
+    assert text in capsys.readouterr().err
+
+
+def test_a_better_model_of_the_same_script_moves_newer_ones_aside_and_says_so(tmp_path: Path, caplog: Any) -> None:
+    go_on(tmp_path, [0.5, 0.2], iterations=0)
+    assert go_on(tmp_path, [0.1], iterations=0).best == 0.1
+    assert names_in(tmp_path) == ["01-0.10"]
+    assert "step-0000000010 is now .aside-step-0000000010-" in caplog.text
+    assert f"'hpcckpt prune --aside {tmp_path}' removes it" in caplog.text
+
+
+def test_what_an_earlier_run_saved_without_choosing_counts_by_its_metrics(tmp_path: Path) -> None:
+    play(ModelCheckpoint(tmp_path / NAME), model_of(), [{"val_loss": 0.4}, {"val_loss": 0.1}, {"val_loss": 0.3}])
+    callback = ModelCheckpoint(tmp_path / NAME, save_best_only=True)
+    play(callback, model_of(), [{"val_loss": 0.2}])
+    assert callback.best == 0.1
+    assert steps_in(tmp_path) == [5, 10, 15]
+
+
+@pytest.mark.parametrize("threshold", [float("inf"), 0.4])
+def test_a_threshold_of_the_program_is_used_instead_of_the_best_on_storage(
+    threshold: float, tmp_path: Path, capsys: Any
+) -> None:
     go_on(tmp_path, [0.2], iterations=0)
-    assert go_on(tmp_path, [0.3], iterations=0).best == 0.3
+    capsys.readouterr()
+    callback = ModelCheckpoint(tmp_path / NAME, save_best_only=True, initial_value_threshold=threshold)
+    play(callback, model_of(), [{"val_loss": 0.3}])
+    assert callback.best == 0.3
+    text = f"is 0.20000 (step 5); this run is compared with initial_value_threshold={threshold:.5f} instead"
+    assert text in capsys.readouterr().err
 
 
 def test_best_and_counts_come_back_with_a_backup(tmp_path: Path, fit: Callable[..., Any]) -> None:
