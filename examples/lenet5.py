@@ -68,6 +68,7 @@ def batches(sampler: EpochSampler, images: np.ndarray, labels: np.ndarray) -> tf
     return dataset.prefetch(2)
 
 
+@hc.keras.stateless
 class Report(keras.callbacks.Callback):
     """Says on rank 0 what happens, and at each backup and each start the loss on the same test images.
 
@@ -102,6 +103,7 @@ class Report(keras.callbacks.Callback):
         self.is_first = False
 
 
+@hc.keras.stateless
 class ScaleLearningRate(keras.callbacks.Callback):
     """The restored learning rate is that of the ranks it was saved on: scale it to the present ones."""
 

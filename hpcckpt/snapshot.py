@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import Problem, ShardingError, StateError, list_problems
 from hpcckpt.leaves import (
     Array,
@@ -36,6 +37,7 @@ from hpcckpt.values import (
     ArrayLeaf,
     Parts,
     PerRank,
+    PerRankArrays,
     RootOnly,
     Sharded,
     array_leaf,
@@ -62,6 +64,7 @@ __all__ = [
     "Open",
     "Parts",
     "PerRank",
+    "PerRankArrays",
     "RootOnly",
     "Sharded",
     "StateTree",
@@ -269,6 +272,27 @@ def _visit_parts(walk: Walk, value: Parts, name: str, container: Any, key: Any) 
     walk.add(Open(fit))
 
 
+def _visit_per_rank_arrays(walk: Walk, value: PerRankArrays, name: str, _container: Any, _key: Any) -> None:
+    own = {join(name, part): array for part, array in value.arrays.items()}
+    for path, array in own.items():
+        walk.add_tensor(per_rank_leaf(PerRank(array), path))
+
+    def fit(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Fitted:
+        del objects
+        found = {path: spec for path, spec in specs.items() if spec.kind == "per-rank" and _is_below(path, [name])}
+        return Fitted(
+            [_leaf_into(value.arrays, path, path[len(name) + 1 :], spec) for path, spec in found.items()], own
+        )
+
+    walk.add(Open(fit))
+
+
+def _leaf_into(arrays: dict[str, Array], path: str, part: str, spec: TensorSpec) -> TensorLeaf:
+    """Return the leaf of a per-rank array of a checkpoint that is put into `arrays`."""
+    room = np.empty(0, numpy_dtype(spec.dtype))
+    return TensorLeaf(declare(room, path, "per-rank"), lambda: room, functools.partial(arrays.__setitem__, part))
+
+
 def _is_below(name: str, parents: Sequence[str]) -> bool:
     return any(name.startswith(f"{parent}/") for parent in parents)
 
@@ -300,6 +324,7 @@ _VISITORS: tuple[tuple[Any, Visitor], ...] = (
     (Mapping, _visit_mapping),
     ((list, tuple), _visit_sequence),
     ((Sharded, PerRank, RootOnly), _visit_wrapped),
+    (PerRankArrays, _visit_per_rank_arrays),
     (Parts, _visit_parts),
     (np.ndarray, _visit_array),
     (np.generic, _visit_scalar),

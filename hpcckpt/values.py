@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,13 @@ class PerRank:
     """
 
     value: Any
+
+
+@dataclass(slots=True, eq=False)
+class PerRankArrays:
+    """Arrays that each rank has for itself, by name; a restore fills in whatever names the checkpoint has there."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

@@ -25,6 +25,7 @@ from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.keras.callbacks import BackupAndRestore
+    from hpcckpt.keras.declarations import stateless
     from hpcckpt.keras.describing import describe
     from hpcckpt.keras.levels import enable_exact_resume
     from hpcckpt.keras.model_checkpoint import ModelCheckpoint
@@ -38,6 +39,7 @@ _HOME = {
     "load_model": "model_loading",
     "load_weights": "model_loading",
     "signature": "model_loading",
+    "stateless": "declarations",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "load_model",
     "load_weights",
     "signature",
+    "stateless",
 ]
 
 __getattr__, __dir__ = attach(__name__, __all__, _HOME)

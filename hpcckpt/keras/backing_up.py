@@ -108,6 +108,7 @@ class Backup:
         self.reasons: list[str] = []
         self.epochs: dict[int, int] = {}
         self._training = Training(self.model, named(others_in(fit, owner)), fit.feed, what.data, what.more)
+        self._exactness = self._training.exactness
         self._guard: Guard | None = None
         self._architecture = describe(self.model)
         self._saved_step: int | None = None
@@ -126,14 +127,39 @@ class Backup:
             "fit: give back", lambda: beginning(restored, self._training, ckpt.comm, self._steps, epochs)
         )
         self.begins, self.at = replace(begins, is_forked=is_forked), begins.position
+        self._compile()
         if restored is not None:
             self._saved_step = None if is_forked else restored.step
             self._count_batches(restored.objects.get("train_counter"))
             at = self.at
+            begins = self.begins
             line = resume_line(restored, at.epoch, at.batch, ckpt.comm.size, begins.iterator, begins.level)
             self._say(line, *_warnings(begins.warnings))
         self._read_on(Skipping(is_shown=self.is_talking and ckpt.comm.is_root))
         self._guard = self._watch()
+
+    def _compile(self) -> None:
+        """Compile the training step, and give its variables what was restored. Independent."""
+        is_over = self.at.epoch >= self.params.get("epochs", self.at.epoch + 1)
+        feed = self.fit.feed
+        self._exactness.begin(feed.element_spec if feed is not None and not is_over else None)
+        if self.begins.restored is None or is_over:
+            return
+        self._lose(*self.begins.lost, *self._training.set_captured())
+        if self._exactness.reasons():  # of a version that did not look for them, the step may say otherwise
+            self._limit_level()
+
+    def _lose(self, *texts: str) -> None:
+        """Remember what did not come back: the run that goes on is not the one that was interrupted. Independent."""
+        if not texts:
+            return
+        self._exactness.lost += texts
+        self.begins = replace(self.begins, warnings=(*self.begins.warnings, *texts))
+        self._limit_level()
+
+    def _limit_level(self) -> None:
+        if self.begins.level == "exact":
+            self.begins = replace(self.begins, level="state")
 
     def _read_on(self, skipping: Skipping) -> None:
         """Have Keras begin at the right epoch and batch, and read on at the right place."""
@@ -150,7 +176,7 @@ class Backup:
         if place is not None and (feed is None or is_over):
             begin_at(self.model, self.at)
         if not self.at.batch:
-            self._training.set_random()  # behind what was drawn to get there
+            self._set_random()  # behind what was drawn to get there
 
     def _arrived(self, iterator: Any) -> None:
         """Go on, now that the first iterator is at its place."""
@@ -159,7 +185,16 @@ class Backup:
             metrics.build(self.model, iterator)
         self._go_on_amid_epoch()
         if self.at.batch or not self._has_begun:  # Keras 3 comes here only behind on_epoch_begin, which may draw
-            self._training.set_random()
+            self._set_random()
+
+    def _set_random(self) -> None:
+        self._tell(self._training.set_random())
+
+    def _tell(self, lost: list[str]) -> None:
+        """Remember what did not come back behind the first lines, and say so once. Independent."""
+        new = [text for text in lost if text not in self._exactness.lost]
+        self._lose(*new)
+        self._say(*_warnings(new))
 
     def _announce(self) -> None:
         """Say what a resume of this run can promise; the first batch has shown what data this is. Collective."""
@@ -167,7 +202,8 @@ class Backup:
         if feed is not None:
             comm.agree("fit: look at the data", feed.confirm)
         n_ranks = comm.size
-        own = levels.reasons_against_exact(self.model, feed, self.what.statistics, n_ranks)
+        of_run = levels.reasons_against_exact(self.model, feed, self.what.statistics, n_ranks)
+        own = [*of_run, *self._exactness.reasons()]
         self.reasons = list(dict.fromkeys(chain.from_iterable(comm.allgather(own))))
         self.level = levels.level_of(self.reasons)
         self._say(level_line(self.level, self.reasons, feed.method if feed is not None else "none"))
@@ -188,8 +224,8 @@ class Backup:
         """Give back what an epoch begins with anew: once it has begun, and its data is there. Independent."""
         if self._is_amid and self._has_arrived:
             self._is_amid = False
-            self._say(*_warnings(self._training.set_metrics()))
-            self._training.set_random()
+            self._tell(self._training.set_metrics())
+            self._set_random()
 
     # -- batches and epochs ----------------------------------------------------------------------
 
@@ -228,6 +264,7 @@ class Backup:
         statistics.average(self.model, self.saves.checkpointer.comm)
         is_between_epochs = self.at.batch == 0
         state = self._state(is_between_epochs=is_between_epochs)
+        self._look_again()
         self.epochs[self.at.step] = self.at.epoch
         self.saves.save(
             self.at.step,
@@ -246,6 +283,14 @@ class Backup:
             return self._training.state(is_between_epochs=is_between_epochs)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are on their way to the save
             return {"training": Broken(error)}
+
+    def _look_again(self) -> None:
+        """Take in reasons that have come up since the first batch, and say so. Independent."""
+        new = [reason for reason in self._exactness.reasons() if reason not in self.reasons]
+        if new and self._is_announced:
+            self.reasons += new
+            self.level = levels.level_of(self.reasons)
+            self._say(level_line(self.level, self.reasons, self.fit.feed.method if self.fit.feed else "none"))
 
     def _level_now(self) -> Level:
         """Return the level of a state that was just taken: that the place cannot be saved may turn out late. Pure."""

@@ -140,6 +140,11 @@ class Feed(ABC):
         """The iterator that the next epoch reads on in; ``None`` if it makes one for itself."""
 
     @property
+    @abstractmethod
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch, if they are known before the first one; else ``None``."""
+
+    @property
     def is_array(self) -> bool:
         """Whether the data is arrays, which Keras itself shuffles and cuts into batches."""
         return type(self.adapter).__name__ in _ARRAYS
@@ -271,6 +276,11 @@ class HandlerFeed(Feed):
         return self.source._adapter
 
     @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch, if they are known before the first one; else ``None``."""
+        return getattr(getattr(self.source, "_dataset", None), "element_spec", None)
+
+    @property
     def steps(self) -> int | None:
         """Batches of an epoch, if that is known by now."""
         found: int | None = self.source.inferred_steps
@@ -320,6 +330,11 @@ class EpochIteratorFeed(Feed):
     def adapter(self) -> Any:
         """Keras' own adapter of the data."""
         return self.source.data_adapter
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch, if they are known before the first one; else ``None``."""
+        return getattr(getattr(self.source, "_distributed_dataset", None), "element_spec", None)
 
     @property
     def steps(self) -> int | None:

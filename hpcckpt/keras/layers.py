@@ -6,7 +6,7 @@ layer or weight that is reached twice (shared layers, tied weights) is named whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -65,6 +65,20 @@ def named_weights(model: Any) -> list[Weight]:
         )
     _visit_others(model, walk)
     return walk.weights
+
+
+def named_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the layers within a model, each once, with its path in it; the order is that of their weights."""
+    yield from _layers_below(model, "", _Walk())
+
+
+def _layers_below(layer: Any, path: str, walk: _Walk) -> Iterator[tuple[str, Any]]:
+    namer = Namer()
+    for child in layer._flatten_layers(include_self=False, recursive=False):
+        name = join(path, namer.take(stem(child.name, type(child).__name__)))
+        if walk.is_new(child):
+            yield name, child
+            yield from _layers_below(child, name, walk)
 
 
 def _visit_layer(layer: Any, path: str, walk: _Walk) -> None:

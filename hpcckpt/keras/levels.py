@@ -58,8 +58,11 @@ def level_of(reasons: Iterable[str]) -> Level:
 
 
 def reasons_against_exact(model: Any, feed: Feed | None, policy: Policy, n_ranks: int) -> list[str]:
-    """Return, in words, what keeps a resume of this run from being equal to the bit. Independent."""
-    return [*_of_program(), *_of_layers(model), *_of_data(feed), *_of_ranks(model, policy, n_ranks)]
+    """Return, in words, what of the program's settings and data keeps a resume from being exact. Independent.
+
+    What its model and callbacks do is found by :mod:`hpcckpt.keras.exactness`.
+    """
+    return [*_of_program(), *_of_data(feed), *_of_ranks(model, policy, n_ranks)]
 
 
 def _of_program() -> list[str]:
@@ -67,19 +70,6 @@ def _of_program() -> list[str]:
 
     found = [] if is_seeded() else ["no seed was set"]
     return found + ([] if config.is_op_determinism_enabled() else ["operations need not be deterministic"])
-
-
-_LEGACY = "legacy_stateful"
-"""How Keras 2.15 calls layers that draw from a kernel of TensorFlow, whose count nobody can read."""
-
-
-def _of_layers(model: Any) -> list[str]:
-    layers = model._flatten_layers()
-    drawing = [
-        one.name for one in layers if getattr(getattr(one, "_random_generator", None), "_rng_type", "") == _LEGACY
-    ]
-    names = ", ".join(drawing[:3]) + (", …" if len(drawing) > 3 else "")
-    return [f"{names} draws from a stream that cannot be saved"] if drawing else []
 
 
 def _of_data(feed: Feed | None) -> list[str]:

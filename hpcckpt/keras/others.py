@@ -32,6 +32,12 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "TensorBoard": ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
 }
 """What Keras' own callbacks change while training, by class; of 2.15 and of 3."""
+WITHOUT_STATE = frozenset({
+    "BackupAndRestore", "BestModelCheckpointCallback", "BroadcastGlobalVariablesCallback", "CSVLogger", "History",
+    "LambdaCallback", "LearningRateScheduleCallback", "LearningRateScheduler", "LearningRateWarmupCallback",
+    "MetricAverageCallback", "ProgbarLogger", "RemoteMonitor", "TerminateOnNaN",
+})  # fmt: skip
+"""Those of Keras and Horovod that keep nothing else that training depends on, but maybe functions of the program."""
 MAX_LOG_BYTES = 1 << 20
 """A log of `CSVLogger` up to this size stands in each checkpoint; of a longer one the length."""
 _MARK = "$array"
@@ -46,6 +52,14 @@ def named(callbacks: Iterable[Any]) -> dict[str, Any]:
 def has_state(callback: Any) -> bool:
     """Say whether we know how to save a callback."""
     return _is_stateful(callback) or _is_a(callback, "CSVLogger") or bool(_attributes(callback))
+
+
+def is_known(callback: Any) -> bool:
+    """Return True if a callback has nothing of which neither it itself nor this library knows how to save it."""
+    own = type(callback)
+    root = own.__module__.partition(".")[0]
+    is_listed = own.__name__ in ATTRIBUTES or own.__name__ in WITHOUT_STATE
+    return root == "hpcckpt" or _is_stateful(callback) or (is_listed and root in {"keras", "tensorflow", "horovod"})
 
 
 # -- taking --------------------------------------------------------------------------------------

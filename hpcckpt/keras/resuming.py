@@ -39,6 +39,8 @@ class Beginning:
         Whether it was restored from another run.
     warnings : tuple of str
         What does not come back.
+    lost : tuple of str
+        What of that keeps this run from being the one that was interrupted, to the bit.
     """
 
     restored: Restored | None = None
@@ -48,6 +50,7 @@ class Beginning:
     iterator: str = "none"
     is_forked: bool = False
     warnings: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 def restore(ckpt: Checkpointer, training: Training, fork_from: Path | None) -> tuple[Restored | None, bool]:
@@ -121,7 +124,7 @@ def beginning(
     is_exact = training.data is not None or (is_same and reading.get("method") in _EXACT)
     iterator = "exact" if is_exact else "skip" if training.feed is not None else "none"
     level = restored.level if is_same else "weights"
-    return Beginning(restored, position, place, level, iterator, warnings=(*restored.warnings, *lost))
+    return Beginning(restored, position, place, level, iterator, warnings=restored.warnings, lost=tuple(lost))
 
 
 def _position(restored: Restored, training: Training, n_ranks: int, steps: int | None, epochs: int | None) -> Position:

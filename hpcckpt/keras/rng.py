@@ -47,6 +47,8 @@ def write_streams(states: Mapping[str, Array]) -> list[str]:
         import tensorflow as tf
 
         tf.random.get_global_generator()  # makes it, if the program was to ask for it only later
+    if "keras.generator" in states:
+        _make_keras_generator()
     setters: dict[str, Callable[[Array], None]] = {"numpy": _set_numpy}
     setters |= {name: _setter_of_python(rng) for name, rng in _python_streams().items()}
     setters |= {name: variable.assign for name, variable in _variables().items()}
@@ -130,6 +132,11 @@ def _set_numpy(state: Array) -> None:
 # -- variables -----------------------------------------------------------------------------------
 
 
+def variables() -> list[Any]:
+    """Return the variables that hold states of streams."""
+    return list(_variables().values())
+
+
 def _variables() -> dict[str, Any]:
     generators = {"tensorflow.generator": _of_tensorflow(), "keras.generator": _of_keras_3()}
     return {name: generator.state for name, generator in generators.items() if generator is not None}
@@ -143,6 +150,14 @@ def _of_tensorflow() -> Any:
 def _of_keras_3() -> Any:
     state = _module("keras.src.backend.common.global_state")
     return state.get_global_attribute("global_seed_generator") if state is not None else None
+
+
+def _make_keras_generator() -> None:
+    """Make Keras 3's global generator, if the program was to draw from it only later."""
+    make = getattr(_module("keras.src.random.seed_generator"), "global_seed_generator", None)
+    if make is not None:
+        with undrawn():  # its first seed, which is overwritten
+            make()
 
 
 def _module(name: str) -> Any:

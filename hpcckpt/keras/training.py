@@ -6,15 +6,17 @@ What stands in a checkpoint beside ``model/…`` and ``optimizer/…``:
 ``training/metrics``     What metrics have added up in the epoch under way, of each rank.
 ``training/callbacks``   State of the other callbacks, of each rank; of rank 0 if the number of ranks changes.
 ``training/iterator``    Position in the data, of each rank.
+``training/captured/…``  Variables that the compiled training step uses and that are nowhere else, of each rank.
 ``callbacks/NAME/…``     Best weights that a callback holds.
 
 When it is given back, with the numbers of the rules in ``docs/keras.md``:
 
-1. Behind every ``on_train_begin``: weights, optimizer, callbacks.  (An earlier one would reset callbacks later.)
+1. Behind every ``on_train_begin``: weights, optimizer, callbacks.  (An earlier one would reset callbacks later.)  Then,
+   once the training step is compiled, the variables that it uses besides.
 2. Behind the first iterator: position in the data.  Then random streams, which making an iterator may draw from.
-3. Behind every ``on_epoch_begin``, if the run begins within an epoch: once more callbacks, learning rate and random
-   streams, for an epoch begins once, and its beginning was before the save; and metrics, which Keras has just reset.
-   (Keras 3 makes its first iterator behind it, and metrics may not be there before.)
+3. Behind every ``on_epoch_begin``, if the run begins within an epoch: once more callbacks, learning rate, variables
+   of the step and random streams, for an epoch begins once, and its beginning was before the save; and metrics, which
+   Keras has just reset.  (Keras 3 makes its first iterator behind it, and metrics may not be there before.)
 """
 
 from __future__ import annotations
@@ -25,18 +27,22 @@ from typing import Any
 
 from hpcckpt.errors import OptionError
 from hpcckpt.keras import metrics, others, rng, statistics
+from hpcckpt.keras.exactness import Exactness
 from hpcckpt.keras.feeds import Feed
+from hpcckpt.keras.holding import hold
 from hpcckpt.keras.iterators import NO_STATE
 from hpcckpt.keras.layers import named_weights
 from hpcckpt.keras.optimizers import optimizer_leaves
 from hpcckpt.keras.packing import pack, unpack
 from hpcckpt.keras.position import DataPosition
+from hpcckpt.keras.variables import is_variable, tensorflow_variable
 from hpcckpt.loading import open_step
 from hpcckpt.run import Restored
-from hpcckpt.snapshot import Array, PerRank, TensorLeaf
+from hpcckpt.snapshot import Array, PerRank, PerRankArrays, TensorLeaf, flatten
 
 RESERVED = frozenset({"callbacks", "data", "model", "optimizer", "training"})
 _PARTS = ("random", "metrics", "callbacks", "iterator")
+_CAPTURED = "training/captured/"
 
 
 @dataclass(slots=True)
@@ -62,9 +68,15 @@ class Training:
     feed: Feed | None = None
     data: DataPosition | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
+    exactness: Exactness = field(init=False)
     _parts: dict[str, PerRank] = field(default_factory=dict)
+    _captured: PerRankArrays = field(default_factory=PerRankArrays)
+    _identity: tuple[int, ...] = ()
     _weights: Mapping[str, Any] = field(default_factory=dict)
     _scalars: list[tuple[TensorLeaf, Array]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.exactness = Exactness(self.model, self.callbacks, [*self.more.values()], self._saved_variables)
 
     # -- taking ----------------------------------------------------------------------------------
 
@@ -76,18 +88,28 @@ class Training:
             "callbacks": others.take(self.callbacks),
             "iterator": self.feed.state(is_between_epochs=is_between_epochs) if self.feed else NO_STATE,
         }
-        return self._with({name: PerRank(part) for name, part in taken.items()})
+        own = self.exactness.variables
+        captured = PerRankArrays(dict(zip(own, hold(list(own.values())), strict=True)))
+        return self._with({name: PerRank(part) for name, part in taken.items()}, captured)
 
     def room(self) -> dict[str, Any]:
         """Return a state to restore into. Independent."""
         self._parts = {name: PerRank(NO_STATE) for name in _PARTS}
-        room = self._with(self._parts)
+        self._captured = PerRankArrays()
+        room = self._with(self._parts, self._captured)
         self._weights = room.get("callbacks", {})
         return room
 
-    def _with(self, parts: Mapping[str, PerRank]) -> dict[str, Any]:
+    def _saved_variables(self) -> list[Any]:
+        """Return the variables of TensorFlow that are saved anyway, whatever the training step uses. Independent."""
+        own = [tensorflow_variable(weight.variable, weight.path) for weight in named_weights(self.model)]
+        leaves = flatten({"model": self.model, **self.more}).tensors.values()
+        return own + [leaf.source for leaf in leaves if is_variable(leaf.source)]
+
+    def _with(self, parts: Mapping[str, PerRank], captured: PerRankArrays) -> dict[str, Any]:
         weights = others.best_weights(self.callbacks, self.model)
-        state = {"model": self.model, "training": dict(parts), "callbacks": weights, **self.more}
+        own = {**parts, "captured": captured}
+        state = {"model": self.model, "training": own, "callbacks": weights, **self.more}
         if not weights:
             del state["callbacks"]
         return state | ({"data": self.data} if self.data is not None else {})
@@ -103,11 +125,14 @@ class Training:
 
     def _from_other_ranks(self, restored: Restored, identity: tuple[int, ...]) -> None:
         """Make of what other ranks had what this one can use: rank 0's callbacks and statistics, new streams."""
+        self._identity = identity
         reader = open_step(restored.path)
         statistics.fill_from_rank_0(self.model, "model", reader)
         if any(map(is_of_training, reader.specs)):  # else it holds a model only
             self._parts["callbacks"].value = reader.load_rank("training/callbacks", 0)
             others.fill_from_rank_0(self._weights, "callbacks", reader)
+            names = [name for name in reader.specs if name.startswith(_CAPTURED)]
+            self._captured.arrays |= {name[len(_CAPTURED) :]: reader.load_rank(name, 0) for name in names}
         rng.derive_streams(*identity)
         for weight in named_weights(self.model):
             if statistics.is_random(weight):
@@ -125,6 +150,17 @@ class Training:
         state: Array = self._parts["iterator"].value
         return state
 
+    def set_captured(self) -> list[str]:
+        """Set the variables that the training step uses besides; return what did not come back, in words."""
+        arrays, own = self._captured.arrays, self.exactness.variables
+        gone, new = self.exactness.restore(arrays, self._identity), sorted(own.keys() - arrays.keys())
+        texts = (
+            [f"variables of the checkpoint that the training step does not use now: {', '.join(gone)}"] if gone else []
+        )
+        return texts + (
+            [f"variables of the training step that are not in the checkpoint: {', '.join(new)}"] if new else []
+        )
+
     def set_callbacks(self) -> list[str]:
         """Give the other callbacks their state; return what did not come back, in words. Independent."""
         packed = self._parts["callbacks"].value
@@ -141,6 +177,7 @@ class Training:
         for leaf, value in self._scalars:
             leaf.assign(value)
         self.set_callbacks()
+        self.set_captured()
 
     def set_metrics(self) -> list[str]:
         """Give metrics what they had added up; return what did not come back, in words. Independent."""

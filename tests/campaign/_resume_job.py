@@ -164,6 +164,9 @@ def _of_fit(backup: list[Any]) -> dict[str, Any]:
 def _counting(order: Order, rank: int) -> Any:
     import keras
 
+    from hpcckpt.keras import stateless
+
+    @stateless
     class Counting(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         """Counts batches on the board."""
 
@@ -261,8 +264,10 @@ class Mpi4py(Alone):
         """Return gradients averaged over all ranks, in one message."""
         import tensorflow as tf
 
+        from hpcckpt.keras import stateless
+
         flat = tf.concat([tf.reshape(grad, [-1]) for grad in grads], 0)
-        total = tf.numpy_function(lambda own: self.average(own), [flat], tf.float32)
+        total = tf.numpy_function(stateless(lambda own: self.average(own)), [flat], tf.float32)
         total.set_shape(flat.shape)
         parts = tf.split(total, [grad.shape.num_elements() for grad in grads])
         return [tf.reshape(part, grad.shape) for part, grad in zip(parts, grads, strict=True)]
@@ -281,8 +286,11 @@ class Mpi4py(Alone):
         """Return a callback that averages metrics before the others see them."""
         import keras
 
+        from hpcckpt.keras import stateless
+
         average = self.average
 
+        @stateless
         class Averaging(keras.callbacks.Callback):  # type: ignore[misc]
             """Averages the metrics of an epoch."""
 

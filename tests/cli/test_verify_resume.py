@@ -173,7 +173,7 @@ KERAS = """
 import sys, time, pathlib
 import keras, numpy as np, tensorflow as tf
 import hpcckpt as hc
-from hpcckpt.keras import BackupAndRestore
+from hpcckpt.keras import BackupAndRestore, stateless
 hc.enable_exact_resume(seed=1)
 run = pathlib.Path(sys.argv[1])
 is_first = run.name != "straight" and not list(run.glob("step-*"))
@@ -181,6 +181,7 @@ model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8, activa
                           keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
 model.compile(keras.optimizers.Adam(0.01), "mse")
 x = np.random.default_rng(1).normal(size=(80, 4)).astype("float32")
+@stateless
 class Wait(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if is_first and epoch == 3:

@@ -20,6 +20,7 @@ layers, callbacks = keras.layers, keras.callbacks
 run, kill_at = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
 
 
+@hc.keras.stateless
 class Kill(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Ends the process as the kernel would when memory runs out."""
 

@@ -84,12 +84,6 @@ def test_without_a_seed_a_run_cannot_be_repeated(monkeypatch: Any) -> None:
         hc.enable_exact_resume()
 
 
-@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2.15 only")
-def test_dropout_of_keras_2_that_was_built_too_early_is_named() -> None:
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dropout(0.5, name="drops")])
-    assert "drops draws from a stream that cannot be saved" in levels.reasons_against_exact(model, None, "rank0", 1)
-
-
 def test_on_several_ranks_statistics_and_horovods_fusion_count_too(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "horovod", object())
     monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)

@@ -24,6 +24,11 @@ EPOCHS = 3
 Batches = list[bytes]
 
 
+def is_about_data(reason: str) -> bool:
+    """Return True unless the reason is that `Reader` is run eagerly."""
+    return not reason.startswith("run_eagerly")
+
+
 class Diary:
     """What a model was given, batch by batch."""
 
@@ -77,7 +82,7 @@ def wrong_points(make: Make, directory: Path, epochs: int = EPOCHS) -> list[int]
     """Return behind which batches, of all but the last epoch, a resumed training reads on in others."""
     backup = saving(directory / "run")
     expected = read(make, backup, epochs=epochs)
-    assert (backup.level, backup.reasons) == ("exact", [])
+    assert [*map(is_about_data, backup.reasons)] == [False]  # it is run eagerly, to see its batches
     steps = [step for step in step_numbers(directory / "run") if step <= len(expected) * (epochs - 1) // epochs]
     assert len(steps) == len(expected) * (epochs - 1) // epochs > 0
     return [step for step in steps if read(make, resuming(directory, step), epochs=epochs) != expected[step:]]
@@ -131,6 +136,6 @@ def test_a_run_that_resumes_with_other_seeds_in_its_data_is_not_called_exact(tmp
     backup = resuming(tmp_path, 3)
     read(reseeded, backup)
     assert backup.level == "state"
-    (reason,) = backup.reasons
+    (reason,) = filter(is_about_data, backup.reasons)
     assert reason.startswith("this run has lost its place in the data: the position was saved by another")
     assert reason.endswith("it has other shuffles, or other seeds")

@@ -12,6 +12,7 @@ import hpcckpt.train
 
 
 @hpcckpt.train.export_config
+@hpcckpt.keras.stateless
 class Slow(tf.keras.callbacks.Callback):
     """Makes a batch take so long while a file is there: a test takes it away when it has done what it is about."""
 

@@ -67,6 +67,7 @@ def maybe_die(place: str) -> None:
 
 
 @export_config
+@hc.keras.stateless
 class DieAt(keras.callbacks.Callback):
     """Ends the process behind some batch of a cycle, ``1:7``, or at the end of its training, ``1:end``."""
 
@@ -90,6 +91,7 @@ class DieAt(keras.callbacks.Callback):
 
 
 @export_config
+@hc.keras.stateless
 class EndsOn(keras.callbacks.Callback):
     """Ends the training behind a batch of the first epoch, on one rank."""
 
@@ -189,6 +191,7 @@ def model_weights(run: Path, cycle: int = 1) -> dict[str, Any]:
 
 
 @export_config
+@hc.keras.stateless
 class Pause(keras.callbacks.Callback):
     """Makes batches take their time, so that somebody can see them."""
 
@@ -202,6 +205,7 @@ class Pause(keras.callbacks.Callback):
 
 
 @export_config
+@hc.keras.stateless
 class Fails(keras.callbacks.Callback):
     """Fails when the epoch begins that a test has set, from 0."""
 

@@ -1,0 +1,198 @@
+"""What of a ``fit`` a checkpoint would not bring back: the proof, or its absence, that a resume is exact to the bit.
+
+1. Before the first batch: read the Python values that the program's code uses, compile the training step, and find the
+   variables that it uses and that nothing else saves.  Those are saved with the rest.
+2. At each save: what the compiled steps draw from and run, callbacks whose state is unknown, Python values that are not
+   what they were in 1, and a model that was compiled again.  Each is a reason against ``exact``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hpcckpt.keras import rng
+from hpcckpt.keras.captured import named_variables, owners
+from hpcckpt.keras.declarations import is_stateless
+from hpcckpt.keras.layers import named_layers
+from hpcckpt.keras.others import is_known
+from hpcckpt.keras.python_values import Values
+from hpcckpt.keras.traced import Step, concrete_functions, inspect, trace
+from hpcckpt.keras.variables import tensorflow_variable
+
+_COUNTERS = ("_train_counter", "_test_counter", "_predict_counter")
+"""Keras 2.15's counts of batches: the first is saved, the others begin at 0 each time."""
+_SHOWN = 3
+
+
+class Exactness:
+    """What is known about one ``fit``.
+
+    Parameters
+    ----------
+    model : keras.Model
+        The model.
+    callbacks : mapping of str to Callback
+        The other callbacks.
+    more : sequence of object
+        What the user has saved besides.
+    saved : callable
+        Returns the variables of TensorFlow that are saved anyway.
+
+    Attributes
+    ----------
+    variables : dict of str to tf.Variable
+        Those that the training step uses and that nothing else saves, by name.
+    lost : list of str
+        What did not come back when this run was resumed.
+    """
+
+    def __init__(
+        self, model: Any, callbacks: Mapping[str, Any], more: Sequence[Any], saved: Callable[[], Sequence[Any]]
+    ) -> None:
+        self.model, self.callbacks, self._more, self._saved = model, callbacks, more, saved
+        self.variables: dict[str, Any] = {}
+        self.lost: list[str] = []
+        self._values: Values | None = None
+        self._why_not_traced = ""
+        self._compiled: tuple[Any, Any] = (None, None)
+        self._steps: dict[str, tuple[object, Step]] = {}
+
+    # -- before the first batch ------------------------------------------------------------------
+
+    def begin(self, element_spec: Any) -> None:
+        """Read Python values, compile the training step, and find its variables. Independent.
+
+        Parameters
+        ----------
+        element_spec : nested structure of tf.TypeSpec
+            What the data is made of; ``None`` if that is not known, or nothing will be trained.
+        """
+        self._values = self._read_values()
+        self._compiled = (getattr(self.model, "optimizer", None), getattr(self.model, "train_function", None))
+        if element_spec is None or self._is_eager():
+            return
+        self._why_not_traced = trace(self.model, element_spec)
+        step = self._step("train_function")
+        if step is not None:
+            self.variables = named_variables(self.model, step.variables)
+            self._steps.clear()  # there, those variables were not saved yet
+
+    def restore(self, arrays: Mapping[str, Any], derived_from: tuple[object, ...] = ()) -> list[str]:
+        """Give the variables their values; return the names of those that are not here. Independent.
+
+        Parameters
+        ----------
+        arrays : mapping of str to numpy.ndarray
+            Values by name.
+        derived_from : tuple, optional
+            On another number of ranks, what new states of generators are derived from.
+        """
+        gone = []
+        for name, array in arrays.items():
+            variable = self.variables.get(name)
+            if variable is None or not variable.shape.is_compatible_with(array.shape):
+                gone.append(name)
+            elif derived_from and variable.name.partition(":")[0].endswith(_GENERATOR_STATES):
+                rng.derive_variable(variable, name, *derived_from)
+            else:
+                variable.assign(array)
+        return sorted(gone)
+
+    # -- at each save ----------------------------------------------------------------------------
+
+    def reasons(self) -> list[str]:
+        """Return, in words, what keeps a resume from the present state from being exact. Independent."""
+        every = [*self._of_steps(), *self._of_callbacks(), *self._of_values(), *self._of_compiling(), *self.lost]
+        return list(dict.fromkeys(every))
+
+    def _of_steps(self) -> Iterator[str]:
+        if self._is_eager():
+            yield "run_eagerly runs the program's Python with each batch, and what that changes cannot be seen"
+            return
+        if self._why_not_traced:
+            yield self._why_not_traced
+        for which, name in (("training", "train_function"), ("validation", "test_function")):
+            step = self._step(name)
+            if step is None:
+                continue
+            yield from step.reasons
+            if step.variables:
+                names = [variable.name for variable in step.variables]
+                yield f"the {which} step uses variables that are not saved: {_few(names)}; pass them in state="
+
+    def _of_callbacks(self) -> Iterator[str]:
+        own = [name for name, callback in self.callbacks.items() if not is_known(callback)]
+        unknown = [name for name in own if not is_stateless(self.callbacks[name])]
+        if unknown:
+            yield (
+                f"a state of callback {_few(unknown)} would not be saved: give it state_dict and load_state_dict, or "
+                "declare it with hpcckpt.keras.stateless"
+            )
+
+    def _of_values(self) -> Iterator[str]:
+        if self._is_eager():
+            return  # that reason covers all of Python
+        assert self._values is not None
+        now = self._read_values()
+        changed = self._values.changed(now)
+        if changed:
+            yield f"{_few(changed)} changed since training began, and is not saved: keep it in a variable"
+        if now.unknown:
+            known = [f"{path} ({why})" for path, why in sorted(now.unknown.items())]
+            yield f"whether {_few(known)} changes cannot be seen"
+
+    def _of_compiling(self) -> Iterator[str]:
+        optimizer, function = self._compiled
+        if getattr(self.model, "optimizer", None) is not optimizer or (
+            function is not None and getattr(self.model, "train_function", None) is not function
+        ):
+            yield (
+                "the model was compiled again while it trains: a resumed run has to compile it in the same way, and "
+                "set the same layers trainable, before fit"
+            )
+
+    # -- what it is found with -------------------------------------------------------------------
+
+    def _is_eager(self) -> bool:
+        import tensorflow as tf
+
+        return bool(getattr(self.model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
+
+    def _step(self, name: str) -> Step | None:
+        """Return what is known of a compiled step, with the variables that are not saved; ``None`` before it ran."""
+        function = getattr(self.model, name, None)
+        compiled = concrete_functions(function)
+        if not compiled and name == "test_function":
+            return None
+        known = self._steps.get(name)
+        key = (id(function), len(compiled))
+        if known is None or known[0] != key:
+            step, handles = inspect(function), self._handles()
+            left = tuple(variable for variable in step.variables if id(variable.handle) not in handles)
+            known = self._steps[name] = (key, replace(step, variables=left))
+        return known[1]
+
+    def _handles(self) -> set[int]:
+        """Return what tells the variables that are saved from all others."""
+        counters = [getattr(self.model, name) for name in _COUNTERS if hasattr(self.model, name)]
+        metrics = [variable for metric in self.model.metrics for variable in metric.variables]
+        streams = rng.variables()
+        every = [tensorflow_variable(variable, "") for variable in (*counters, *metrics, *streams)]
+        return {id(variable.handle) for variable in (*self._saved(), *every, *self.variables.values())}
+
+    def _read_values(self) -> Values:
+        roots = {path or "model": owner for path, owner in owners(self.model)}
+        roots |= {name: callback for name, callback in self.callbacks.items() if is_known(callback)}
+        found = Values.read(roots, self._more)
+        for path, layer in [("model", self.model), *named_layers(self.model)]:
+            found.digests[f"{path}.trainable"] = bool(getattr(layer, "_trainable", True))
+        return found
+
+
+_GENERATOR_STATES = ("StateVar", "seed_generator_state")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
