@@ -23,6 +23,7 @@ from hpcckpt.keras.variables import tensorflow_variable
 
 _COUNTERS = ("_train_counter", "_test_counter", "_predict_counter")
 """Keras 2.15's counts of batches: the first is saved, the others begin at 0 each time."""
+COMPILED_AGAIN = "the model was compiled again while it trains"
 _SHOWN = 3
 
 
@@ -149,8 +150,8 @@ class Exactness:
             function is not None and getattr(self.model, "train_function", None) is not function
         ):
             yield (
-                "the model was compiled again while it trains: a resumed run has to compile it in the same way, and "
-                "set the same layers trainable, before fit"
+                f"{COMPILED_AGAIN}: a resumed run has to compile it in the same way, and set the same layers "
+                "trainable, before fit"
             )
 
     # -- what it is found with -------------------------------------------------------------------

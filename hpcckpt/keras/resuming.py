@@ -10,7 +10,8 @@ from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import inspect_step, newest_restorable
-from hpcckpt.errors import StepNotFoundError
+from hpcckpt.errors import StateMismatchError, StepNotFoundError
+from hpcckpt.keras.exactness import COMPILED_AGAIN
 from hpcckpt.keras.feeds import Place
 from hpcckpt.keras.iterators import NO_STATE
 from hpcckpt.keras.position import Position
@@ -73,10 +74,21 @@ def restore(ckpt: Checkpointer, training: Training, fork_from: Path | None) -> t
 
     state = ckpt.comm.agree("fit: read state", room)
     if ckpt.has_steps():
-        return ckpt.restore(state), False
+        try:
+            return ckpt.restore(state), False
+        except StateMismatchError as error:
+            raise StateMismatchError(f"{error}{_cause_stored_in(ckpt)}") from error
     if fork_from is None:
         return None, False
     return _from_another_run(ckpt.comm, fork_from, state), True
+
+
+def _cause_stored_in(ckpt: Checkpointer) -> str:
+    """Return what the newest step says of a model that was compiled again, which a new process has not done yet."""
+    found = newest_restorable(ckpt.directory)
+    user = found.manifest.objects.get("user", {}) if found is not None and found.manifest is not None else {}
+    reasons = user.get("exactness", {}).get("reasons", [])
+    return "".join(f"; {reason}" for reason in reasons if reason.startswith(COMPILED_AGAIN))
 
 
 def _from_another_run(comm: Communicator, path: Path, state: dict[str, Any]) -> Restored:

@@ -14,6 +14,7 @@ import tensorflow as tf
 import trainings
 from trainings import ELEMENTS, IS_KERAS_3
 
+from hpcckpt.errors import StateMismatchError
 from hpcckpt.keras import BackupAndRestore, stateless
 from hpcckpt.keras.python_values import Values
 from hpcckpt.train.seeding import repeatable
@@ -115,9 +116,12 @@ def test_a_variable_that_a_callback_sets_between_epochs_comes_back_before_that(t
 
 
 def test_a_model_that_is_compiled_again_is_reported_with_what_to_do(tmp_path: Path) -> None:
-    _, backup = run(["compiles_again"], tmp_path, epochs=2)
+    _, backup = run(["compiles_again"], tmp_path, KillAt(17))
+    remedy = "a resumed run has to compile it in the same way"
     assert backup.level == "state"
-    assert "a resumed run has to compile it in the same way" in backup.reasons[-1]
+    assert remedy in backup.reasons[-1]
+    with pytest.raises(StateMismatchError, match=remedy):
+        run(["compiles_again"], tmp_path)
 
 
 def test_a_checkpoint_without_variables_of_the_step_restores_and_is_not_exact(tmp_path: Path) -> None:
