@@ -19,6 +19,15 @@ MODE = 0o700
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def user_cache() -> Path | None:
+    """Return the directory for caches of this user; ``None`` where there is no home. Independent."""
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(chosen) if chosen else Path.home() / ".cache"
+    except RuntimeError:  # HOME is unset, and this user is in no list of users: in a container
+        return None
+
+
 def make_private(path: Path) -> bool:
     """Make a directory for this user alone, or check the one that exists; return whether it is new. Independent.
 

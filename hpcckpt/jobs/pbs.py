@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import time
 from functools import cached_property
 from typing import Any
 
 from hpcckpt.errors import OptionError, RetryError
 from hpcckpt.jobs.schedulers import Command, Requeue, Scheduler, act
-from hpcckpt.preemption.clock import duration_s
+from hpcckpt.preemption.clock import ctime_s, duration_s
 from hpcckpt.preemption.walltime import Found, JobEnd
 
 RESTARTS = "HPCCKPT_RESTARTS"
@@ -54,9 +53,8 @@ class Pbs(Scheduler):
         if self.environ.get("HPCCKPT_JOB_END") or not limit or not began:
             return super().job_end()
         try:
-            start_s = time.mktime(time.strptime(began, "%a %b %d %H:%M:%S %Y"))
-            return Found(JobEnd(start_s + duration_s(limit), "qstat"))
-        except (OptionError, ValueError, TypeError, OverflowError):
+            return Found(JobEnd(ctime_s(began) + duration_s(limit), "qstat"))
+        except (OptionError, TypeError):
             return super().job_end()
 
     def requeue(self) -> Requeue | None:

@@ -179,7 +179,7 @@ def _set_log(callback: Any, value: Mapping[str, Any]) -> None:
         path.write_bytes(value["text"].encode())
     elif path.is_file():
         os.truncate(path, min(value["nbytes"], path.stat().st_size))
-    callback.csv_file = path.open("a", newline="")
+    callback.csv_file = path.open("a", newline="", encoding="utf-8")
     callback.append_header = value["nbytes"] == 0
     callback.keys = value["keys"]
 

@@ -324,7 +324,7 @@ def peak_resident() -> Iterator[Peak]:
 
 
 def _status(key: str) -> int:
-    with open("/proc/self/status", encoding="ascii") as file:
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(f"{key}:"))
 
 

@@ -85,5 +85,5 @@ def _status(name: str) -> int:
 
 
 def _kibibytes(path: Path, name: str) -> int:
-    match = re.search(rf"^{name}:\s*(\d+) kB", path.read_text(), re.MULTILINE)
+    match = re.search(rf"^{name}:\s*(\d+) kB", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
     return int(match[1]) << 10 if match else 0

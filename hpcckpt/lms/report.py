@@ -116,7 +116,7 @@ class Report:
         place = Path(directory)
         place.mkdir(parents=True, exist_ok=True)
         written = [place / "report.json"]
-        written[0].write_text(self.to_json())
+        written[0].write_text(self.to_json(), encoding="utf-8")
         from hpcckpt.lms import plots
 
         return [*written, *([plots.draw(self, place / "report.png")] if plots.is_possible() else [])]

@@ -110,7 +110,7 @@ def peak_since(gpu: str | None = None) -> int:
     if gpu is not None:
         return int(_gpu_memory(gpu)["peak"])
     now = resident()
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("VmHWM:"):
             return max(now, int(line.split()[1]) << 10)
     return now

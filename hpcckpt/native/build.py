@@ -56,6 +56,7 @@ def build(info: tfinfo.TfInfo, library: tf_ops.Library = tf_ops.OPS, *, force: b
         made = Path(folder) / f"{library.module}.so"
         _compile(command, info, library, made)
         _try(library, made)
+        made.chmod(made.stat().st_mode & ~0o022)  # what others may write is not loaded
         made.replace(place / wanted.filename)
     _remove_others(place, wanted)
     return place / wanted.filename
@@ -90,7 +91,9 @@ def writable_directory() -> Path:
     """
     for place in tf_ops.directories():
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            for directory in (*reversed(place.parents), place):
+                if not directory.exists():
+                    directory.mkdir(0o755, exist_ok=True)  # others may not write there, whatever the umask is
             with tempfile.NamedTemporaryFile(dir=place) as file:
                 if not tf_ops.why_not_trusted(Path(file.name)):
                     return place
@@ -114,7 +117,7 @@ def _compile(command: list[str], info: tfinfo.TfInfo, library: tf_ops.Library, m
     ours = [f"-I{library.sources}", f"-I{tf_ops.PACKAGE / 'include'}"]
     python = ["-isystem", sysconfig.get_path("include"), "-isystem", np.get_include()]
     call = [*command, *_FLAGS, *ours, *python, *info.compile_flags, str(whole), "-o", str(made), *info.link_flags]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    done = subprocess.run(call, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
         raise ConfigError(
             f"{library.words} do not compile against TensorFlow {info.version}:\n{done.stderr[:4000]}\n"
@@ -124,7 +127,7 @@ def _compile(command: list[str], info: tfinfo.TfInfo, library: tf_ops.Library, m
 
 def _try(library: tf_ops.Library, made: Path) -> None:
     """Load it in a process of its own before anybody else can."""
-    done = subprocess.run(library.check(made), capture_output=True, text=True, check=False)
+    done = subprocess.run(library.check(made), capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
         raise ConfigError(f"{library.words} were built and do not load:\n{done.stderr[-4000:]}")
 

@@ -125,8 +125,8 @@ def directories() -> list[Path]:
     chosen = os.environ.get("HPCCKPT_TF_OPS_DIR")
     if chosen:
         return [Path(chosen)]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [PACKAGE, cache / "hpcckpt" / "tf_ops"]
+    cache = private.user_cache()
+    return [PACKAGE] if cache is None else [PACKAGE, cache / "hpcckpt" / "tf_ops"]
 
 
 def find(wanted: Target) -> Path | None:

@@ -11,6 +11,8 @@ from hpcckpt.errors import OptionError
 _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WITH_UNIT = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(s|m|min|h|d)", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d{1,5})-)?(?:(\d{1,7}):)?(\d{1,7}):(\d{1,2})", re.ASCII)
+_CTIME = re.compile(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})", re.ASCII)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _EPOCH = re.compile(r"\d{9,11}(?:\.\d{1,9})?", re.ASCII)
 LATEST_S = 32_503_680_000.0
 """The year 3000: what is beyond it is not in seconds."""
@@ -74,6 +76,24 @@ def _moment_of(value: float | str | datetime) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("not a number")
     return float(value)
+
+
+def ctime_s(text: str) -> float:
+    """Read a local time as C's ``ctime`` writes it, in any locale: ``Sun Nov 22 02:00:00 2026``. Independent.
+
+    Raises
+    ------
+    OptionError
+        If it is none.
+    """
+    found = _CTIME.fullmatch(text)  # strptime would read the names of the locale that the program has set
+    try:
+        if found and found[1] in _MONTHS:
+            day, hour, minute, second, year = (int(part) for part in found.groups()[1:])
+            return datetime(year, _MONTHS.index(found[1]) + 1, day, hour, minute, second).timestamp()  # noqa: DTZ001
+    except (ValueError, OverflowError):
+        pass
+    raise OptionError(f"{text!r} is no moment: a time such as Sun Nov 22 02:00:00 2026 is expected")
 
 
 def moment_text(seconds: float) -> str:

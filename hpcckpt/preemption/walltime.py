@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from hpcckpt.errors import OptionError
-from hpcckpt.preemption.clock import duration_s, duration_text, moment_s, moment_text
+from hpcckpt.preemption.clock import ctime_s, duration_s, duration_text, moment_s, moment_text
 
 Environment = Mapping[str, str]
 ASKING_S = 5.0
@@ -174,7 +174,7 @@ def _qstat(environ: Environment) -> float | None:
     start = re.search(r"\bstime = (\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})", answer)
     if limit is None:
         return None
-    began = time.mktime(time.strptime(start[1], "%a %b %d %H:%M:%S %Y")) if start else job_start(environ)[0]
+    began = ctime_s(start[1]) if start else job_start(environ)[0]
     return began + duration_s(limit[1])
 
 

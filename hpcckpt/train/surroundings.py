@@ -78,7 +78,7 @@ def _commit() -> dict[str, Any]:
 def _git(*words: str) -> str | None:
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *words]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_GIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return ended.stdout.strip() if ended.returncode == 0 else None

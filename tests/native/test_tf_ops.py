@@ -181,6 +181,27 @@ def test_where_the_package_cannot_be_written_the_users_cache_takes_it(
         build.writable_directory()
 
 
+def test_a_user_without_a_home_has_the_ops_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("XDG_CACHE_HOME", "HPCCKPT_TF_OPS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert tf_ops.directories() == [tf_ops.PACKAGE]
+
+
+def test_an_empty_umask_does_not_make_the_ops_writable_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path / "cache" / "ops"))
+    before = os.umask(0)
+    try:
+        assert build.writable_directory() == tmp_path / "cache" / "ops"
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.skipif(not HAS_TF, reason="no TensorFlow")
 @pytest.mark.skipif(os.environ.get("HPCCKPT_PURE", "0") != "0", reason="set up without anything native")
 def test_set_up_has_built_the_ops_for_the_tensorflow_that_is_installed() -> None:

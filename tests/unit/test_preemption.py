@@ -18,7 +18,7 @@ from listing import listed
 import hpcckpt as hc
 from hpcckpt.errors import CorruptError, OptionError
 from hpcckpt.preemption import Halt, Preempted, parse_halt, read_halt, walltime, write_halt
-from hpcckpt.preemption.clock import duration_s, duration_text, moment_s, moment_text
+from hpcckpt.preemption.clock import ctime_s, duration_s, duration_text, moment_s, moment_text
 from hpcckpt.preemption.halt import MAX_NBYTES
 from hpcckpt.preemption.signals import signal_numbers
 from hpcckpt.preemption.walltime import TimeNeeded, find_job_end, job_start, process_began
@@ -168,6 +168,25 @@ def test_schedulers_are_asked_where_the_environment_says_nothing(tmp_path, monke
     monkeypatch.setattr(walltime, "ASKING_S", LIMIT_S)
     assert find_job_end(environ={variable: "17"}).end == (start + 7200, name)
     assert find_job_end(environ={variable: "18"}).end is None
+
+
+def test_the_start_that_pbs_reports_is_read_in_any_locale(tmp_path, monkeypatch):
+    def refuse(text, form):
+        raise ValueError(f"{text!r} does not match {form!r}: the names of days and months are German")
+
+    monkeypatch.setattr(time, "strptime", refuse)
+    fake_command(
+        tmp_path, "qstat", 'echo "Resource_List.walltime = 02:00:00"; echo " stime = Sun Nov  1 02:00:00 2020"'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(walltime, "ASKING_S", LIMIT_S)
+    assert walltime._qstat({"PBS_JOBID": "17"}) == datetime(2020, 11, 1, 4).timestamp()  # noqa: DTZ001 - local time
+
+
+@pytest.mark.parametrize("text", ["today", "Sun Foo 22 02:00:00 2026", "Sun Nov 31 02:00:00 2026", ""])
+def test_what_is_no_ctime_is_refused(text):
+    with pytest.raises(OptionError, match="is no moment"):
+        ctime_s(text)
 
 
 def test_what_a_scheduler_says_that_makes_no_sense_is_passed_over_with_a_warning():

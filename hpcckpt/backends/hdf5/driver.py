@@ -103,7 +103,9 @@ def create(where: str, options: Hdf5Options) -> None:
     flags = {"-c": options.stripe_count, "-S": options.stripe_size}
     asked = [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]
     if asked and shutil.which("lfs"):
-        done = subprocess.run(["lfs", "setstripe", *asked, where], check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            ["lfs", "setstripe", *asked, where], check=False, capture_output=True, text=True, errors="replace"
+        )
         if done.returncode != 0:
             _log.warning("hpcckpt: lfs setstripe %s: %s", " ".join(asked), done.stderr.strip())
     os.close(os.open(where, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hpcckpt.errors import from_os_error
+from hpcckpt.errors import OptionError, from_os_error
+from hpcckpt.private import user_cache
 from hpcckpt.train.datasets.errors import DatasetDamagedError, DatasetNotFoundError
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -57,9 +58,18 @@ def cached(read: Callable[[], Mapping[str, npt.NDArray[Any]]] | None = None) -> 
     ----------
     read : callable, optional
         Gives the arrays; by default `read_package`.
+
+    Raises
+    ------
+    OptionError
+        If this user has no home, and XDG_CACHE_HOME is not set.
+    OSError
+        If it cannot be written.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = home / FOLDER / "mnist.npz"
+    cache = user_cache()
+    if cache is None:
+        raise OptionError("there is no home directory to keep MNIST in: set HOME or XDG_CACHE_HOME")
+    target = cache / FOLDER / "mnist.npz"
     if not target.exists():
         arrays = (read or read_package)()
         try:
