@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import caller
 import levels
 import pytest
 from hypothesis import settings
@@ -46,7 +47,8 @@ def _mpi_size(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say what our markers mean."""
+    """Declare our markers; from now on the caller's environment is ours, but pytest's own output keeps its settings."""
+    caller.forget(is_under_mpi=is_with_mpi(config))
     config.addinivalue_line("markers", "counts(*n): how many threads as ranks, where the usual counts add nothing")
 
 

@@ -1,0 +1,32 @@
+"""What the caller's shell, terminal or batch job has set, and must not reach the tests."""
+
+from __future__ import annotations
+
+import os
+
+PREFIXES = (
+    "HPCCKPT_", "KERAS_", "OMP_", "TF_",
+    # schedulers
+    "COBALT_", "PBS_", "SALLOC_", "SBATCH_", "SLURM_", "SLURMD_", "SRUN_",
+)  # fmt: skip
+LAUNCHERS = ("ALPS_", "MPI_LOCAL", "OMPI_COMM_", "OMPI_UNIVERSE_", "PALS_", "PMIX_", "PMI_", "PMI2_")
+"""Under mpirun these are how a rank knows which it is."""
+NAMES = {
+    "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "CUDA_VISIBLE_DEVICES", "DDL_OPTIONS", "FORCE_COLOR", "LINES", "NO_COLOR",
+    "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONUNBUFFERED", "PYTHONWARNINGS",
+    "XDG_CACHE_HOME",
+}  # fmt: skip
+KEPT = {
+    "HPCCKPT_LONG", "HPCCKPT_MPIRUN", "HPCCKPT_NO_NATIVE", "HPCCKPT_PURE", "HPCCKPT_STACK", "HPCCKPT_TEST_MIB",
+    "HPCCKPT_TEST_TOOLS",
+}  # fmt: skip
+"""What chooses how the suite itself runs."""
+
+
+def forget(*, is_under_mpi: bool) -> None:
+    """Remove the caller's settings from the environment, and set the usual umask."""
+    prefixes = PREFIXES if is_under_mpi else PREFIXES + LAUNCHERS
+    for name in set(os.environ) - KEPT:
+        if name in NAMES or (name.startswith(prefixes) and not (is_under_mpi and name.startswith("SLURM_"))):
+            del os.environ[name]
+    os.umask(0o022)

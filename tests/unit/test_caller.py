@@ -1,0 +1,27 @@
+"""What the caller has set does not reach the tests."""
+
+from __future__ import annotations
+
+import os
+
+import caller
+import pytest
+
+
+def test_settings_of_the_caller_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_by_caller = {
+        "SLURM_JOB_ID": "1", "PBS_JOBID": "1", "PMIX_RANK": "1", "HPCCKPT_SCRATCH": "/", "TF_DETERMINISTIC_OPS": "0",
+        "NO_COLOR": "1", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+    for name, value in {**set_by_caller, "HPCCKPT_MPIRUN": "mpirun", "OMPI_MCA_x": "1"}.items():
+        monkeypatch.setenv(name, value)
+    caller.forget(is_under_mpi=False)
+    assert set_by_caller.keys() & os.environ.keys() == set()
+    assert {"HPCCKPT_MPIRUN", "OMPI_MCA_x"} <= os.environ.keys()
+
+
+def test_a_rank_keeps_what_its_launcher_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.setenv(name, "1")
+    caller.forget(is_under_mpi=True)
+    assert {"SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} <= os.environ.keys()
