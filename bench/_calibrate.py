@@ -46,6 +46,11 @@ class Machine:
         """Write bytes over those of a file that is as large, with pwrite and fdatasync."""
         _check(self._c.write_over_file(os.fsencode(path), *_list_of(pieces)), path)
 
+    def read_and_check_file(self, path: Path, pieces: Sequence[np.ndarray]) -> None:
+        """Fill arrays from a file, with pread, and compute the checksums of what was read in the same pass."""
+        total = ctypes.c_uint64()
+        _check(self._c.read_and_check_file(os.fsencode(path), *_list_of(pieces), ctypes.byref(total)), path)
+
     def read_file(self, path: Path, pieces: Sequence[np.ndarray], offset: int = 0) -> None:
         """Fill arrays from a file, with pread, from an offset on."""
         _check(self._c.read_file(os.fsencode(path), *_list_of(pieces), ctypes.c_size_t(offset)), path)

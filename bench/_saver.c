@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "_checksum.h"
+
 static struct {
     pthread_t thread;
     char path[4096];
@@ -19,21 +21,6 @@ static struct {
 } save;
 
 enum { PIECE = 1 << 20 };
-
-/* The work of a CRC32C, its three chains not joined into one. */
-static uint64_t checksum(const char* data, size_t nbytes) {
-    uint64_t a = 0, b = 0, c = 0;
-#if defined(__x86_64__)
-    const uint64_t* words = (const uint64_t*)data;
-    const size_t third = nbytes / sizeof *words / 3;
-    for (size_t i = 0; i < third; ++i) {
-        a = __builtin_ia32_crc32di(a, words[i]);
-        b = __builtin_ia32_crc32di(b, words[third + i]);
-        c = __builtin_ia32_crc32di(c, words[2 * third + i]);
-    }
-#endif
-    return a ^ b ^ c;
-}
 
 static void* write_it(void* unused) {
     (void)unused;

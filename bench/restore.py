@@ -1,8 +1,8 @@
 """Restores against C, and what verification costs: ``mpirun -n 2 python bench/restore.py --directory DIR``.
 
 In each round, once each, in an order of chance: our restore of the whole state on every rank, with every checksum
-verified and without; the same bytes on every rank by pread in C, with as many threads; our save, and the checksums of
-what it writes, taken alone.  The files are warm.  See README.md.
+verified and without; the same bytes on every rank by pread in C, with a CRC32C of them in the same pass and without, and
+with as many threads; our save, and the checksums of what it writes, taken alone.  The files are warm.  See README.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from _rounds import Figures, Rounds, spread
 from hpcckpt import native
 from hpcckpt.collective.communicator import usable_cores
 
-VERIFIED, UNVERIFIED, C_ALONE, C_THREADS = "restore", "restore, unverified", "C: pread", "C: pread, threads"
+VERIFIED, UNVERIFIED = "restore", "restore, unverified"
+C_ALONE, C_CHECKED, C_THREADS = "C: pread", "C: pread + CRC", "C: pread, threads"
+OF_C = (C_ALONE, C_CHECKED, C_THREADS)
 SAVE, CHECKSUMS = "save", "checksums of a save, alone"
 
 
@@ -48,6 +50,7 @@ class Bench:
             VERIFIED: self.ours.restore,
             UNVERIFIED: self.ours.restore_unverified,
             C_ALONE: lambda: self.machine.read_file(self.file, self.pieces),
+            C_CHECKED: lambda: self.machine.read_and_check_file(self.file, self.pieces),
             C_THREADS: self.read_in_threads,
             SAVE: self.ours.save,
             CHECKSUMS: self.take_checksums,
@@ -91,15 +94,15 @@ def tabulate(found: Rounds, bench: Bench, facts: dict[str, Any]) -> Table:
     table = Table(
         f"restores and verification: {bench.nbytes >> 20} MiB on {WORLD.size} rank(s), each restores all, "
         f"{place_of(facts)}",
-        ["what", "ms", "spread", f"times as fast as {C_ALONE}", "spread", f"as {C_THREADS}", "spread"],
+        ["what", "ms", "spread", *(text for c in OF_C for text in (f"times as fast as {c}", "spread"))],
         notes=[condition(found, facts)],
     )
     for name in found.figures:
-        of_c = [
-            spread(found.ratios(c, name, "s")) if name.startswith(("restore", "C")) else None
-            for c in (C_ALONE, C_THREADS)
-        ]
-        table.rows.append([name, *figure(spread(found.of(name, "s")), 1e-3, 1), *figure(of_c[0]), *figure(of_c[1])])
+        is_read = name.startswith(("restore", "C"))
+        of_c = [figure(spread(found.ratios(c, name, "s")) if is_read else None) for c in OF_C]
+        table.rows.append(
+            [name, *figure(spread(found.of(name, "s")), 1e-3, 1), *(cell for cells in of_c for cell in cells)]
+        )
     load = figure(spread(found.ratios(VERIFIED, UNVERIFIED, "s")))
     save = figure(spread(found.ratios(CHECKSUMS, SAVE, "s")))
     table.notes.append(

@@ -193,19 +193,29 @@ def _whole(entry: StoredEntry, target: Array) -> Transfer:
 
 def _index_problems(specs: dict[str, TensorSpec], index: Index, manifest: Manifest) -> Iterator[Problem]:
     """Yield what differs between the manifest and the entries found; bounds what anyone may allocate."""
-    for name in sorted(set(index) - set(specs)):
+    for name in sorted(index.keys() - specs.keys()):
         yield Problem(repr(name), "is in the data files but not in the manifest")
+    odd = {name for name, spec in specs.items() if not _is_whole(index.get(name, ()), spec, manifest)}
     for name, entries in index.items():
-        for entry in entries:
+        for entry in entries if name in odd else ():
             if name in specs and not _is_of(entry, specs[name]):
                 yield Problem(repr(name), f"{entry.file} has it with another dtype, shape or kind")
             if len(entry.crcs) != block_count(entry.nbytes, manifest.block_bytes):
                 yield Problem(repr(name), f"{entry.file} has the wrong number of checksums")
     for name, spec in specs.items():
+        if name not in odd:
+            continue
         if spec.kind == "per-rank":
             yield from _rank_problems(spec, index.get(name, ()), manifest.n_ranks)
         else:
             yield from _tiling_problems(spec, index.get(name, ()))
+
+
+def _is_whole(entries: Sequence[StoredEntry], spec: TensorSpec, manifest: Manifest) -> bool:
+    """Return True if one entry is the whole tensor: as it mostly is, and then nothing else can be wrong."""
+    if len(entries) != 1 or spec.kind == "per-rank" or not _is_all_of(entries[0].item, spec):
+        return False
+    return len(entries[0].crcs) == block_count(entries[0].nbytes, manifest.block_bytes)
 
 
 def _rank_problems(spec: TensorSpec, entries: Sequence[StoredEntry], n_ranks: int) -> Iterator[Problem]:
@@ -217,8 +227,6 @@ def _rank_problems(spec: TensorSpec, entries: Sequence[StoredEntry], n_ranks: in
 
 def _tiling_problems(spec: TensorSpec, entries: Sequence[StoredEntry]) -> Iterator[Problem]:
     """Yield what keeps the spans from tiling their boxes, or the boxes the tensor: no element twice, none left out."""
-    if len(entries) == 1 and _is_all_of(entries[0].item, spec):
-        return
     spans: dict[Extent, list[tuple[int, int]]] = defaultdict(list)
     for entry in entries:
         if entry.item.stop > entry.item.start:

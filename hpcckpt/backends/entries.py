@@ -1,16 +1,26 @@
-"""Entries as JSON, as they stand in the data files of the built-in backends: what they are, never where. Pure."""
+"""Entries as JSON in the data files of the built-in backends: what they are, never where. Pure.
+
+Those of an untrusted file are checked all at once, column by column (`decode_columns`); only where that finds anything
+unusual, one by one, for what is wrong with each (`entry_problem`).
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from hpcckpt.errors import Problem
 from hpcckpt.manifest import shape_problem
 from hpcckpt.plan import StoredEntry, WriteItem
-from hpcckpt.tensors import KINDS, Extent, TensorSpec, name_problem
+from hpcckpt.tensors import KINDS, MAX_DIMS, MAX_NBYTES, Extent, TensorSpec, itemsize, name_problem
 
 _CRCS = re.compile("(?:[0-9a-f]{8})*")
 
@@ -52,6 +62,93 @@ def encode_entry(item: WriteItem, crcs: Sequence[int]) -> dict[str, Any]:
     }
 
 
+class Columns(NamedTuple):
+    """Entries that are good, as columns.
+
+    Attributes
+    ----------
+    items : list of WriteItem
+        What they are.
+    nbytes : numpy.ndarray
+        Bytes of each, int64.
+    crcs : list of str
+        The hexadecimal digits of the checksums of each.
+    """
+
+    items: list[WriteItem]
+    nbytes: npt.NDArray[np.int64]
+    crcs: Sequence[str]
+
+
+_FIELDS = operator.itemgetter("tensor", "kind", "dtype", "global_shape", "offset", "shape", "span", "crc32c")
+
+
+def decode_columns(entries: Sequence[Any]) -> Columns | None:
+    """Return what entries of an untrusted file are, or None if `entry_problem` may have something to say of one."""
+    try:
+        return _decode_columns(entries)
+    except (KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _decode_columns(entries: Sequence[Any]) -> Columns | None:
+    names, kinds, dtypes, wholes, offsets, shapes, spans, crcs = zip(*map(_FIELDS, entries), strict=True)
+    texts = itertools.chain(names, kinds, dtypes, crcs)
+    lists = itertools.chain(wholes, offsets, shapes, spans)
+    if {*map(type, entries)} != {dict} or {*map(type, texts)} != {str} or {*map(type, lists)} != {list}:
+        return None
+    if any(map(name_problem, names)) or not {*kinds} <= {*KINDS} or not _are_crcs(crcs):
+        return None
+    n_dims = [*map(len, shapes)]
+    if max(n_dims) > MAX_DIMS or [*map(len, offsets)] != n_dims or [*map(len, wholes)] != n_dims:
+        return None
+    by_dtype = {dtype: itemsize(dtype) for dtype in {*dtypes}}
+    widths = [by_dtype[dtype] for dtype in dtypes]
+    is_own = np.repeat(np.array([kind == "per-rank" for kind in kinds]), n_dims)
+    if not _are_boxes(_flat(wholes), _flat(offsets), _flat(shapes), is_own):
+        return None
+    if max(map(_bytes_counted, shapes, widths)) > MAX_NBYTES or max(map(_bytes_counted, wholes, widths)) > MAX_NBYTES:
+        return None
+    starts, stops = _flat(spans).reshape(len(spans), 2).T
+    n_elements = np.array([*map(math.prod, shapes)], np.int64)
+    if not ((starts >= 0) & (starts <= stops) & (stops <= n_elements)).all():
+        return None
+    specs = map(TensorSpec, names, dtypes, map(tuple, wholes), kinds)
+    extents = map(Extent, map(tuple, offsets), map(tuple, shapes))
+    items = [WriteItem(spec, extent, *span) for spec, extent, span in zip(specs, extents, spans, strict=True)]
+    return Columns(items, (stops - starts) * np.array(widths), crcs)
+
+
+def _flat(lists: Sequence[list[int]]) -> npt.NDArray[np.int64]:
+    """Return all numbers of lists of sizes, or raise ValueError if something else is among them."""
+    numbers = [*itertools.chain.from_iterable(lists)]
+    if not {*map(type, numbers)} <= {int}:
+        raise ValueError("not all are integers")
+    return np.array(numbers, np.int64)
+
+
+def _are_boxes(
+    wholes: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    shapes: npt.NDArray[np.int64],
+    is_own: npt.NDArray[np.bool_],
+) -> bool:
+    """Return True if all boxes are inside their tensors, axis by axis; one that a rank has for itself is all of it."""
+    for sizes in (wholes, offsets, shapes):
+        if not ((sizes >= 0) & (sizes <= MAX_NBYTES)).all():
+            return False
+    return bool(np.where(is_own, offsets == 0, offsets + shapes <= wholes).all())
+
+
+def _bytes_counted(shape: list[int], width: int) -> int:
+    """Return the bytes of a tensor as NumPy counts them: an axis of length 0 does not count."""
+    return math.prod(shape if 0 not in shape else [n or 1 for n in shape]) * max(width, 1)
+
+
+def _are_crcs(texts: Sequence[str]) -> bool:
+    return not any(len(text) % 8 for text in texts) and _CRCS.fullmatch("".join(texts)) is not None
+
+
 def decode_item(entry: Mapping[str, Any]) -> WriteItem:
     """Return the item that an entry found good stands for."""
     spec = TensorSpec(entry["tensor"], entry["dtype"], tuple(entry["global_shape"]), entry["kind"])
@@ -60,7 +157,12 @@ def decode_item(entry: Mapping[str, Any]) -> WriteItem:
 
 def decode_crcs(entry: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the checksums of the blocks of an entry found good."""
-    crcs = bytes.fromhex(entry["crc32c"])
+    return crcs_of(entry["crc32c"])
+
+
+def crcs_of(digits: str) -> tuple[int, ...]:
+    """Return the checksums that hexadecimal digits are."""
+    crcs = bytes.fromhex(digits)
     return struct.unpack(f">{len(crcs) // 4}I", crcs)
 
 

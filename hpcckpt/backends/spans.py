@@ -74,7 +74,10 @@ class _Piece(NamedTuple):
 
 def _pieces(request: ReadRequest, block_bytes: int) -> Iterator[_Piece]:
     """Split a request into whole blocks, read in place, and partly wanted blocks, read to scratch."""
-    position = request.start
+    entry, position = request.entry, request.start
+    if position == 0 and 0 < request.stop == entry.nbytes:  # all of it, as it mostly is
+        yield _Piece(entry, 0, request.into, entry.offset, entry.crcs)
+        return
     while position < request.stop:
         block, inside = divmod(position, block_bytes)
         if inside == 0 and (end := _whole_blocks_end(request, position, block_bytes)) > position:

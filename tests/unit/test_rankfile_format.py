@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hpcckpt.backends.entries import entry_names
+from hpcckpt.backends.entries import decode_columns, decode_item, encode_entry, entry_names, entry_problem
 from hpcckpt.backends.rankfile.format import (
     MAX_HEADER_BYTES,
     PAGE_BYTES,
@@ -89,6 +89,30 @@ def test_entries_come_back_as_they_were(items):
         assert entry.offset == position
         position += entry.nbytes
     assert position == record.nbytes
+
+
+@given(items_lists(), st.data())
+def test_entries_checked_at_once_are_those_that_are_good_one_by_one(items, data):
+    entries = [encode_entry(item, crcs) for item, crcs in zip(items, crcs_of(items), strict=True)]
+    if entries and data.draw(st.booleans()):
+        broken = data.draw(st.sampled_from(entries))
+        key = data.draw(st.sampled_from(sorted(broken)))
+        junk = st.sampled_from([None, True, -1, 0, 1, 1 << 60, 1 << 70, 0.5, "", "x", "00000000"])
+        broken[key] = data.draw(junk | st.lists(junk, max_size=3) | st.just({}))
+        if data.draw(st.booleans()):
+            del broken[key]
+    columns = decode_columns(entries)
+    problems = [entry_problem(entry) for entry in entries]
+    if columns is None:
+        return
+    assert problems == [None] * len(entries)
+    assert columns.items == [decode_item(entry) for entry in entries]
+    assert columns.nbytes.tolist() == [item.nbytes for item in columns.items]
+
+
+@given(items_lists().filter(len))
+def test_good_entries_are_checked_at_once(items):
+    assert decode_columns([encode_entry(item, crcs) for item, crcs in zip(items, crcs_of(items), strict=True)])
 
 
 @given(items_lists())

@@ -17,6 +17,7 @@ which the next steps link.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections import defaultdict
@@ -29,13 +30,16 @@ from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.frozen import frozen_path, link_unchanged, worth_a_file
+from hpcckpt.backends.rankfile.known import Key, KnownHeaders
 from hpcckpt.backends.reusing import keep_own_files
 from hpcckpt.backends.spans import read_spans
 from hpcckpt.discovery import open_regular
 from hpcckpt.errors import CorruptError
 from hpcckpt.manifest import Manifest
 from hpcckpt.mounts import admits_writers
-from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteReport
+from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteItem, WriteReport
+
+_known = KnownHeaders()
 
 
 def file_path(rank: int) -> str:
@@ -106,6 +110,8 @@ class RankfileBackend(Backend):
         if file.is_frozen:
             for payload, blocks in zip(file.payloads, crcs, strict=True):
                 payload.landed(blocks, record, len(items))
+        key = Key(record, record.save_id or job.save_id, job.n_ranks, job.block_bytes)
+        _known.keep(key, memoryview(sealed)[8:], lambda: _entries(items, file, len(header), crcs))
         return record
 
     def _write_data(self, fd: int, job: SaveJob, path: Path, file: _File, start: int) -> list[Sequence[int]]:
@@ -187,7 +193,16 @@ def _lay_out(payloads: Sequence[Payload], start: int) -> Iterator[tuple[Bytes, i
         start += payload.item.nbytes
 
 
-def read_header(path: Path, record: FileRecord, manifest: Manifest) -> list[StoredEntry]:
+def _entries(items: Sequence[WriteItem], file: _File, start: int, crcs: Sequence[Sequence[int]]) -> list[StoredEntry]:
+    """Return where the items of a file were written."""
+    offsets = itertools.accumulate((item.nbytes for item in items), initial=start)
+    return [
+        StoredEntry(item, file.rank, file.path, offset, tuple(blocks))
+        for item, blocks, offset in zip(items, crcs, offsets, strict=False)
+    ]
+
+
+def read_header(path: Path, record: FileRecord, manifest: Manifest) -> Sequence[StoredEntry]:
     """Read and check the header of one file, and that the entries end where the file ends. Independent."""
     fd = open_regular(str(path / record.path))
     try:
@@ -198,4 +213,10 @@ def read_header(path: Path, record: FileRecord, manifest: Manifest) -> list[Stor
         header = os.pread(fd, length, 8)
     finally:
         os.close(fd)
-    return codec.decode_header(header, nbytes, record, manifest, native.crc32c)
+    key = Key(record, record.save_id or manifest.save_id, manifest.n_ranks, manifest.block_bytes)
+    entries = _known.find(key, header)
+    if entries is None:
+        decoded = codec.decode_header(header, nbytes, record, manifest, native.crc32c)
+        _known.keep(key, memoryview(header), lambda: decoded)
+        return decoded
+    return entries

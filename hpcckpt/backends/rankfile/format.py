@@ -11,10 +11,14 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hpcckpt.backends.entries import (
+    crcs_of,
+    decode_columns,
     decode_crcs,
     decode_item,
     encode_entry,
@@ -212,6 +216,10 @@ def _entries(
     if not isinstance(rank, int) or not 0 <= rank < manifest.n_ranks:
         problems.append(Problem("rank", f"{rank!r} is not a rank of this save"))
         return []
+    names = [*document["entries"]]
+    good = _entries_at_once(document["entries"], [table.get(name) for name in names], data_start, file_bytes, manifest)
+    if good is not None:
+        return [StoredEntry(item, rank, path, offset, crcs) for item, offset, crcs in good]
     found: list[StoredEntry] = []
     for name, entry in document["entries"].items():
         message = entry_problem(entry) or _place_problem(entry, table.get(name), file_bytes - data_start, manifest)
@@ -222,6 +230,35 @@ def _entries(
         found.append(StoredEntry(decode_item(entry), rank, path, offset, decode_crcs(entry)))
     problems.extend(overlap_problems(found))
     return found
+
+
+def _entries_at_once(
+    entries: Mapping[str, Any], places: Sequence[Any], data_start: int, file_bytes: int, manifest: Manifest
+) -> Iterator[tuple[WriteItem, int, tuple[int, ...]]] | None:
+    """Return item, offset and checksums of each entry, or None if anything may be wrong with one."""
+    columns = decode_columns([*entries.values()])
+    if columns is None:
+        return None
+    try:
+        begins, ends = np.array([_offsets_of(place) for place in places], np.int64).T
+    except (KeyError, OverflowError, TypeError, ValueError):
+        return None
+    n_blocks = -(-columns.nbytes // manifest.block_bytes)
+    is_placed = (begins >= 0) & (ends <= file_bytes - data_start) & (ends - begins == columns.nbytes)
+    order = np.lexsort((ends, begins))
+    order = order[columns.nbytes[order] > 0]
+    is_apart = (begins[order][1:] >= ends[order][:-1]).all()
+    if not (is_placed.all() and is_apart and [8 * n for n in n_blocks.tolist()] == [*map(len, columns.crcs)]):
+        return None
+    offsets = (begins + data_start).tolist()
+    return zip(columns.items, offsets, map(crcs_of, columns.crcs), strict=True)
+
+
+def _offsets_of(place: Any) -> list[int]:
+    offsets: list[int] = place["data_offsets"]
+    if type(place) is not dict or type(offsets) is not list or [*map(type, offsets)] != [int, int]:
+        raise TypeError("not two integers")
+    return offsets
 
 
 def _place_problem(entry: Mapping[str, Any], place: Any, data_bytes: int, manifest: Manifest) -> str | None:

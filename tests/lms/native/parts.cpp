@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -46,9 +47,10 @@ constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
 std::atomic<long> page_bytes{0};
 std::atomic<int> n_unmapped{0}, n_misplaced{0};
 std::atomic<bool> is_pool_asked{false};
-std::atomic<int> threads_left{-1};        // before the system has no more; -1: all there are
-std::atomic<bool> refuses_direct{false};  // EINVAL for O_DIRECT
-std::atomic<int> short_bytes{-1};         // a direct transfer that is cut to so many bytes; the next one fails
+std::atomic<int> threads_left{-1};         // before the system has no more; -1: all there are
+std::atomic<bool> refuses_direct{false};   // EINVAL for O_DIRECT
+std::atomic<int> short_bytes{-1};          // a direct transfer that is cut to so many bytes; the next one fails
+std::atomic<bool> yields_unlocked{false};  // lets another thread run after each unlock
 int pwrite_fd = -1;
 
 }  // namespace
@@ -84,6 +86,14 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
     if (threads_left == 0) return EAGAIN;
     if (threads_left > 0) --threads_left;
     return real(thread, attributes, start, argument);
+}
+
+int pthread_mutex_unlock(pthread_mutex_t* mutex) {
+    using Real = int (*)(pthread_mutex_t*);
+    static const auto real = reinterpret_cast<Real>(dlsym(RTLD_NEXT, "pthread_mutex_unlock"));
+    const int code = real(mutex);
+    if (yields_unlocked) sched_yield();
+    return code;
 }
 
 ssize_t pwrite(int fd, const void* data, size_t nbytes, off_t offset) {
@@ -164,12 +174,13 @@ void check_large() {
 
 void check_ledger() {
     constexpr std::int64_t kLimit = 1000;
+    yields_unlocked = true;
     HostLedger ledger;
     std::atomic<int> n_taken{0};
     std::vector<std::thread> threads;
     for (int t = 0; t < 8; ++t) {
         threads.emplace_back([&] {
-            for (int i = 0; i < 100'000; ++i) {
+            for (int i = 0; i < 20'000; ++i) {
                 if (!ledger.try_take(300, kLimit)) continue;
                 EXPECT(++n_taken <= 3);
                 --n_taken;
