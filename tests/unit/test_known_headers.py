@@ -38,7 +38,7 @@ def state() -> dict[str, Any]:
         "a": np.arange(1000.0),
         "b": np.arange(7, dtype=np.int8),
         "empty": np.zeros((0, 3)),
-        "scalar": np.float32(2),
+        "c": np.float32(2),
     }
 
 
