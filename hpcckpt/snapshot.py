@@ -110,11 +110,20 @@ def flatten(state: Any) -> StateTree:
         walk.visit(state, "", None, None)
     except _TooDeepError as error:
         walk.problems.append(Problem(f"{str(error)[:40]}…", "is nested too deep, or holds itself"))
+    walk.problems += _clashes(walk.tensors)
     if walk.problems:
         raise StateError(f"this state cannot be saved: {list_problems(walk.problems)}")
     tensors = {name: walk.tensors[name] for name in sorted(walk.tensors)}
     objects = {name: walk.objects[name] for name in sorted(walk.objects)}
     return StateTree(tensors, objects, tuple(walk.finishes))
+
+
+def _clashes(tensors: Mapping[str, TensorLeaf]) -> Iterator[Problem]:
+    """Yield names that are also what readers call one rank's part of another tensor: ``NAME#RANK``. Pure."""
+    for name in tensors:
+        base, mark, rank = name.rpartition("#")
+        if mark and rank.isdecimal() and base in tensors and tensors[base].declaration.spec.kind == "per-rank":
+            yield Problem(repr(name), f"is also what rank {rank}'s part of {base!r} is called: rename one of them")
 
 
 class _TooDeepError(Exception):

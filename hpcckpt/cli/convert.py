@@ -79,7 +79,7 @@ def command(
     of a SavedModel. Both may be such files. What was left out, and why, is said.
 
     Keras' formats, as DST, and the objects of a TensorFlow checkpoint need a --model, unless the checkpoint holds its
-    architecture. No code is run that SRC brings along; give only a --model that you trust.
+    architecture. No code is run that a file brings along, SRC or MODEL; module:function is your own code, and is run.
     """
     _see_no_gpu()
     wanted = {"only": patterns or None, "optimizer": not is_without_optimizer, "overwrite": is_forced}

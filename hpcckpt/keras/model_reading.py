@@ -7,10 +7,7 @@ was not in the file.
 
 from __future__ import annotations
 
-import json
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt.errors import CorruptError, HpcckptError, StateMismatchError
+from hpcckpt.errors import HpcckptError, StateMismatchError
 from hpcckpt.keras.fitting import tensor_leaves
 from hpcckpt.keras.layers import RNG_STATE
 from hpcckpt.keras.quiet import quiet
-from hpcckpt.keras.safe_config import refuse_code
 from hpcckpt.keras.state import MODEL, OPTIMIZER
 from hpcckpt.keras.weights_file import build_model
 from hpcckpt.loading import Array
@@ -105,26 +101,10 @@ def load_keras(path: Path) -> Any:
     CorruptError
         If the file is damaged.
     """
-    refuse_code(_config_of(path))
     with quiet(), tempfile.TemporaryDirectory() as room:
         link = Path(room, "model.keras")
         link.symlink_to(path.absolute())
         return build_model(str(link), is_compiled=True)
-
-
-def _config_of(path: Path) -> Any:
-    """Return what a ``.keras`` file says of its model."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.getinfo(_CONFIG).file_size > MAX_CONFIG_BYTES:
-                raise CorruptError(f"{path}: {_CONFIG} is larger than {MAX_CONFIG_BYTES} bytes")
-            return json.loads(archive.read(_CONFIG))
-    except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, OSError, RuntimeError, zlib.error) as error:
-        raise error if isinstance(error, HpcckptError) else CorruptError(f"{path} is damaged: {error}") from error
-
-
-_CONFIG = "config.json"
-MAX_CONFIG_BYTES = 1 << 28
 
 
 def observed(model: Any, load: Callable[[], None]) -> ModelValues:

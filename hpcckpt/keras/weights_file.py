@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcckpt.errors import ConfigError, StateMismatchError, list_problems
+from hpcckpt.errors import ConfigError, HpcckptError, StateMismatchError, list_problems
 from hpcckpt.keras.fitting import compare
 from hpcckpt.keras.layers import is_layer
+from hpcckpt.keras.model_config import is_model_file, read_config
+from hpcckpt.keras.safe_config import know_own, refuse_code
 from hpcckpt.loading import StepReader
 from hpcckpt.snapshot import TensorLeaf
 
@@ -30,10 +32,14 @@ def build_model(source: str, *, is_compiled: bool = False) -> Any:
     Raises
     ------
     ConfigError
-        If that is not what `source` is, or building fails.
+        If that is not what `source` is, or building fails, or would run code that a file brings along or names.
+    CorruptError, ForeignFormatError
+        If a file is damaged, or not what its name says.
     """
     try:
         model = _build(source, is_compiled=is_compiled)
+    except HpcckptError as error:
+        raise type(error)(f"model {source!r} cannot be built: {error}") from error
     except Exception as error:
         raise ConfigError(f"model {source!r} cannot be built: {type(error).__name__}: {error}") from error
     if not is_layer(model):
@@ -44,6 +50,10 @@ def build_model(source: str, *, is_compiled: bool = False) -> Any:
 def _build(source: str, *, is_compiled: bool) -> Any:
     from keras import models
 
+    if is_model_file(source):
+        config = read_config(Path(source))
+        know_own(config)
+        refuse_code(config)
     if source.endswith(".json"):
         return models.model_from_json(Path(source).read_text(encoding="utf-8"))
     if source.endswith((".keras", ".h5", ".hdf5")):

@@ -20,6 +20,7 @@ from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError
 from hpcckpt.keras import describe, load_model
 from hpcckpt.keras.architecture import NAME, build_architecture
 from hpcckpt.keras.safe_config import refuse_code
+from hpcckpt.keras.weights_file import build_model
 
 DENSE = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 2}, "registered_name": None}
 
@@ -168,3 +169,83 @@ def test_a_directory_with_other_things_is_not_replaced_by_a_saved_model(tmp_path
     with pytest.raises(hc.errors.OptionError, match="other things"):
         hc.export_checkpoint(tmp_path / "run", tmp_path / "exports", "saved-model", model=model, overwrite=True)
     assert (tmp_path / "exports" / "thesis.txt").read_text() == "years of work"
+
+
+def model_file(path: Path, config: Any) -> Path:
+    """Write a file that Keras takes for a model of this architecture."""
+    text = json.dumps(config)
+    if path.suffix == ".json":
+        path.write_text(text, encoding="utf-8")
+    elif path.suffix == ".keras":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", text)
+    else:
+        with h5py.File(path, "w") as file:
+            file.attrs["keras_version"], file.attrs["backend"] = "2.15.0", "tensorflow"
+            file.attrs["model_config"] = text
+            file.create_group("model_weights")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".hdf5", ".keras", ".json"])
+@pytest.mark.parametrize("what", HOSTILE)
+def test_model_files_that_bring_code_are_refused(what: str, suffix: str, tmp_path: Path) -> None:
+    path = model_file(tmp_path / f"m{suffix}", sequential_of(HOSTILE[what]))
+    with pytest.raises(ConfigError, match="no code is run"):
+        build_model(str(path), is_compiled=True)
+
+
+def test_code_in_how_an_h5_file_was_compiled_is_refused(tmp_path: Path) -> None:
+    path = model_file(tmp_path / "m.h5", sequential_of())
+    with h5py.File(path, "a") as file:
+        file.attrs["training_config"] = json.dumps({"loss": function("os", "system"), "optimizer_config": {}})
+    with pytest.raises(ConfigError, match=r"os\.system"):
+        build_model(str(path))
+
+
+def lambda_model(witness: Path) -> keras.Model:
+    """Return a model with a Lambda layer that makes a file whenever it is called."""
+    place = str(witness)
+
+    def call(x: Any) -> Any:
+        import pathlib
+
+        pathlib.Path(place).touch()
+        return x
+
+    entry = keras.Input((3,))
+    return keras.Model(entry, keras.layers.Dense(2)(keras.layers.Lambda(call, output_shape=(3,))(entry)))
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5:UserWarning")
+@pytest.mark.parametrize("is_source", [True, False], ids=["as source too", "as model"])
+def test_a_lambda_in_an_h5_file_is_not_run(tmp_path: Path, is_source: bool) -> None:
+    path, witness = tmp_path / "m.h5", tmp_path / "it ran"
+    lambda_model(witness).save(path)
+    weights = tmp_path / "w.weights.h5"
+    lambda_model(witness).save_weights(weights)
+    witness.unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match="Lambda"):
+        hc.import_checkpoint(path if is_source else weights, tmp_path / "run", model=str(path))
+    assert not witness.exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_under_the_name_of_another_format_is_refused(tmp_path: Path) -> None:
+    """Keras goes by what is in it, and would run what was not looked at."""
+    config = sequential_of(HOSTILE["a Lambda layer, as Keras 2 has it"])
+    model_file(tmp_path / "h5.h5", config).rename(tmp_path / "m.keras")
+    (tmp_path / "m.h5").mkdir()
+    with pytest.raises(CorruptError, match="not what its name says"):
+        build_model(str(tmp_path / "m.keras"))
+    with pytest.raises(ForeignFormatError, match="is not a file"):
+        build_model(str(tmp_path / "m.h5"))
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5:UserWarning")
+@pytest.mark.parametrize("suffix", [".h5", ".keras", ".json"])
+def test_a_model_without_code_is_built_from_its_file(tmp_path: Path, suffix: str) -> None:
+    model = small_models.functional()
+    path = tmp_path / f"m{suffix}"
+    path.write_text(model.to_json()) if suffix == ".json" else model.save(path)
+    assert build_model(str(path)).count_params() == model.count_params()

@@ -71,7 +71,7 @@ class Structure:
             target.select_hyperslab((*part.target.offset, *(0 for _ in added)), (*part.target.shape, *added))
             if len(part.shape) + len(added) <= MAX_DIMS:
                 source.select_hyperslab((*part.source.offset, *(0 for _ in added)), (*part.source.shape, *added))
-            dcpl.set_virtual(target, part.file.encode(), f"/{part.path}".encode(), source)
+            dcpl.set_virtual(target, _as_format(part.file), _as_format(f"/{part.path}"), source)
         space = self._space(shape)
         made = self._h5.h5d.create(self._id, virtual.path.encode(), kind, space, dcpl, self._lcpl)
         self.describe(made, _facts(Stored(virtual.path, virtual.spec, Extent.whole(virtual.spec.shape))))
@@ -169,3 +169,8 @@ def _facts(stored: Stored) -> Attributes:
     if stored.span is not None:
         facts["span"] = stored.span
     return facts
+
+
+def _as_format(name: str) -> bytes:
+    """Return the name of a virtual dataset's source, which HDF5 takes for a printf format. Pure."""
+    return name.replace("%", "%%").encode()
