@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcckpt import layout, native
+from hpcckpt import files, layout, native
 from hpcckpt.config import Best
 from hpcckpt.errors import (
     CorruptError,
@@ -415,7 +415,7 @@ def drop_stale_pins(directory: PathLike) -> None:
             head, _, reader = name.partition(".")
             path = os.path.join(place, name)
             if reader and layout.parse_step(head) is not None and _age_s(path) > READER_PIN_EXPIRY_S:
-                os.unlink(path)
+                files.unlink(path)
         os.rmdir(place)  # if it is empty now
 
 
@@ -424,9 +424,8 @@ def unpin(directory: PathLike, step: int, reader: str = "") -> bool:
     _pins_place(directory)
     path = _pin_path(directory, layout.as_step(step), reader)
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
+        if not files.unlink(path):
+            return False
     except OSError as error:
         raise from_os_error(error, f"unpin step {step}") from error
     with contextlib.suppress(OSError):  # the last pin takes the directory with it

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import layout
+from hpcckpt import files, layout
 from hpcckpt._version import __version__
 from hpcckpt.discovery import open_regular
 from hpcckpt.errors import Failure, as_failure, from_os_error
@@ -211,10 +211,10 @@ class Journal:
         kept = MAX_NBYTES // 2
         text = os.pread(fd, kept, max(0, os.fstat(fd).st_size - kept))
         draft = self.path.with_name(f".{NAME}.draft")
-        draft.unlink(missing_ok=True)  # of a job that was killed here, or whatever else bears the name
+        files.unlink(draft)  # of a job that was killed here, or whatever else bears the name
         with draft.open("xb") as file:
             file.write(text[text.find(b"\n") + 1 :])
-        os.replace(draft, self.path)
+        files.rename(draft, self.path)
 
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import layout
+from hpcckpt import files, layout
 from hpcckpt.discovery import read_bounded
 from hpcckpt.errors import ForkedError, LockedError, LockLostError, StorageError, from_os_error
 
@@ -171,7 +171,7 @@ class RunLock:
             self._stop.set()
             with contextlib.suppress(OSError):  # it expires: a job that is done must not fail over this
                 if self.is_mine():
-                    self.path.unlink(missing_ok=True)
+                    files.unlink(self.path)
 
     def __enter__(self) -> RunLock:
         return self
@@ -285,7 +285,7 @@ class RunLock:
         draft = self.path.with_name(f"{layout.LOCK}.{_mark(self.holder)}-{self.holder.nonce}")
         try:
             draft.write_text(self._text())
-            os.link(draft, self.path)
+            files.link(draft, self.path)
         except FileExistsError:
             return False
         except OSError as error:
@@ -294,7 +294,7 @@ class RunLock:
             return self._create()
         finally:
             with contextlib.suppress(OSError):  # it is swept later
-                draft.unlink(missing_ok=True)
+                files.unlink(draft)
         return True
 
     def _create(self) -> bool:
@@ -313,7 +313,7 @@ class RunLock:
         """Move a dead holder's lock away; put it back if somebody else's got in between."""
         grave = self.path.with_name(f".lock.dead-{layout.new_nonce()}")
         try:
-            os.rename(self.path, grave)
+            files.rename(self.path, grave)
         except FileNotFoundError:
             return
         try:
@@ -323,8 +323,8 @@ class RunLock:
         if not is_stale:
             # A third one has it, and the second will notice; or has swept it.
             with contextlib.suppress(FileExistsError, FileNotFoundError):
-                os.link(grave, self.path)
-        grave.unlink(missing_ok=True)
+                files.link(grave, self.path)
+        files.unlink(grave)
 
     def _age_s(self) -> float:
         try:
@@ -370,7 +370,7 @@ def _sweep_leftovers(directory: Path) -> None:
                 is_own = holder is not None and holder.pid == os.getpid() and holder.host == socket.gethostname()
                 is_gone = is_own or (holder is not None and is_dead(holder, age_s, LEFTOVER_S))
                 if age_s > LEFTOVER_S or is_gone or _is_of_the_dead(entry.name):
-                    os.unlink(entry.path)
+                    files.unlink(entry.path)
 
 
 def describe(directory: str | os.PathLike[str]) -> tuple[Holder, bool] | None:

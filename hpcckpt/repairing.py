@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcckpt import discovery, layout, native
+from hpcckpt import discovery, files, layout, native
 from hpcckpt._version import __version__
 from hpcckpt.backends.base import ReadRequest
 from hpcckpt.backends.rankfile.backend import RankfileBackend
@@ -270,7 +270,7 @@ def publish(finding: Finding) -> Path:
 
 def _put_manifest(path: Path, manifest: Manifest) -> None:
     for name in [name for name in os.listdir(path) if name.startswith(_DRAFT)]:  # of a repair that was killed
-        (path / name).unlink()
+        files.unlink(path / name)
     for record in manifest.files:  # a copy may never have been synced: durable before visible
         _sync(path / record.path)
     native.fsync_dir(str(path / layout.DATA))
@@ -280,8 +280,8 @@ def _put_manifest(path: Path, manifest: Manifest) -> None:
     _write(draft, text)  # step 4
     place = path / layout.MANIFEST
     if os.path.lexists(place):  # step 5; killed in between, the step lacks a manifest as before
-        os.rename(place, path / f"{layout.MANIFEST}.bad-{layout.new_nonce()}")
-    os.rename(draft, place)
+        files.rename(place, path / f"{layout.MANIFEST}.bad-{layout.new_nonce()}")
+    files.rename(draft, place)
     native.fsync_dir(str(path))
 
 
@@ -291,7 +291,7 @@ def _write(path: Path, text: bytes) -> None:
         native.write_blocks(fd, [(text, 0)], path=path)
         native.fsync(fd, path)
     except OSError:
-        path.unlink()
+        files.unlink(path)
         raise
     finally:
         os.close(fd)
@@ -308,6 +308,6 @@ def _sync(path: Path) -> None:
 def _give_back_name(path: Path, final: Path) -> Path:
     if os.path.lexists(final):
         raise StepExistsError(f"{path} cannot have its name back: {final} is there; move that one away first")
-    os.rename(path, final)  # step 6
+    files.rename(path, final)  # step 6
     native.fsync_dir(str(final.parent))
     return final

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpcckpt import layout, native
+from hpcckpt import files, layout, native
 
 
 def keep_own_files(path: Path, names: Iterable[str]) -> None:
@@ -15,5 +15,5 @@ def keep_own_files(path: Path, names: Iterable[str]) -> None:
     own = {os.path.basename(name) for name in names}
     for entry in list(os.scandir(data)):
         if entry.name not in own or entry.stat(follow_symlinks=False).st_nlink != 1:
-            os.unlink(entry.path)
+            files.unlink(entry.path)
     native.fsync_dir(str(data))

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcckpt import layout, native
+from hpcckpt import files, layout, native
 from hpcckpt.collective.commit import exchange
 from hpcckpt.errors import OptionError, from_os_error
 
@@ -45,7 +45,7 @@ def atomic_path(path: Path, *, is_overwriting: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        files.unlink(temporary)
 
 
 @contextmanager
@@ -63,15 +63,15 @@ def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Pa
     temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
     try:
         yield temporary
-        for directory, _, files in os.walk(temporary):
-            for file in files:
+        for directory, _, names in os.walk(temporary):
+            for file in names:
                 fsync_file(Path(directory, file))
             native.fsync_dir(directory)
         if is_overwriting and path.exists():
             exchange(temporary, path)  # what was there goes with the temporary name
         else:
             check_free(path, is_for_directory=True)
-            temporary.rename(path)
+            files.rename(temporary, path)
         native.fsync_dir(str(path.parent))
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error
@@ -102,14 +102,14 @@ def fsync_file(path: Path) -> None:
 
 def _put_in_place(temporary: Path, path: Path, *, is_overwriting: bool) -> None:
     if is_overwriting:
-        temporary.replace(path)
+        files.rename(temporary, path)
         return
     try:
-        os.link(temporary, path)
+        files.link(temporary, path)
     except FileExistsError:
         raise OptionError(f"{path} appeared while it was being written; it was left as it is") from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         check_free(path)
-        temporary.replace(path)
+        files.rename(temporary, path)

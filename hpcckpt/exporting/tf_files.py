@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcckpt import layout, native
+from hpcckpt import files, layout, native
 from hpcckpt.errors import from_os_error
 from hpcckpt.exporting.atomic import atomic_path, check_free, fsync_file
 
@@ -57,7 +57,7 @@ def atomic_bundle(prefix: Path, *, is_overwriting: bool = False) -> Iterator[Pat
         raise from_os_error(error, f"write {prefix}") from error
     finally:
         for suffix in (DATA, INDEX):
-            _with(temporary, suffix).unlink(missing_ok=True)
+            files.unlink(_with(temporary, suffix))
 
 
 def state_text(newest: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from keras.callbacks import Callback
 
-from hpcckpt import journal, tiers
+from hpcckpt import files, journal, tiers
 from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level
 from hpcckpt.discovery import pins_to_obey, scan
@@ -332,5 +332,5 @@ def _delete_all(directory: Path) -> None:
     with contextlib.suppress(OSError):
         if set(os.listdir(directory)) <= _SIDE_FILES:
             for name in _SIDE_FILES:
-                (directory / name).unlink(missing_ok=True)
+                files.unlink(directory / name)
         directory.rmdir()

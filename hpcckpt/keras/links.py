@@ -17,7 +17,7 @@ import itertools
 import os
 from pathlib import Path, PurePath
 
-from hpcckpt import layout
+from hpcckpt import files, layout
 
 _FILE_SUFFIXES = (".weights.h5", ".h5", ".hdf5", ".keras", ".tf")
 
@@ -53,9 +53,9 @@ def _point(place: Path, target: str) -> None:
     temporary = place.with_name(f".{place.name}.{layout.new_nonce()}")
     os.symlink(target, temporary)
     try:
-        os.replace(temporary, place)
+        files.rename(temporary, place)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        files.unlink(temporary)
         raise
 
 
@@ -65,7 +65,7 @@ def sweep(directory: Path, name: str) -> None:
     with contextlib.suppress(OSError):
         for entry in list(os.scandir((directory / name).parent)):
             if entry.is_symlink() and not os.path.exists(entry.path) and _is_of(os.path.realpath(entry.path), real):
-                os.unlink(entry.path)
+                files.unlink(entry.path)
 
 
 def _is_of(target: str, directory: str) -> bool:

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcckpt import files
 from hpcckpt.errors import ConfigError
 from hpcckpt.native import tf_ops, tfinfo
 
@@ -137,7 +138,7 @@ def _remove_others(place: Path, kept: tf_ops.Target) -> None:
     for path in place.glob(f"{kept.module}-*.so"):
         made = tf_ops.Target.of_filename(path.name)
         if made is not None and made != kept and made._replace(sources=kept.sources) == kept:
-            path.unlink(missing_ok=True)
+            files.unlink(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

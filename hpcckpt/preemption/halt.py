@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcckpt import layout
+from hpcckpt import files, layout
 from hpcckpt.discovery import read_bounded
 from hpcckpt.errors import HpcckptError, OptionError, StepNotFoundError, from_os_error
 from hpcckpt.preemption.clock import moment_s, moment_text
@@ -74,11 +74,11 @@ def write_halt(directory: str | os.PathLike[str], halt: Halt, remark: str = "") 
     remarks = "".join(f"# {line}\n" for line in remark.splitlines())
     try:
         draft.write_text(f"{remarks}{halt}\n", encoding="utf-8")
-        os.replace(draft, path)  # a job sees all of it, or nothing
+        files.rename(draft, path)  # a job sees all of it, or nothing
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StepNotFoundError(nobody_is_there(Path(directory))) from error
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        files.unlink(draft)
         raise from_os_error(error, "ask the job to stop") from error
     return path
 
@@ -119,12 +119,11 @@ def take_back_halt(directory: str | os.PathLike[str]) -> bool:
         If it cannot be removed.
     """
     try:
-        os.unlink(os.path.join(directory, layout.HALT))
-    except (FileNotFoundError, NotADirectoryError):
+        return files.unlink(os.path.join(directory, layout.HALT))
+    except NotADirectoryError:
         return False
     except OSError as error:
         raise from_os_error(error, "take the request back") from error
-    return True
 
 
 class HaltWatch:
@@ -177,7 +176,7 @@ class HaltWatch:
         """Put the file aside, if the job that stops behind `step` has done what it asks. Root only."""
         if self.reason_now(step):
             with contextlib.suppress(FileNotFoundError):
-                os.replace(self.path, self.path.with_name(layout.HALTED))
+                files.rename(self.path, self.path.with_name(layout.HALTED))
 
 
 def _is_due(halt: Halt | None, step: int) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import layout
+from hpcckpt import files, layout
 from hpcckpt.errors import ConfigError, from_os_error
 
 NEEDED = "pictures need Matplotlib: pip install 'hpcckpt[plot]'"
@@ -61,7 +60,7 @@ def write_whole(path: Path, data: bytes) -> None:
     draft = path.with_name(f".{path.name[:80]}.{layout.new_nonce()}")
     try:
         draft.write_bytes(data)
-        os.replace(draft, path)
+        files.rename(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        files.unlink(draft)
         raise from_os_error(error, "write") from error

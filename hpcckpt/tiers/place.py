@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcckpt import discovery, layout, native, publishing
+from hpcckpt import discovery, files, layout, native, publishing
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import HpcckptError, OptionError, from_os_error
 from hpcckpt.private import check_private, make_private
@@ -68,7 +68,7 @@ def find_places(comm: Communicator, scratch: Path) -> Places | None:
     finally:
         if comm.is_root:
             with contextlib.suppress(OSError):
-                mark.unlink()
+                files.unlink(mark)
     return None if is_one else _several(comm, scratch, mark.name)
 
 
@@ -88,7 +88,7 @@ def _several(comm: Communicator, scratch: Path, nonce: str) -> Places:
         seen_by = comm.allgather(comm.agree("open scratch", seen))
     finally:
         with contextlib.suppress(OSError):
-            own.unlink()
+            files.unlink(own)
     odd = [rank for rank, ranks in enumerate(seen_by) if rank not in ranks or any(seen_by[r] != ranks for r in ranks)]
     if odd:
         shown = ", ".join(map(str, odd[:8])) + (" and more" if len(odd) > 8 else "")
@@ -142,9 +142,9 @@ def put_mark(directory: Path, mark: str = "") -> str:
             file.write(mark)
             file.flush()
             native.fsync(file.fileno(), draft)
-        os.rename(draft, directory / MARK)
+        files.rename(draft, directory / MARK)
     finally:
-        draft.unlink(missing_ok=True)
+        files.unlink(draft)
     native.fsync_dir(str(directory))
     return mark
 
@@ -153,7 +153,7 @@ def disown(directory: Path) -> None:
     """Let nothing that is on scratch, wherever that is, count for a run directory any more. Root only."""
     with translated("disown scratch"):
         if os.path.lexists(directory / MARK):
-            os.unlink(directory / MARK)
+            files.unlink(directory / MARK)
             native.fsync_dir(str(directory))
 
 

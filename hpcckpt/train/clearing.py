@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpcckpt import layout, native, tiers
+from hpcckpt import files, layout, native, tiers
 from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import from_os_error
 from hpcckpt.lock import RunLock
@@ -60,7 +60,7 @@ def _step_aside(directory: Path, step: int) -> Path:
 
 def _rename(path: Path, target: Path) -> Path:
     try:
-        os.rename(path, target)
+        files.rename(path, target)
         native.fsync_dir(str(path.parent))
     except OSError as error:
         raise from_os_error(error, "move aside") from error

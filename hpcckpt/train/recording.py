@@ -9,7 +9,7 @@ from typing import Any
 
 from keras.callbacks import Callback
 
-from hpcckpt import layout
+from hpcckpt import files, layout
 from hpcckpt.keras.callbacks import plain_metrics
 from hpcckpt.run import SavedStep
 from hpcckpt.train.backups import Telling
@@ -49,7 +49,7 @@ class Recording(Callback):  # type: ignore[misc]  # Keras has no types
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + HALT_EVERY_S
             with contextlib.suppress(OSError):  # mostly, that there is none
-                os.rename(self._directory.path / layout.HALT, os.path.join(self._backup.backup_dir, layout.HALT))
+                files.rename(self._directory.path / layout.HALT, os.path.join(self._backup.backup_dir, layout.HALT))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Take out what is trained again, and look at the clock."""

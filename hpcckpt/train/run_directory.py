@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import layout
+from hpcckpt import files, layout
 from hpcckpt.errors import CorruptError, from_os_error
 from hpcckpt.train.texts import Texts, finite
 
@@ -177,7 +177,7 @@ class RunDirectory:
 
     def move_aside(self, names: Iterable[str]) -> Path | None:
         """Move what stands there under these names into a new directory ``.aside-…``; return that. Root only."""
-        return self._aside(names, os.rename)
+        return self._aside(names, files.rename)
 
     def keep_records(self) -> Path | None:
         """Copy the log and the metrics into a new directory ``.aside-…``; return that. Root only."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcckpt import layout, native, phases
+from hpcckpt import files, layout, native, phases
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.hdf5.arrangement import RESERVED, Alias, Linked, Stored, arrange, first_element
 from hpcckpt.backends.hdf5.driver import (
@@ -183,7 +183,7 @@ class DirectDriver(Driver):
         keeps = keep_for_reuse(str(where))
         for entry in list(os.scandir(where.parent)):
             if not keeps or entry.name != where.name:
-                os.unlink(entry.path)
+                files.unlink(entry.path)
         if not keeps:
             create(str(where), self.options)
         native.fsync_dir(str(where.parent))

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hpcckpt import layout, native, phases
+from hpcckpt import files, layout, native, phases
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.hdf5 import library, sealing
 from hpcckpt.backends.hdf5.arrangement import arrange
@@ -100,7 +100,7 @@ class MpioDriver(Driver):
     def reuse(self, path: Path, n_ranks: int) -> None:  # noqa: ARG002
         """Remove what is there. Root only."""
         for entry in list(os.scandir(path / layout.DATA)):
-            os.unlink(entry.path)
+            files.unlink(entry.path)
 
     # -- 2 -----------------------------------------------------------------------------------------
 

@@ -11,13 +11,12 @@ Values that the rank has for itself, and that have another size than at the save
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcckpt import layout, native, phases
+from hpcckpt import files, layout, native, phases
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.hdf5.arrangement import Stored, arrange_rank
 from hpcckpt.backends.hdf5.driver import Driver, keep_for_reuse, make_room, write_around, write_payloads
@@ -109,6 +108,5 @@ def _open(where: str) -> tuple[int, bool]:
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     if keep_for_reuse(where):
         return os.open(where, flags), False
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(where)
+    files.unlink(where)
     return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import layout, native, phases
+from hpcckpt import files, layout, native, phases
 from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.frozen import frozen_path, link_unchanged, worth_a_file
@@ -173,7 +173,7 @@ def _open_to_write(where: str) -> tuple[int, bool]:
         os.close(fd)
         raise
     os.close(fd)
-    os.unlink(where)  # it has another name, under which it must stay as it is
+    files.unlink(where)  # it has another name, under which it must stay as it is
     return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True
 
 

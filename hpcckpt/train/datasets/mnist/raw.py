@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from hpcckpt import files
 from hpcckpt.errors import OptionError, from_os_error
 from hpcckpt.private import user_cache
 from hpcckpt.train.datasets.errors import DatasetDamagedError, DatasetNotFoundError
@@ -85,9 +86,9 @@ def _write_whole(target: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     temporary = target.with_name(f".{target.stem}-{uuid.uuid4().hex}.npz")
     try:
         np.savez_compressed(temporary, **dict(arrays))
-        temporary.replace(target)
+        files.rename(temporary, target)
     finally:
-        temporary.unlink(missing_ok=True)
+        files.unlink(temporary)
 
 
 def read_package() -> Arrays:

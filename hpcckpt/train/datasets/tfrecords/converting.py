@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import layout, native
+from hpcckpt import files, layout, native
 from hpcckpt.errors import OptionError, from_os_error
 from hpcckpt.exporting.atomic import fsync_file
 from hpcckpt.train.datasets.checks import is_whole
@@ -140,7 +140,7 @@ class _becoming:  # noqa: N801 - read as a sentence
         try:
             if kind is None:
                 native.fsync_dir(self._temporary)
-                self._temporary.rename(self._directory)  # fails if another process was first
+                files.rename(self._temporary, self._directory)  # fails if another process was first
                 native.fsync_dir(self._directory.parent)
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)

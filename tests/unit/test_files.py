@@ -1,0 +1,172 @@
+"""Renames, links and removals whose answer was lost: what was done counts as done, and nothing else does."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcckpt
+from hpcckpt import files
+
+FAILED = r"\[Errno"
+CODES = (errno.ENOENT, errno.EIO, errno.ESTALE)
+
+
+@pytest.fixture(params=CODES, ids=errno.errorcode.get)
+def code(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch, code: int) -> Callable[..., None]:
+    """Have a function of ``os`` report an error, whether or not it does what it is asked to."""
+
+    def patch(name: str, *, is_done: bool) -> None:
+        really = getattr(os, name)
+
+        def call(*args: Any, **options: Any) -> None:
+            if is_done:
+                really(*args, **options)
+            raise OSError(code, os.strerror(code), str(args[0]))
+
+        monkeypatch.setattr(os, name, call)
+
+    return patch
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "inner").write_text("text")
+    (tmp_path / "file").write_text("text")
+    return tmp_path
+
+
+def test_a_rename_that_was_done_succeeds(place, losing):
+    losing("rename", is_done=True)
+    files.rename(place / "a", place / "b")
+    assert (place / "b" / "inner").exists()
+
+
+def test_a_rename_that_was_not_done_fails(place, losing, code):
+    losing("rename", is_done=False)
+    with pytest.raises(OSError, match=FAILED) as caught:
+        files.rename(place / "a", place / "b")
+    assert caught.value.errno == code
+
+
+def test_a_rename_whose_target_is_something_else_fails(place, losing):
+    """The source is gone, and another job has made the target."""
+    losing("rename", is_done=True)
+    with pytest.raises(OSError, match=FAILED):
+        files.rename(place / "a", place / "b", lambda: False)
+
+
+def test_a_link_that_was_made_succeeds(place, losing):
+    losing("link", is_done=True)
+    files.link(place / "file", place / "other")
+    assert (place / "file").stat().st_nlink == 2
+
+
+def test_a_link_that_was_made_when_it_is_repeated_succeeds(place, monkeypatch):
+    """The client repeats a request whose answer was lost, and is answered that the name is taken."""
+    link = os.link
+
+    def twice(*args: Any, **options: Any) -> None:
+        link(*args, **options)
+        link(*args, **options)
+
+    monkeypatch.setattr(os, "link", twice)
+    files.link(place / "file", place / "other")
+
+
+def test_a_link_to_a_name_that_another_file_has_is_refused(place):
+    (place / "other").write_text("text")
+    with pytest.raises(FileExistsError):
+        files.link(place / "file", place / "other")
+
+
+def test_a_file_that_was_removed_is_removed(place, losing):
+    losing("unlink", is_done=True)
+    files.unlink(place / "file")
+    assert not (place / "file").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE], indirect=True)
+def test_a_file_that_was_not_removed_is_an_error(place, losing):
+    losing("unlink", is_done=False)
+    with pytest.raises(OSError, match=FAILED):
+        files.unlink(place / "file")
+
+
+def test_a_file_that_is_not_there_is_no_error(place):
+    assert files.unlink(place / "file")
+    assert not files.unlink(place / "file")
+
+
+@pytest.mark.parametrize("name", ["unlink", "rmdir"])
+def test_a_tree_is_removed_though_each_answer_is_lost(place, losing, name):
+    losing(name, is_done=True)
+    files.remove_tree(place / "a")
+    assert not (place / "a").exists()
+
+
+def test_a_tree_of_which_something_stays_is_an_error(place, losing):
+    losing("rmdir", is_done=False)
+    with pytest.raises(OSError, match=FAILED):
+        files.remove_tree(place / "a")
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_an_exchange_counts_if_it_was_done(place, monkeypatch, code, is_done):
+    (place / "b").mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    class Losing:
+        def renameat2(self, *args: Any) -> int:
+            if is_done:
+                assert libc.renameat2(*args) == 0
+            ctypes.set_errno(code)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_args, **_options: Losing())
+    if is_done:
+        files.exchange(place / "a", place / "b", place / "spare")
+        assert (place / "b" / "inner").exists()
+    else:
+        with pytest.raises(OSError, match=FAILED):
+            files.exchange(place / "a", place / "b", place / "spare")
+        assert (place / "a" / "inner").exists()
+
+
+RAW = {("os", name) for name in ("rename", "renames", "replace", "link", "unlink", "remove")} | {("shutil", "rmtree")}
+METHODS = {"unlink", "rename", "hardlink_to"}
+EXEMPT = ("files.py", "diagnosis/", "testing/")
+"""The functions themselves; what looks at a file system to say what it can do; what damages files on purpose."""
+
+
+def _raw_calls(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            is_raw = (owner, node.attr) in RAW or (node.attr in METHODS and owner not in {"files", "os"})
+            if is_raw:
+                found.append(f"{path.name}:{node.lineno}: {owner}.{node.attr}")
+        if isinstance(node, ast.keyword) and node.arg == "ignore_errors":
+            found = [text for text in found if f":{node.value.lineno}: shutil.rmtree" not in text]
+    return found
+
+
+def test_the_library_renames_links_and_removes_in_no_other_way():
+    root = Path(hpcckpt.__file__).parent
+    paths = [path for path in root.rglob("*.py") if not str(path.relative_to(root)).startswith(EXEMPT)]
+    assert len(paths) > 300
+    assert [call for path in paths for call in _raw_calls(path)] == []
