@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from hpcckpt import discovery, layout, saving
 from hpcckpt.collective.communicator import Communicator, as_communicator
-from hpcckpt.config import Best, Level, OnNewer, Options, parse_best
+from hpcckpt.config import Best, Level, OnNewer, Options, Recycle, parse_best
 from hpcckpt.errors import ClosedError, StateError
 from hpcckpt.exiting import finish, release_when_forgotten
 from hpcckpt.journal import Journal
@@ -108,9 +108,11 @@ class Checkpointer:
     max_bytes_in_flight : int, optional
         Bytes per rank that saves in the background may hold; a save beyond them waits for the others, and one that
         is larger by itself is written before `save` returns.
-    recycle : bool
-        Write over the files of retired steps, which is several times faster on most file systems. Turn it off if other
-        programs map files of this directory into memory while the run goes on.
+    recycle : bool or "always"
+        Write over the files of retired steps, which is several times faster than new files on most file systems:
+        those that no program on this machine has open or mapped, where the kernel can tell (local file systems).
+        ``"always"`` writes over them without asking, on parallel file systems too: a program that has a step open
+        then reads the values of a later one.
     incremental : bool
         Link tensors that did not change since the newest step instead of writing them again. Only what is held
         without a copy can be known not to have changed: TensorFlow variables on CPU.
@@ -154,7 +156,7 @@ class Checkpointer:
         threads: int = 0,
         max_in_flight: int = 1,
         max_bytes_in_flight: int | None = None,
-        recycle: bool = True,
+        recycle: Recycle = True,
         incremental: bool = False,
         nan_guard: bool = False,
         peer_timeout_s: float = 1800.0,

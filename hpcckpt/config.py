@@ -13,6 +13,7 @@ from hpcckpt.errors import OptionError, Problem
 OnNewer = Literal["error", "aside"]
 Level = Literal["exact", "state", "weights"]
 Mode = Literal["min", "max", "auto"]
+Recycle = bool | Literal["always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,9 @@ class Options:
         How many saves may be in the background before the next one waits.
     max_bytes_in_flight : int or None
         Bytes per rank that saves in the background may hold; beyond them a save waits, or is written at once.
-    recycle : bool
-        Whether files of retired steps are written over by the next save.
+    recycle : bool or "always"
+        Whether files of retired steps are written over by the next save: those that provably nobody has open, or
+        all of them.
     incremental : bool
         Whether tensors that did not change since the newest step are linked instead of written.
     nan_guard : bool
@@ -160,7 +162,7 @@ class Options:
     async_save: bool = True
     max_in_flight: int = 1
     max_bytes_in_flight: int | None = None
-    recycle: bool = True
+    recycle: Recycle = True
     incremental: bool = False
     nan_guard: bool = False
     peer_timeout_s: float = 1800.0
@@ -188,6 +190,7 @@ class Options:
             ("lock_expiry_s", _is_positive(self.lock_expiry_s), "must be positive"),
             ("threads", _is_count(self.threads, 0), "must be at least 0"),
             ("max_in_flight", _is_count(self.max_in_flight, 1), "must be at least 1"),
+            ("recycle", self.recycle in (True, False, "always"), "must be True, False, or 'always'"),
             ("incremental", not self.incremental or self.max_in_flight == 1, "goes with max_in_flight=1 only"),
             ("max_bytes_in_flight", _is_limit(self.max_bytes_in_flight), "must be a number of bytes, or None"),
             *((name, _is_flag(getattr(self, name)), "must be True or False") for name in _FLAGS),

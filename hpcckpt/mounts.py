@@ -36,6 +36,18 @@ def counts_links(path: Path) -> bool:
     return mount is not None and not mount.type.startswith(("nfs", "fuse", "9p"))
 
 
+_LOCAL = ("bcachefs", "btrfs", "ext", "f2fs", "tmpfs", "xfs", "zfs")
+
+
+def knows_readers(path: Path) -> bool:
+    """Return True if the kernel of this machine sees every program that has a file there open. Independent.
+
+    It does on local file systems. On others a reader may be on another machine; on overlayfs mappings are not seen.
+    """
+    mount = mount_of(path)
+    return mount is not None and mount.type.startswith(_LOCAL)
+
+
 _ONE_WRITER = ("btrfs", "ext", "nfs", "overlay", "tmpfs", "xfs")
 
 

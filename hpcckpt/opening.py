@@ -85,6 +85,7 @@ def _make(info: BackendInfo, comm: Communicator, options: Options, own: Mapping[
     """
     nice = DRAIN_NICE if options.async_save else 0
     made = load_class(info)(threads=options.threads or usable_cores(), nice=nice, comm=comm, **own)
+    made.is_recycling_forced = options.recycle == "always"
     if options.incremental and "incremental" not in made.features:
         raise OptionError(f"options.incremental: backend {info.name!r} cannot link what did not change; turn it off")
     return made

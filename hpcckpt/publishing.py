@@ -35,7 +35,7 @@ from hpcckpt.errors import (
 )
 from hpcckpt.lock import RunLock
 from hpcckpt.manifest import Manifest
-from hpcckpt.mounts import counts_links
+from hpcckpt.mounts import counts_links, knows_readers
 from hpcckpt.plan import Declaration, FileRecord, SaveJob, Ticket, WriteReport
 from hpcckpt.run import Run
 
@@ -101,10 +101,17 @@ def open_for_writing(run: Run) -> RunLock:
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "open run directory") from error
     run.journal.begin(n_ranks=run.comm.size, backend=run.backend.name)
-    run.recycles = run.options.recycle and "recycles" in run.backend.features and counts_links(run.directory)
+    run.recycles = _recycles(run)
     with contextlib.suppress(OSError):  # what cannot be removed is tried again, and reported, after the save
         run.workspace.sweep(run.lock)
     return run.lock
+
+
+def _recycles(run: Run) -> bool:
+    """Return True if files of retired steps may be written over."""
+    if not run.options.recycle or "recycles" not in run.backend.features or not counts_links(run.directory):
+        return False
+    return run.options.recycle == "always" or knows_readers(run.directory)
 
 
 def regain(run: Run) -> None:

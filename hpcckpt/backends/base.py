@@ -185,6 +185,8 @@ class Backend(ABC):
         The name users give.
     features : frozenset of str
         What it can do; an instance may have fewer or more of them than its class, as its options say.
+    is_recycling_forced : bool
+        Whether files of retired steps are written over even if others have them open (``recycle="always"``).
 
     Raises
     ------
@@ -194,6 +196,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     features: frozenset[str] = frozenset()
+    is_recycling_forced: bool = False
 
     def __init__(self, threads: int = 1, nice: int = 0, comm: Communicator | None = None, **options: Any) -> None:
         if options:
@@ -245,7 +248,8 @@ class Backend(ABC):
 
         Called where the feature ``recycles`` is there, with the directory of a retired step; and where ``designs``
         is there, with a directory that was prepared by another design. Every file that `write` will not find by its
-        name, or that has another name, must go; and none may look whole before it is.
+        name, or that has another name, must go; and none may look whole before it is. A file that others have open is
+        not written over: `hpcckpt.backends.reusing` has what opens files so.
         """
         raise NotImplementedError(f"backend {self.name!r} says that it recycles or designs, and cannot reuse")
 

@@ -1,12 +1,24 @@
-"""A staging directory that was used before, for backends whose ranks have files of their own."""
+"""Files of retired steps that are written over, for backends whose ranks have files of their own.
+
+A program may still have such a file open, or mapped into memory, though its step is out of sight.  Whoever is about to
+write over it therefore asks the kernel for a write lease, which nobody gets while anybody else has the file open, and
+gives it back at once: the file's directory has a hidden name by then, so no one opens it any more.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from hpcckpt import files, layout, native
+
+HEAD_BYTES = 4096
+"""What is zeroed first: without it no reader takes the file for whole."""
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def keep_own_files(path: Path, names: Iterable[str]) -> None:
@@ -17,3 +29,62 @@ def keep_own_files(path: Path, names: Iterable[str]) -> None:
         if entry.name not in own or entry.stat(follow_symlinks=False).st_nlink != 1:
             files.unlink(entry.path)
     native.fsync_dir(str(data))
+
+
+def open_to_write(where: str, *, is_forced: bool) -> tuple[int, bool]:
+    """Open a file of a retired step, invalidated, or else a new one. Independent.
+
+    Parameters
+    ----------
+    where : str
+        Its path.
+    is_forced : bool
+        Write over it even if others have it open.
+
+    Returns
+    -------
+    tuple of int and bool
+        The descriptor, and whether the file was created.
+    """
+    fd = open_again(where, is_forced=is_forced)
+    if fd is not None:
+        return fd, False
+    files.unlink(where)
+    return os.open(where, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666), True
+
+
+def open_again(where: str, *, is_forced: bool) -> int | None:
+    """Open a file of a retired step and invalidate it durably; return ``None`` if it must stay as it is. Independent.
+
+    That is if it is not there, has another name, is not an ordinary file, or others have it open.
+    """
+    try:
+        fd = os.open(where, _FLAGS)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and (is_forced or is_unused(fd)):
+            native.write_blocks(fd, [(bytes(HEAD_BYTES), 0)], path=where)
+            native.fdatasync(fd, where)
+            return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def is_unused(fd: int) -> bool:
+    """Return True if nobody else on this machine has a file open or mapped; False if that is not known. Independent.
+
+    A program that opens the file during the few microseconds of the lease waits for its end, and this process gets
+    SIGURG, which does nothing by default (the kernel's choice is SIGIO, which ends the process).
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except (OSError, AttributeError):  # EAGAIN: in use; else no leases here, or not on files of another user
+        return False
+    return True

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import mmap
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,8 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout, native, publishing
-from hpcckpt.backends import spans
+from hpcckpt import errors, layout, mounts, native, publishing
+from hpcckpt.backends import reusing, spans
 from hpcckpt.backends.rankfile import backend
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.discovery import step_numbers
@@ -55,10 +58,11 @@ def save(ranks: Any, run_dir: Path, *steps: int, **options: Any) -> list[set[int
 
 
 @pytest.fixture(autouse=True)
-def a_file_system_that_counts_links(tmp_path):
+def a_file_system_that_counts_links(tmp_path, monkeypatch):
     """Where the count cannot be trusted nothing is written over, and there is nothing to test."""
     if not publishing.counts_links(tmp_path):
         pytest.skip("links are not counted here")
+    monkeypatch.setattr(publishing, "knows_readers", lambda _path: True)  # the tests' own are on this machine
 
 
 # -- used again, or not --------------------------------------------------------------------------
@@ -68,14 +72,14 @@ def a_file_system_that_counts_links(tmp_path):
 def opened(monkeypatch):
     """Whether each file that is opened to be written was new; a file system too uses numbers of inodes again."""
     found: list[bool] = []
-    open_to_write = backend._open_to_write
+    open_to_write = backend.open_to_write
 
-    def note(path: str) -> tuple[int, bool]:
-        fd, is_new = open_to_write(path)
+    def note(path: str, **options: Any) -> tuple[int, bool]:
+        fd, is_new = open_to_write(path, **options)
         found.append(is_new)
         return fd, is_new
 
-    monkeypatch.setattr(backend, "_open_to_write", note)
+    monkeypatch.setattr(backend, "open_to_write", note)
     return found
 
 
@@ -257,9 +261,9 @@ def test_a_reader_whose_step_is_written_over_is_told_that_it_was_retired(run_dir
 
 
 @pytest.mark.parametrize("n_saves", [1, 2])
-def test_a_reader_with_the_file_open_gets_its_bytes_or_is_told(run_dir, monkeypatch, n_saves):
+def test_a_reader_whose_open_file_is_written_over_gets_its_bytes_or_an_error(run_dir, monkeypatch, n_saves):
     """Between the opening of the file and the reading of its blocks the file is retired, and then written over."""
-    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+    with hc.Checkpointer(run_dir, max_to_keep=1, recycle="always") as ckpt:
         ckpt.save(1, state(1)).result()
         reader = open_step(run_dir / layout.step_dirname(1))
         inode = inodes(run_dir, 1)
@@ -281,6 +285,163 @@ def test_a_reader_with_the_file_open_gets_its_bytes_or_is_told(run_dir, monkeypa
 def after_all() -> contextlib.AbstractContextManager[None]:
     """A retired step whose file is open already may still be read, if its bytes are right."""
     return contextlib.suppress(errors.RetiredError)
+
+
+# -- programs that have a file open ------------------------------------------------------------------
+
+
+def _by_h5py(path: Path) -> tuple[Any, Callable[[], list[float]]]:
+    h5py = pytest.importorskip("h5py")
+    file = h5py.File(path, "r")
+    return file, lambda: file["w"][:].tolist()
+
+
+def _by_safetensors(path: Path) -> tuple[Any, Callable[[], list[float]]]:
+    file = pytest.importorskip("safetensors").safe_open(path, "numpy")
+    return contextlib.nullcontext(), lambda: file.get_tensor("w").tolist()
+
+
+def _by_mmap(path: Path) -> tuple[Any, Callable[[], list[float]]]:
+    with path.open("rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return contextlib.closing(pages), lambda: pages[:]
+
+
+READERS = {
+    "h5py": ({"backend": "hdf5"}, f"{layout.DATA}/checkpoint.h5", _by_h5py),
+    "h5py, a rank's file": (
+        {"backend": "hdf5", "backend_options": {"driver": "per-rank"}},
+        f"{layout.DATA}/rank-00000.h5",
+        _by_h5py,
+    ),
+    "safetensors": ({}, backend.file_path(0), _by_safetensors),
+    "mmap": ({}, backend.file_path(0), _by_mmap),
+}
+
+
+@pytest.fixture
+def leases(tmp_path: Path) -> None:
+    """A file system with leases."""
+    with (tmp_path / "file").open("w+b") as file:
+        if not reusing.is_unused(file.fileno()):
+            pytest.skip("no leases here")
+
+
+@pytest.mark.usefixtures("leases")
+@pytest.mark.parametrize("kind", READERS)
+def test_a_program_that_opened_a_step_keeps_reading_its_values(run_dir, kind):
+    options, name, open_file = READERS[kind]
+    with hc.Checkpointer(run_dir, max_to_keep=1, **options) as ckpt:
+        ckpt.save(1, state(1)).result()
+        closing, read = open_file(run_dir / layout.step_dirname(1) / name)
+        with closing:
+            before = read()
+            for step in range(2, 7):
+                ckpt.save(step, state(step)).result()
+                assert read() == before
+    assert values(run_dir, 6) == [6.0 + k for k in range(4000)]
+
+
+@pytest.mark.usefixtures("leases")
+@pytest.mark.parametrize("kind", ["h5py", "safetensors"])
+def test_a_file_is_written_over_again_when_it_was_closed(run_dir, kind):
+    options, name, _ = READERS[kind]
+    with hc.Checkpointer(run_dir, max_to_keep=1, **options) as ckpt:
+        found = []
+        for step in range(1, 8):
+            ckpt.save(step, state(step)).result()
+            path = run_dir / layout.step_dirname(step) / name
+            if step == 2:
+                reader = path.open("rb")
+            if step == 5:
+                reader.close()
+            found.append(path.stat().st_ino)
+    assert found[2] == found[0], "not open"
+    assert found[3] != found[1], "open"
+    assert found[4] == found[2]
+    assert found[5] == found[3]
+
+
+@pytest.mark.parametrize("kind", ["h5py", "safetensors"])
+def test_files_are_written_over_without_asking_where_the_user_wants_that(run_dir, kind):
+    options, name, _ = READERS[kind]
+    with hc.Checkpointer(run_dir, max_to_keep=1, recycle="always", **options) as ckpt:
+        ckpt.save(1, state(1)).result()
+        path = run_dir / layout.step_dirname(1) / name
+        with path.open("rb"):
+            inode = path.stat().st_ino
+            for step in (2, 3):
+                ckpt.save(step, state(step)).result()
+        assert (run_dir / layout.step_dirname(3) / name).stat().st_ino == inode
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EINVAL, errno.ENOSYS, errno.EACCES, errno.EPERM])
+def test_without_a_lease_files_are_not_written_over(ranks, run_dir, opened, monkeypatch, code):
+    """They are in use; or there are no leases here, or not on files of another user."""
+    control = fcntl.fcntl
+
+    def refuse(fd: Any, command: int, *args: Any) -> Any:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(code, os.strerror(code))
+        return control(fd, command, *args)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    save(ranks, run_dir, 1, 2, 3, 4)
+    assert set(opened) == {True}
+    assert values(run_dir, 4)[0] == 4.0
+
+
+@pytest.mark.parametrize(("recycle", "is_new"), [(True, True), ("always", False)])
+def test_where_readers_may_be_elsewhere_files_are_written_over_only_if_asked_for(
+    run_dir, opened, monkeypatch, recycle, is_new
+):
+    monkeypatch.setattr(publishing, "knows_readers", lambda _path: False)
+    with hc.Checkpointer(run_dir, max_to_keep=1, recycle=recycle) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, state(step)).result()
+    assert opened == [True, True, is_new]
+
+
+@pytest.mark.usefixtures("leases")
+def test_who_opens_a_file_during_the_lease_waits_for_a_moment_and_no_signal_ends_the_job(tmp_path):
+    """A child takes and returns leases all the time, while this process opens the file."""
+    path = tmp_path / "file"
+    path.touch()
+    code = (
+        "import os, sys; from hpcckpt.backends.reusing import is_unused\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR); print('ready', flush=True)\n"
+        "while not os.path.exists(sys.argv[1] + '.end'): is_unused(fd)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        for _ in range(3000):
+            path.open("rb").close()
+        path.with_name("file.end").touch()
+    assert child.returncode == 0
+
+
+def test_recycle_takes_true_false_and_always(run_dir):
+    with pytest.raises(errors.OptionError, match=r"recycle.*'always'"):
+        hc.Checkpointer(run_dir, recycle="sometimes")
+
+
+@pytest.mark.parametrize(
+    ("type_", "is_known"),
+    [
+        ("ext4", True),
+        ("tmpfs", True),
+        ("xfs", True),
+        ("nfs4", False),
+        ("lustre", False),
+        ("fuse.sshfs", False),
+        ("overlay", False),
+        ("gpfs", False),
+    ],
+)
+def test_who_has_a_file_open_is_known_on_local_file_systems_only(monkeypatch, tmp_path, type_, is_known):
+    monkeypatch.setattr(mounts, "mount_of", lambda _path: mounts.Mount("/", type_, "source", ""))
+    assert mounts.knows_readers(tmp_path) == is_known
 
 
 # -- kept from being taken for something whole -----------------------------------------------------

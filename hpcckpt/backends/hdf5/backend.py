@@ -52,6 +52,7 @@ class Hdf5Backend(Backend):
     def _driver(self, name: str) -> Driver:
         if name not in self._drivers:
             self._drivers[name] = _DRIVERS[name](self._options, self.threads, self.nice, self.comm)
+        self._drivers[name].is_recycling_forced = self.is_recycling_forced
         return self._drivers[name]
 
     def options_for_reading(self) -> dict[str, Any]:

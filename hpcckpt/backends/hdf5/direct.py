@@ -29,7 +29,6 @@ from hpcckpt.backends.hdf5.driver import (
     MASTER,
     Driver,
     create,
-    keep_for_reuse,
     make_room,
     write_around,
     write_payloads,
@@ -37,6 +36,7 @@ from hpcckpt.backends.hdf5.driver import (
 from hpcckpt.backends.hdf5.image import Layout, extend, finish
 from hpcckpt.backends.hdf5.rank_file import RankFile, rank_path
 from hpcckpt.backends.hdf5.table import Table
+from hpcckpt.backends.reusing import open_again
 from hpcckpt.plan import FileRecord, FullPlan, SaveJob, StoredEntry, WriteItem, WriteReport
 from hpcckpt.tensors import Extent, itemsize
 
@@ -180,7 +180,10 @@ class DirectDriver(Driver):
     def reuse(self, path: Path, n_ranks: int) -> None:  # noqa: ARG002 - all ranks write one file
         """Invalidate the shared file, and remove all others. Root only."""
         where = path / MASTER
-        keeps = keep_for_reuse(str(where))
+        fd = open_again(str(where), is_forced=self.is_recycling_forced)
+        keeps = fd is not None
+        if fd is not None:
+            os.close(fd)
         for entry in list(os.scandir(where.parent)):
             if not keeps or entry.name != where.name:
                 files.unlink(entry.path)

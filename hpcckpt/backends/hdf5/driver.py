@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import stat
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,9 +40,15 @@ class Driver(ABC):
         As for the backend.
     comm : Communicator, optional
         As for the backend.
+
+    Attributes
+    ----------
+    is_recycling_forced : bool
+        As for the backend.
     """
 
     name: ClassVar[str]
+    is_recycling_forced = False
 
     def __init__(self, options: Hdf5Options, threads: int, nice: int, comm: Communicator | None) -> None:
         self.options = options
@@ -109,26 +114,6 @@ def create(where: str, options: Hdf5Options) -> None:
         if done.returncode != 0:
             _log.warning("hpcckpt: lfs setstripe %s: %s", " ".join(asked), done.stderr.strip())
     os.close(os.open(where, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
-
-
-def keep_for_reuse(where: str) -> bool:
-    """Make of a file of a retired step one that is not HDF5, durably; say whether it may be written over. Independent.
-
-    A file that has another name, under which it must stay as it is, or that is not there, may not.
-    """
-    try:
-        fd = os.open(where, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            return False
-        native.write_blocks(fd, [(bytes(PAGE_BYTES), 0)], path=where)
-        native.fdatasync(fd, where)
-    finally:
-        os.close(fd)
-    return True
 
 
 def make_room(fd: int, nbytes: int, where: str) -> None:

@@ -1,8 +1,8 @@
 """A file of one rank: a standard HDF5 file of what that rank writes, with a table of its own.
 
     a  lay the file out in memory
-    b  open ``data/rank-NNNNN.h5``: that of a retired step, if one is there and has no other name, invalidated and
-       synced before anything else in it is written over; else a new file
+    b  open ``data/rank-NNNNN.h5``: that of a retired step, if one is there that has no other name and that nobody else
+       has open, invalidated and synced before anything else in it is written over; else a new file
     c  write the data to their places, then the table and the structure, the first page last
     d  sync the file, and the directory if the file was created in it
 
@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcckpt import files, layout, native, phases
+from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.hdf5.arrangement import Stored, arrange_rank
-from hpcckpt.backends.hdf5.driver import Driver, keep_for_reuse, make_room, write_around, write_payloads
+from hpcckpt.backends.hdf5.driver import Driver, make_room, write_around, write_payloads
 from hpcckpt.backends.hdf5.image import Layout, extend, finish
 from hpcckpt.backends.hdf5.table import Table
+from hpcckpt.backends.reusing import open_to_write
 from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem
 
 
@@ -60,7 +61,7 @@ class RankFile:
         known = self._known = self._lay_out(path, rank, tuple(payload.item for payload in payloads))  # step a
         layout = known.layout
         where = str(path / rank_path(rank))
-        fd, is_new = _open(where)  # step b
+        fd, is_new = open_to_write(where, is_forced=self._driver.is_recycling_forced)  # step b
         try:
             make_room(fd, layout.nbytes, where)
             placed = [(p, layout.offsets[each.path]) for p, each in zip(payloads, known.stored, strict=True)]
@@ -101,12 +102,3 @@ def _are_alike(old: Sequence[WriteItem], new: Sequence[WriteItem]) -> bool:
         a == b or (a.spec.kind == b.spec.kind == "per-rank" and a.spec.name == b.spec.name)
         for a, b in zip(old, new, strict=True)
     )
-
-
-def _open(where: str) -> tuple[int, bool]:
-    """Open a rank's file, invalidated or new; return its descriptor, and whether it was created."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    if keep_for_reuse(where):
-        return os.open(where, flags), False
-    files.unlink(where)
-    return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True

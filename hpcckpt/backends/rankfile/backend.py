@@ -2,9 +2,9 @@
 
 Writing, on each rank:
 
-    a. open ``data/rank-NNNNN.safetensors``: a file of a retired step, if one is there and has no other
-       name, is invalidated by zeros over its header, and synced, before anything else is written over;
-       else a new file is created
+    a. open ``data/rank-NNNNN.safetensors``: a file of a retired step, if one is there that has no other
+       name and that nobody else has open, is invalidated by zeros over its header, and synced, before
+       anything else is written over; else a new file is created
     b. write the data behind the place of the header, computing checksums in the same pass, and let go of
        each tensor as soon as it is written
     c. write the header, which holds the checksums
@@ -19,19 +19,18 @@ from __future__ import annotations
 
 import itertools
 import os
-import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import files, layout, native, phases
+from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.frozen import frozen_path, link_unchanged, worth_a_file
 from hpcckpt.backends.rankfile.known import Key, KnownHeaders
-from hpcckpt.backends.reusing import keep_own_files
+from hpcckpt.backends.reusing import keep_own_files, open_to_write
 from hpcckpt.backends.spans import read_spans
 from hpcckpt.discovery import open_regular
 from hpcckpt.errors import CorruptError
@@ -88,7 +87,7 @@ class RankfileBackend(Backend):
     def _write_file(self, job: SaveJob, path: Path, file: _File) -> tuple[FileRecord, bool]:
         """Write one file, durable on return; return its record, and whether it was created."""
         where = str(path / file.path)
-        fd, is_new = _open_to_write(where)  # step a
+        fd, is_new = open_to_write(where, is_forced=self.is_recycling_forced)  # step a
         try:
             record = self._fill(fd, job, path, file)
             phases.reached("2-written", file.rank)
@@ -154,27 +153,6 @@ class _File:
     payloads: Sequence[Payload]
     frozen: tuple[FileRecord, ...] = ()
     is_frozen: bool = False
-
-
-def _open_to_write(where: str) -> tuple[int, bool]:
-    """Open a rank's file, invalidated or new; return its descriptor, and whether it was created."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(where, flags)
-    except FileNotFoundError:
-        return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True
-    try:
-        found = os.fstat(fd)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-            native.write_blocks(fd, [(bytes(codec.PAGE_BYTES), 0)], path=where)
-            native.fdatasync(fd, where)
-            return fd, False
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    files.unlink(where)  # it has another name, under which it must stay as it is
-    return os.open(where, flags | os.O_CREAT | os.O_EXCL, 0o666), True
 
 
 def _make_room(fd: int, nbytes: int, where: str) -> None:
