@@ -94,7 +94,7 @@ def test_nor_is_one_that_appears_meanwhile(
 def test_file_systems_without_hard_links(
     monkeypatch: pytest.MonkeyPatch, cli: Cli, saved: Path, tmp_path: Path
 ) -> None:
-    def link(*_: object) -> None:
+    def link(*_: object, **_options: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr("os.link", link)

@@ -330,7 +330,7 @@ def test_what_jobs_left_that_were_killed_while_they_took_the_lock_is_swept(run_d
 
 def test_a_draft_that_a_disk_would_neither_take_nor_give_up_is_removed_when_it_is_well_again(run_dir, monkeypatch):
     with monkeypatch.context() as patch:
-        real_write, real_unlink = Path.write_text, Path.unlink
+        real_write, real_unlink = Path.write_text, os.unlink
 
         def write_text(path: Path, text: str, **options: Any) -> int:
             if not path.name.startswith(".lock."):
@@ -338,13 +338,13 @@ def test_a_draft_that_a_disk_would_neither_take_nor_give_up_is_removed_when_it_i
             path.touch()
             raise OSError(errno.EROFS, "Read-only file system")
 
-        def unlink(path: Path, **options: Any) -> None:
-            if path.name.startswith(".lock."):
+        def unlink(path: Any, **options: Any) -> None:
+            if os.path.basename(path).startswith(".lock."):
                 raise OSError(errno.EROFS, "Read-only file system")
             real_unlink(path, **options)
 
         patch.setattr(Path, "write_text", write_text)
-        patch.setattr(Path, "unlink", unlink)
+        patch.setattr(os, "unlink", unlink)
         with pytest.raises(errors.ReadOnlyError):
             save(run_dir, 1)
         assert len(list(run_dir.glob(".lock.*"))) == 1
