@@ -103,7 +103,7 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, Real) and float(value) > 0
 
 
-_FLAGS = ("async_save", "recycle", "incremental", "nan_guard")
+_FLAGS = ("async_save", "incremental", "nan_guard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Options:
             ("lock_expiry_s", _is_positive(self.lock_expiry_s), "must be positive"),
             ("threads", _is_count(self.threads, 0), "must be at least 0"),
             ("max_in_flight", _is_count(self.max_in_flight, 1), "must be at least 1"),
-            ("recycle", self.recycle in (True, False, "always"), "must be True, False, or 'always'"),
+            ("recycle", isinstance(self.recycle, bool) or self.recycle == "always", "must be True, False, or 'always'"),
             ("incremental", not self.incremental or self.max_in_flight == 1, "goes with max_in_flight=1 only"),
             ("max_bytes_in_flight", _is_limit(self.max_bytes_in_flight), "must be a number of bytes, or None"),
             *((name, _is_flag(getattr(self, name)), "must be True or False") for name in _FLAGS),
