@@ -127,7 +127,7 @@ class Backup:
             "fit: give back", lambda: beginning(restored, self._training, ckpt.comm, self._steps, epochs)
         )
         self.begins, self.at = replace(begins, is_forked=is_forked), begins.position
-        self._compile()
+        ckpt.comm.agree("fit: compile", self._compile)
         if restored is not None:
             self._saved_step = None if is_forked else restored.step
             self._count_batches(restored.objects.get("train_counter"))

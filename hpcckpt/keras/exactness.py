@@ -16,8 +16,8 @@ from hpcckpt.keras import rng
 from hpcckpt.keras.captured import named_variables, owners
 from hpcckpt.keras.declarations import is_stateless
 from hpcckpt.keras.layers import named_layers
-from hpcckpt.keras.others import is_known
-from hpcckpt.keras.python_values import Values
+from hpcckpt.keras.others import is_known, may_call_program
+from hpcckpt.keras.python_values import Values, holds_program
 from hpcckpt.keras.traced import Step, concrete_functions, inspect, trace
 from hpcckpt.keras.variables import tensorflow_variable
 
@@ -55,7 +55,9 @@ class Exactness:
         self.model, self.callbacks, self._more, self._saved = model, callbacks, more, saved
         self.variables: dict[str, Any] = {}
         self.lost: list[str] = []
-        self._values: Values | None = None
+        self._owners: dict[str, Any] = {}
+        self._layers: list[tuple[str, Any]] = []
+        self._values = Values()
         self._why_not_traced = ""
         self._compiled: tuple[Any, Any] = (None, None)
         self._steps: dict[str, tuple[object, Step]] = {}
@@ -70,6 +72,10 @@ class Exactness:
         element_spec : nested structure of tf.TypeSpec
             What the data is made of; ``None`` if that is not known, or nothing will be trained.
         """
+        self._layers = [("model", self.model), *named_layers(self.model)]
+        owners_now = {path or "model": owner for path, owner in owners(self.model)}
+        owners_now |= {name: callback for name, callback in self.callbacks.items() if may_call_program(callback)}
+        self._owners = {path: owner for path, owner in owners_now.items() if holds_program(owner)}
         self._values = self._read_values()
         self._compiled = (getattr(self.model, "optimizer", None), getattr(self.model, "train_function", None))
         if element_spec is None or self._is_eager():
@@ -135,7 +141,6 @@ class Exactness:
     def _of_values(self) -> Iterator[str]:
         if self._is_eager():
             return  # that reason covers all of Python
-        assert self._values is not None
         now = self._read_values()
         changed = self._values.changed(now)
         if changed:
@@ -184,10 +189,8 @@ class Exactness:
         return {id(variable.handle) for variable in (*self._saved(), *every, *self.variables.values())}
 
     def _read_values(self) -> Values:
-        roots = {path or "model": owner for path, owner in owners(self.model)}
-        roots |= {name: callback for name, callback in self.callbacks.items() if is_known(callback)}
-        found = Values.read(roots, self._more)
-        for path, layer in [("model", self.model), *named_layers(self.model)]:
+        found = Values.read(self._owners, self._more)
+        for path, layer in self._layers:
             found.digests[f"{path}.trainable"] = bool(getattr(layer, "_trainable", True))
         return found
 

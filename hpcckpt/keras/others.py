@@ -62,6 +62,11 @@ def is_known(callback: Any) -> bool:
     return root == "hpcckpt" or _is_stateful(callback) or (is_listed and root in {"keras", "tensorflow", "horovod"})
 
 
+def may_call_program(callback: Any) -> bool:
+    """Return True for a callback of Keras or Horovod, which may hold functions of the program."""
+    return is_known(callback) and not _is_stateful(callback) and not type(callback).__module__.startswith("hpcckpt")
+
+
 # -- taking --------------------------------------------------------------------------------------
 
 

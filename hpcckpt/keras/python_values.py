@@ -11,6 +11,7 @@ generators: their states are variables.
 
 from __future__ import annotations
 
+import collections
 import datetime as dt
 import decimal
 import enum
@@ -39,8 +40,8 @@ from hpcckpt.units import nbytes_text
 MAX_ARRAY_BYTES = 256 << 20
 """Larger arrays are not compared; so it is not known whether they change."""
 _LIBRARIES = frozenset({
-    "absl", "google", "h5py", "horovod", "hpcckpt", "keras", "ml_dtypes", "mpi4py", "numpy", "optree", "pytest",
-    "scipy", "tensorflow", "tensorflow_datasets", "tf_keras", "wrapt",
+    "absl", "google", "h5py", "horovod", "hpcckpt", "keras", "ml_dtypes", "mpi4py", "numpy", "optree",
+    "pybind11_builtins", "pytest", "scipy", "tensorflow", "tensorflow_datasets", "tf_keras", "wrapt",
 }) | (sys.stdlib_module_names - {"__main__"})  # fmt: skip
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.generic, np.dtype)
 _FIXED = (
@@ -89,14 +90,11 @@ class Values:
     # -- one value -----------------------------------------------------------------------------
 
     def _visit_root(self, root: Any, path: str) -> None:
-        """Visit a model, layer, loss or callback; of one of a library what the program has put into it."""
-        if is_own(type(root)) or isinstance(root, types.FunctionType):
-            self._visit(root, path)
-            return
-        for name, value in sorted(vars(root).items()) if hasattr(root, "__dict__") else ():
-            for place, item in _flat(value, f"{path}.{name}"):
-                if _is_of_program(item) and not is_layer(item):  # layers are roots themselves
-                    self._visit(item, place)
+        try:
+            for place, item in _of_program(root, path):
+                self._visit(item, place)
+        except Exception as error:  # noqa: BLE001 - classes of the program may do what they like when they are read
+            self.unknown[path] = type(error).__name__
 
     def _visit(self, value: Any, path: str) -> None:
         if isinstance(value, _PLAIN):
@@ -110,7 +108,7 @@ class Values:
             self._visit_array(value, path)
         elif (stream := _stream(value)) is not None:
             self.digests[path] = stream
-        elif isinstance(value, Mapping | list | tuple | AbstractSet) or _is_queue(value):
+        elif _is_container(value):
             self._visit_container(value, path)
         elif isinstance(value, types.FunctionType | types.MethodType | functools.partial | staticmethod | classmethod):
             self._visit_function(value, path)
@@ -133,6 +131,9 @@ class Values:
         self.digests[path] = (type(value).__name__, len(value))
         if isinstance(value, AbstractSet):
             self.digests[path] = (type(value).__name__, _digest("".join(sorted(map(repr, value)))))
+            return
+        if isinstance(value, list | tuple) and all(isinstance(item, _PLAIN) for item in value):
+            self.digests[path] = (type(value).__name__, len(value), _digest("".join(map(repr, value))))
             return
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in list(items):
@@ -183,6 +184,22 @@ class Values:
 # -- what is the program's ---------------------------------------------------------------------------
 
 
+def holds_program(root: Any) -> bool:
+    """Return True if a model, layer, loss or callback is the program's, or holds functions or objects of it."""
+    return next(_of_program(root, ""), None) is not None
+
+
+def _of_program(root: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield a model, layer, loss or callback; of one of a library what the program has put into it."""
+    if is_own(type(root)) or isinstance(root, types.FunctionType):
+        yield path, root
+        return
+    for name, value in sorted(vars(root).items()) if hasattr(root, "__dict__") else ():
+        for place, item in _flat(value, f"{path}.{name}"):
+            if _is_of_program(item) and not is_layer(item):  # layers are roots themselves
+                yield place, item
+
+
 def is_own(cls: type) -> bool:
     """Return True if a class or one of its bases is the program's, or of a package that is not known here."""
     return any(map(_is_own_class, cls.__mro__))
@@ -212,8 +229,8 @@ def _is_of_program(value: Any) -> bool:
 def _flat(value: Any, path: str, depth: int = 2) -> Iterator[tuple[str, Any]]:
     """Yield a value, or what a list or mapping of a library's object holds."""
     if depth and isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flat(item, f"{path}[{key!r:.40}]", depth - 1)
+        for number, (key, item) in enumerate(value.items()):  # to print a variable takes long
+            yield from _flat(item, f"{path}[{key if isinstance(key, str) else number}]", depth - 1)
     elif depth and isinstance(value, list | tuple):
         for number, item in enumerate(value):
             yield from _flat(item, f"{path}[{number}]", depth - 1)
@@ -269,8 +286,13 @@ def _as_tuple(names: Any) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _is_queue(value: Any) -> bool:
-    return type(value).__module__ == "collections" and type(value).__name__ == "deque"
+def _is_container(value: Any) -> bool:
+    """Return True for lists, mappings and the like, also as Keras and TensorFlow wrap them; not for open files."""
+    if isinstance(value, collections.deque):
+        return True
+    root = type(value).__module__.partition(".")[0]
+    is_known = root in {"builtins", "collections", "keras", "tensorflow", "types", "wrapt"} or root not in _LIBRARIES
+    return is_known and isinstance(value, Mapping | list | tuple | AbstractSet)
 
 
 def _stream(value: Any) -> str | None:

@@ -89,7 +89,8 @@ class Training:
             "iterator": self.feed.state(is_between_epochs=is_between_epochs) if self.feed else NO_STATE,
         }
         own = self.exactness.variables
-        captured = PerRankArrays(dict(zip(own, hold(list(own.values())), strict=True)))
+        held = hold(list(own.values())) if own else []
+        captured = PerRankArrays(dict(zip(own, held, strict=True)))
         return self._with({name: PerRank(part) for name, part in taken.items()}, captured)
 
     def room(self) -> dict[str, Any]:

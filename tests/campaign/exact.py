@@ -111,9 +111,17 @@ def _drawn(case: Case) -> list[str]:
         taken = {known[name]["part"] for name in chosen}
         if part in ("layer", "callback") or part not in taken:
             chosen += [case.rng.choice(fitting)] if fitting and case.rng.random() < 0.5 else []
+    if _SETTING_THE_RATE & set(chosen) and "sgd_with_a_schedule" in chosen:
+        chosen.remove("sgd_with_a_schedule")  # whose learning rate cannot be set
     if "compiled_by_xla" in chosen and not _suits_xla(chosen):
         chosen.remove("compiled_by_xla")
     return chosen
+
+
+_SETTING_THE_RATE = {
+    "callback_with_state_dict", "schedule_plateau_and_early_stopping", "schedule_that_counts_in_a_closure",
+    "warm_up_counted_in_an_attribute",
+}  # fmt: skip
 
 
 def _suits_xla(names: list[str]) -> bool:
