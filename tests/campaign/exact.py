@@ -1,6 +1,6 @@
 """Trainings of random elements that are killed and resumed: whichever says ``exact`` ends with the same bits.
 
-One case is one training, put together from the elements of ``tests/keras/trainings.py``: layers, loss, class of the
+One case is one training, put together from the elements of ``tests/keras/training_elements.py``: layers, loss, class of the
 model, callbacks, data, optimizer, options.  It is trained to its end twice, which has to give the same bits; killed
 with SIGKILL within an epoch, once or twice; and resumed.  What it ends with, all variables of the model, of its
 optimizer and of its training step, is compared.
@@ -129,7 +129,7 @@ def _suits_xla(names: list[str]) -> bool:
 
 
 def _elements() -> dict[str, Any]:
-    from trainings import ELEMENTS
+    from training_elements import ELEMENTS
 
     return {name: {"part": one.part, "reason": one.reason, "claimed": one.is_claimed} for name, one in ELEMENTS.items()}
 
@@ -148,7 +148,7 @@ def _trained(directory: Path, names: list[str], every: int, kill_at: int) -> dic
     from hpcckpt.snapshot import flatten
 
     hc.enable_exact_resume(seed=7)
-    import trainings
+    import training_elements
 
     @hc.keras.stateless
     class Kill(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -157,8 +157,8 @@ def _trained(directory: Path, names: list[str], every: int, kill_at: int) -> dic
                 os.kill(os.getpid(), signal.SIGKILL)
 
     backup = hc.keras.BackupAndRestore(directory, every_n_batches=every, delete_checkpoint=False, verbose=0)
-    trainings.fresh()
-    model = trainings.train(names, backup, Kill())
+    training_elements.fresh()
+    model = training_elements.train(names, backup, Kill())
     arrays = {name: leaf.read() for name, leaf in flatten({"model": model}).tensors.items()}
     exactness = backup._backup._training.exactness  # type: ignore[union-attr]  # it has trained
     arrays |= {f"step/{name}": np.asarray(variable) for name, variable in exactness.variables.items()}

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import trainings
-from trainings import ELEMENTS, IS_KERAS_3
+import training_elements
+from training_elements import ELEMENTS, IS_KERAS_3
 
 from hpcckpt.errors import StateMismatchError
 from hpcckpt.keras import BackupAndRestore, stateless
@@ -55,10 +55,10 @@ def _repeatable() -> Iterator[None]:
 
 def run(names: Names, directory: Path, *more: Any, epochs: int = 3) -> tuple[Any, BackupAndRestore]:
     """Train as a new process would; return the model, if it came to an end, and the callback."""
-    trainings.fresh()
+    training_elements.fresh()
     backup, model = BackupAndRestore(directory, every_n_batches=2, delete_checkpoint=False, verbose=0), None
     try:
-        model = trainings.train(names, backup, *more, epochs=epochs)
+        model = training_elements.train(names, backup, *more, epochs=epochs)
     except Killed:
         backup.close()
     return model, backup
@@ -81,7 +81,7 @@ def test_what_the_training_step_uses_is_saved_wherever_the_program_keeps_it(name
     model, backup = run([name], tmp_path / "run")
     assert backup.restored is not None
     assert (backup.restored.step, backup.restored.level, backup.level, backup.reasons) == (16, "exact", "exact", [])
-    assert trainings.weights(model) == trainings.weights(straight)
+    assert training_elements.weights(model) == training_elements.weights(straight)
 
 
 @pytest.mark.parametrize("name", slow_but(REFUSED, ["tf_random_in_a_layer", "warm_up_counted_in_an_attribute"]))
@@ -112,7 +112,7 @@ def test_a_variable_that_a_callback_sets_between_epochs_comes_back_before_that(t
     run(names, tmp_path / "run", KillAt(21))
     model, backup = run(names, tmp_path / "run")
     assert (backup.restored.objects["epoch"], backup.restored.objects["batch"]) == (2, 0)
-    assert trainings.weights(model) == trainings.weights(straight)
+    assert training_elements.weights(model) == training_elements.weights(straight)
 
 
 def test_a_model_that_is_compiled_again_is_reported_with_what_to_do(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_step_is_compiled_once_though_it_is_compiled_before_the_first_batch(tm
             return inputs
 
     def build() -> Any:
-        trainings.fresh()
+        training_elements.fresh()
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1), Traced()])
         model.compile("sgd", "mse")
         traced.clear()
@@ -149,7 +149,7 @@ def test_a_step_is_compiled_once_though_it_is_compiled_before_the_first_batch(tm
 
     counts = []
     for callbacks in ([], [BackupAndRestore(tmp_path, verbose=0)]):
-        build().fit(*trainings.rows(), epochs=2, verbose=0, callbacks=callbacks)
+        build().fit(*training_elements.rows(), epochs=2, verbose=0, callbacks=callbacks)
         counts.append(len(traced))
     assert 0 < counts[1] <= counts[0]  # the first makes its optimizer while it traces, and traces again
 
@@ -160,7 +160,7 @@ def test_keras_global_generator_is_made_where_a_checkpoint_has_it() -> None:
 
     from hpcckpt.keras import rng
 
-    trainings.fresh()
+    training_elements.fresh()
     state = np.array([11, 3], "int64")
     assert rng.write_streams({"keras.generator": state}) == []
     assert np.asarray(global_state.get_global_attribute("global_seed_generator").state).tolist() == [11, 3]
