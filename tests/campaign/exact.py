@@ -1,8 +1,8 @@
 """Trainings of random elements that are killed and resumed: whichever says ``exact`` ends with the same bits.
 
-One case is one training, put together from the elements of ``tests/keras/training_elements.py``: layers, loss, class of the
-model, callbacks, data, optimizer, options.  It is trained to its end twice, which has to give the same bits; killed
-with SIGKILL within an epoch, once or twice; and resumed.  What it ends with, all variables of the model, of its
+One case is one training, put together from the elements of ``tests/keras/training_elements.py``: layers, loss, class
+of the model, callbacks, data, optimizer, options.  It is trained to its end twice, which has to give the same bits;
+killed with SIGKILL within an epoch, once or twice; and resumed.  What it ends with, all variables of the model, of its
 optimizer and of its training step, is compared.
 
 Even cases have only elements of which everything can be saved: they have to be ``exact``.  Odd ones have one at least
