@@ -32,6 +32,10 @@ class Ours:
         """Save a step, and wait until it is committed. Collective."""
         self.saved = self.begin()()
 
+    def finish_removal(self) -> None:
+        """Wait until the step that the last save retired is removed."""
+        self.ckpt._run.workspace.finish_removal()
+
     def restore(self) -> None:
         """Restore the newest step, verified. Collective."""
         self.ckpt.restore(self.state)

@@ -130,7 +130,7 @@ def test_a_metric_that_is_called_like_a_direction_can_be_given_as_an_object():
     assert parse_best("maximal_error") == Best("maximal_error")
 
 
-@pytest.mark.parametrize("name", ["async_save", "recycle", "incremental", "nan_guard"])
+@pytest.mark.parametrize("name", ["async_save", "incremental", "nan_guard"])
 @pytest.mark.parametrize("value", ["no", "off", "", None, 2])
 def test_an_option_that_is_true_or_false_takes_no_text(run_dir, name, value):
     with pytest.raises(OptionError, match=f"{name}: must be True or False"):
