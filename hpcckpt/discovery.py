@@ -11,11 +11,11 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcckpt import files, layout, native
+from hpcckpt import damage, files, layout, native
 from hpcckpt.config import Best
 from hpcckpt.errors import (
     CorruptError,
@@ -29,6 +29,9 @@ from hpcckpt.errors import (
 )
 from hpcckpt.manifest import MAX_MANIFEST_BYTES, Manifest, decode
 from hpcckpt.plan import FileRecord
+from hpcckpt.regular import open_regular, read_bounded
+
+__all__ = ["open_regular", "read_bounded"]
 
 PathLike = str | os.PathLike[str]
 READER_PIN_EXPIRY_S = 6 * 3600.0
@@ -39,7 +42,8 @@ MAX_DIGITS = 100
 class StepInfo:
     """One step directory: its manifest if that is readable, and what keeps it from being restored ("" if nothing).
 
-    `is_unread` says that the system refused to read it: that proves nothing about the step.
+    `is_unread` is True if the system refused to read it, which proves nothing about the step; `is_recorded` if all
+    looks right, and a record (:mod:`hpcckpt.damage`) has the problem: an earlier reader found damaged bytes.
     """
 
     step: int
@@ -47,6 +51,7 @@ class StepInfo:
     manifest: Manifest | None
     problem: str = ""
     is_unread: bool = False
+    is_recorded: bool = False
 
     @property
     def is_restorable(self) -> bool:
@@ -96,11 +101,14 @@ def scan(directory: PathLike, manifests: Manifests | None = None) -> tuple[StepI
     steps = step_numbers(directory)
     if manifests is not None:
         manifests.forget_others(directory, steps)
-    return tuple(inspect_step(directory, step, manifests) for step in steps)
+    records = damage.records_in(directory) if steps else ()
+    return tuple(inspect_step(directory, step, manifests, records) for step in steps)
 
 
-def inspect_step(directory: PathLike, step: int, manifests: Manifests | None = None) -> StepInfo:
-    """Say of one step whether it can be restored, and if not, why. Independent."""
+def inspect_step(
+    directory: PathLike, step: int, manifests: Manifests | None = None, records: Collection[str] | None = None
+) -> StepInfo:
+    """Return what is known of one step, with what keeps it from being restored. Independent."""
     path = Path(directory, layout.step_dirname(step))
     try:
         if path.is_symlink():
@@ -111,7 +119,8 @@ def inspect_step(directory: PathLike, step: int, manifests: Manifests | None = N
             raise ManifestError(f"{path}: the manifest is that of step {manifest.step}; use an older step")
     except HpcckptError as error:
         return StepInfo(step, path, None, str(error), is_unread=isinstance(error, RetryError))
-    return StepInfo(step, path, manifest)
+    problem = damage.recorded_problem(directory, step, manifest.save_id, records)
+    return StepInfo(step, path, manifest, f"step {step}: {problem}" if problem else "", is_recorded=bool(problem))
 
 
 def inspect_part(info: StepInfo, manifests: Manifests) -> StepInfo:
@@ -150,33 +159,6 @@ def read_manifest(path: PathLike) -> Manifest:
         return decode(text, native.crc32c, where)
     except ManifestError as error:
         raise ManifestError(f"{error}, or 'hpcckpt repair', which may rebuild it") from None
-
-
-def read_bounded(path: str, limit: int) -> bytes:
-    """Read an ordinary file of at most `limit` bytes, following no symbolic link."""
-    fd = open_regular(path)
-    try:
-        nbytes = os.fstat(fd).st_size
-        if nbytes > limit:
-            raise ManifestError(f"{path}: {nbytes} bytes, at most {limit} are accepted; use an older step")
-        with os.fdopen(os.dup(fd), "rb") as file:
-            return file.read(nbytes)
-    finally:
-        os.close(fd)
-
-
-def open_regular(path: str) -> int:
-    """Open an ordinary file for reading, refusing symbolic links, devices and pipes; return its descriptor."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        if os.path.islink(path):
-            raise CorruptError(f"{path}: is a symbolic link, which checkpoints never hold; not followed") from error
-        raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CorruptError(f"{path}: is not an ordinary file; not opened")
-    return fd
 
 
 def check_files(path: PathLike, manifest: Manifest) -> None:
@@ -228,11 +210,17 @@ def is_there(path: PathLike, file: FileRecord) -> bool:
 
 def newest_restorable(directory: PathLike) -> StepInfo | None:
     """Return the newest step that can be restored, looking no further than needed. Independent."""
-    for step in reversed(step_numbers(directory)):
-        info = inspect_step(directory, step)
+    return first_restorable(inspect_step(directory, step) for step in reversed(step_numbers(directory)))[0]
+
+
+def first_restorable(infos: Iterable[StepInfo]) -> tuple[StepInfo | None, list[StepInfo]]:
+    """Return the step that a restart uses, and those it passes over, of steps with the newest first. Pure."""
+    passed: list[StepInfo] = []
+    for info in infos:
         if info.is_restorable:
-            return info
-    return None
+            return info, passed
+        passed.append(info)
+    return None, passed
 
 
 def passed_over(directory: PathLike, chosen: int) -> tuple[StepInfo, ...]:

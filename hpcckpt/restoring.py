@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from hpcckpt import discovery, layout, phases
+from hpcckpt import damage, discovery, layout, phases
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import StepInfo
 from hpcckpt.dtypes import numpy_dtype
@@ -110,6 +110,8 @@ class _Attempt:
         How often each step was tried.
     touched : set of str
         Tensors that an unreadable step may have overwritten in part.
+    is_complete : bool
+        Whether all tensors of the step that is tried are read.
     """
 
     strict: bool
@@ -118,6 +120,7 @@ class _Attempt:
     skipped: list[str] = field(default_factory=list)
     tried: dict[Candidate, int] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
+    is_complete: bool = False
 
     def skip(self, candidate: Candidate, error: CollectiveError) -> None:
         """Try a step no more; one that was retired meanwhile may have been replaced, so it gets another try or two."""
@@ -141,7 +144,12 @@ def _remember(run: Run, candidate: Candidate, error: CollectiveError) -> None:
 
     def identity() -> str | None:
         info = discovery.inspect_step(owner.directory, step, owner.manifests)
-        return info.manifest.save_id if info.manifest else None
+        if info.manifest is None:
+            return None
+        texts = [text for rank, text in error.failures.items() if error.kinds[rank] == CorruptError.kind]
+        if texts and not damage.record(owner.directory, step, info.manifest.save_id, texts[0], "a restore"):
+            _log.warning("hpcckpt: that step %d is damaged cannot be recorded in %s", step, owner.directory)
+        return info.manifest.save_id
 
     save_id = run.comm.on_root(f"restore step {step}: remember", identity)
     if save_id is not None:
@@ -157,6 +165,10 @@ def _tell(run: Run, restored: Restored, attempt: _Attempt) -> None:
     """Log once, on root, that an older step was taken; `Restored.warnings` says so on every rank. Independent."""
     owner = _owner(run, restored.path.parent)
     owner.damaged.pop(restored.step, None)  # what could not be read before could be read now
+    if run.comm.is_root and attempt.is_asked and attempt.is_complete:
+        assert run.lineage.save_id is not None
+        if damage.clear(owner.directory, restored.step, run.lineage.save_id):
+            _log.warning("hpcckpt: step %d was recorded as damaged and is whole: the record is removed", restored.step)
     run.journal.restored(restored, run.comm.size, attempt.skipped)
     if run.comm.is_root and attempt.skipped:
         _log.warning("hpcckpt: restored step %d: %s", restored.step, "; ".join(attempt.skipped))
@@ -169,6 +181,8 @@ def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Atte
     where = f"restore step {step}"
     try:
         tree, match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm.size, attempt))
+        is_same_size = reader.manifest.n_ranks == run.comm.size  # else per-rank tensors may be left out, and shards
+        attempt.is_complete = is_same_size and not match.unexpected and not tree.unasked
         attempt.touched |= {name for name in match.tensors if reader.specs[name].kind != "per-rank"}
         arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(reader, tree, match, run.comm.rank, attempt))
     finally:
@@ -228,15 +242,13 @@ def _choose(run: Run, attempt: _Attempt) -> Candidate | None:
     """Let root choose the newest step that was not tried, so that all ranks try the same. Collective."""
 
     def choose() -> tuple[Candidate | None, list[tuple[Candidate, str]]]:
-        problems: list[tuple[Candidate, str]] = []
-        for candidate in _candidates(run):
-            if attempt.tried.get(candidate, 0) < _MAX_TRIES:
-                manifests = _owner(run, candidate.directory).manifests
-                info = discovery.inspect_step(candidate.directory, candidate.step, manifests)
-                if info.is_restorable:
-                    return candidate, problems
-                problems.append((candidate, info.problem))
-        return None, problems
+        untried = [each for each in _candidates(run) if attempt.tried.get(each, 0) < _MAX_TRIES]
+        infos = (
+            discovery.inspect_step(each.directory, each.step, _owner(run, each.directory).manifests) for each in untried
+        )
+        chosen, passed = discovery.first_restorable(infos)
+        problems = [(each, info.problem) for each, info in zip(untried, passed, strict=False)]
+        return None if chosen is None else untried[len(passed)], problems
 
     chosen, problems = run.comm.on_root("restore: look for steps", choose)
     for candidate, problem in problems:

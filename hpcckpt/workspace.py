@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from hpcckpt import files, layout, native, retention
+from hpcckpt import damage, files, layout, native, retention
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.config import Options
@@ -196,6 +196,7 @@ class Workspace:
         errors: list[OSError] = []
         with self.changing:
             drop_stale_pins(self.directory)
+            damage.drop_stale(self.directory)
             names = [name for name in self.leftovers() if is_swept(name)]
             replaced = [name for name in sorted(os.listdir(self.directory)) if layout.replaced_original(name)]
             if names or replaced:

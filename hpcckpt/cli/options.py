@@ -94,14 +94,14 @@ def passed_over(directory: Path, step: str | None, chosen: discovery.StepInfo) -
 
 
 def readable(info: discovery.StepInfo) -> Manifest:
-    """Return the manifest of a step that can be restored.
+    """Return the manifest of a step that can be read, be it one that a record says is damaged.
 
     Raises
     ------
     CorruptError
         Or another error that says what keeps it from being restored, and what to use instead.
     """
-    if info.manifest is not None and info.is_restorable:
+    if info.manifest is not None and (info.is_restorable or info.is_recorded):
         return info.manifest
     manifest = discovery.read_manifest(info.path)  # raises the error that the summary only tells
     discovery.check_files(info.path, manifest)

@@ -51,7 +51,8 @@ def summarize(directory: Path, best: Best | None) -> RunSummary:
     steps = discovery.scan(directory)
     chosen = best or default_best(steps)
     found = discovery.best_of(steps, chosen) if chosen else []
-    newest = max((info.step for info in steps if info.is_restorable), default=None)
+    restart = discovery.first_restorable(reversed(steps))[0]
+    newest = restart.step if restart is not None else None
     marks = _Marks(newest, found[0] if found else None, discovery.pins(directory))
     rows = [_committed(info, marks) for info in steps]
     leftovers = find_leftovers(directory)

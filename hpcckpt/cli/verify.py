@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcckpt import discovery
+from hpcckpt import damage, discovery
 from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
@@ -47,8 +47,9 @@ def command(
     """Check every byte of a checkpoint against its checksums.
 
     STEP is a number, 'latest' (the default: the newest that can be restored, and every newer one that
-    cannot) or 'best'. Exits with 3 if anything is damaged, with 6 if one of several steps had to be left
-    out, and with 5 if --values finds NaN or infinities in undamaged bytes.
+    cannot) or 'best'. Damage is recorded in the run directory: 'hpcckpt list' shows it and restarts use
+    another step, until the step is verified and found whole. Exits with 3 if anything is damaged, with 6 if
+    one of several steps had to be left out, and with 5 if --values finds NaN or infinities in undamaged bytes.
     """
     from hpcckpt.inspecting import check_step
 
@@ -60,16 +61,19 @@ def command(
         for info in steps:
             try:
                 verdict = check_step(info.path, threads, advance, has_values_checked=has_values)
-                # Bytes may be right and the step of no use all the same: a symbolic link in a run is not followed.
-                verdicts.append((info, replace(verdict, problem=verdict.problem or info.problem)))
+                if not info.is_recorded:  # bytes may be right and the step of no use: a symbolic link is not followed
+                    verdict = replace(verdict, problem=verdict.problem or info.problem)
+                verdicts.append((info, verdict))
             except HpcckptError as error:
                 if not is_all and len(steps) == 1:
                     raise
                 skipped.append((info, str(error)))
+    notes = [text for info, verdict in verdicts if (text := _remember(info, verdict))]
     if is_json:
         output.write_json(_document(directory, verdicts, skipped))
     else:
         _write_all(verdicts, skipped, has_values=has_values)
+    output.say("\n".join(notes), is_quiet=is_quiet or not notes)
     return _exit_code([verdict for _, verdict in verdicts], has_skipped=bool(skipped))
 
 
@@ -83,6 +87,21 @@ def _chosen(directory: Path, step: str | None, metric: str | None, *, is_all: bo
     if not steps:
         raise StepNotFoundError(f"no checkpoint in {directory}{elsewhere.hint(directory)}")
     return steps
+
+
+def _remember(info: StepInfo, verdict: Verdict) -> str:
+    """Record damage that only reading all bytes shows, or remove its record; return what was done, in words."""
+    if info.manifest is None or (info.problem and not info.is_recorded):
+        return ""
+    run, save_id = info.path.parent, info.manifest.save_id
+    if verdict.is_whole:
+        was_recorded = damage.clear(run, info.step, save_id)
+        return f"step {info.step} was recorded as damaged and is whole: the record is removed" if was_recorded else ""
+    problem = _damage_text(info.step, verdict).rstrip(":")
+    blocks = "".join(f"; {block}" for block in verdict.damage[:1])
+    if damage.record(run, info.step, save_id, f"{problem}{blocks}", "hpcckpt verify"):
+        return f"recorded in {run}: restarts do not use step {info.step} until it is verified and found whole"
+    return f"not recorded, for {run} cannot be written: a restart finds the damage of step {info.step} itself"
 
 
 def _exit_code(verdicts: Sequence[Verdict], *, has_skipped: bool) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from keras.callbacks import Callback
 
-from hpcckpt import files, journal, tiers
+from hpcckpt import damage, files, journal, tiers
 from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level
 from hpcckpt.discovery import pins_to_obey, scan
@@ -329,6 +329,7 @@ def _delete_all(directory: Path) -> None:
         for info in scan(directory):
             if info.step not in pinned:
                 Workspace.at(directory).retire(info.path.name)
+        damage.drop_stale(directory)
     with contextlib.suppress(OSError):
         if set(os.listdir(directory)) <= _SIDE_FILES:
             for name in _SIDE_FILES:

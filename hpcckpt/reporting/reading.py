@@ -115,7 +115,8 @@ def _standing(part: Part, best: Best | None, manifests: discovery.Manifests) -> 
     named = {name for info in steps if info.manifest for name in info.manifest.metrics}
     chosen = best or next((Best(name) for name in ("val_loss", "loss") if name in named), None)
     found = discovery.best_of(steps, chosen)[:1] if chosen else []
-    newest = max((info.step for info in steps if info.is_restorable), default=None)
+    restart = discovery.first_restorable(reversed(steps))[0]
+    newest = restart.step if restart is not None else None
     pinned = discovery.pins(part.path)
     tags = {}
     for info in steps:

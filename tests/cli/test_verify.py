@@ -34,7 +34,8 @@ def test_a_flipped_bit_exits_with_3_and_names_tensor_file_bytes_and_the_next_mov
     assert "data/rank-00000.safetensors, bytes" in result.out
     assert "tensor '" in result.out
     assert f"use step 20 instead: hpcckpt verify {saved} 20" in result.err
-    (step,) = cli("verify", saved, "--json").json["steps"]
+    older, step = cli("verify", saved, "--json").json["steps"]
+    assert (older["step"], older["ok"]) == (20, True)
     (block,) = step["damage"]
     assert set(block) == {"tensor", "file", "offset", "nbytes", "reason"}
     assert "use step 20" in step["next"]
@@ -103,3 +104,37 @@ def test_values_of_a_sound_step(cli: Cli, saved: Path) -> None:
 def test_no_step_exits_with_4(cli: Cli, tmp_path: Path) -> None:
     assert cli("verify", tmp_path).code == 4
     assert cli("verify", tmp_path, "--all").code == 4
+
+
+def test_damage_that_verify_finds_is_shown_by_list_and_passed_over_by_a_restart(
+    cli: Cli, saved: Path, damage: Any
+) -> None:
+    damage.flip(damage.first_file(saved / "step-0000000030"), -1)
+    assert cli("list", saved, "--json").json["resume_step"] == 30
+    found = cli("verify", saved)
+    assert found.code == 3
+    assert f"recorded in {saved}: restarts do not use step 30" in found.err
+    listed = cli("list", saved, "--json").json
+    assert (listed["resume_step"], listed["checkpoints"][-1]["valid"]) == (20, False)
+    assert "hpcckpt verify found damage on " in listed["checkpoints"][-1]["problem"]
+    with hc.Checkpointer(saved) as ckpt:
+        assert ckpt.latest_step() == 20
+    again = cli("verify", saved, "--json")  # what latest passes over is checked again
+    assert (again.code, [step["ok"] for step in again.json["steps"]]) == (3, [True, False])
+
+
+def test_a_later_verify_that_finds_the_step_whole_removes_the_record(cli: Cli, saved: Path, damage: Any) -> None:
+    damage.flip(damage.first_file(saved / "step-0000000030"), -1)
+    assert cli("verify", saved).code == 3
+    damage.flip(damage.first_file(saved / "step-0000000030"), -1)
+    result = cli("verify", saved, 30)
+    assert result.code == 0
+    assert "step 30 was recorded as damaged and is whole: the record is removed" in result.err
+    assert cli("list", saved, "--json").json["resume_step"] == 30
+    assert not (saved / ".damaged").exists()
+
+
+def test_damage_that_sizes_show_needs_no_record(cli: Cli, saved: Path, damage: Any) -> None:
+    damage.cut(damage.first_file(saved / "step-0000000030"))
+    assert cli("verify", saved).code == 3
+    assert not (saved / ".damaged").exists()

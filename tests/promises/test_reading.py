@@ -498,5 +498,7 @@ def test_a_damaged_step_is_read_nowhere_and_changed_nowhere(run_dir, damage):
         ckpt.restore(state(0))
         with pytest.raises(errors.CorruptError):
             ckpt.restore(state(0), 2)
-    assert {path: path.read_bytes() for path in sorted(run_dir.rglob("*")) if path.is_file()} == before
+    after = {path: path.read_bytes() for path in sorted(run_dir.rglob("*")) if path.is_file()}
+    assert {path for path in after if path not in before} == set((run_dir / layout.DAMAGED).iterdir())
+    assert {path: after[path] for path in before} == before
     assert json.loads((step / layout.MANIFEST).read_bytes())["step"] == 2
