@@ -138,6 +138,26 @@ def why_not_trusted(path: Path, owners: Collection[int] = ()) -> str:
     return ""
 
 
+def why_not_safe(path: Path) -> str:
+    """Return why others may have put, or could replace, a file or directory whose code would be run. Independent.
+
+    It, and each directory on the path to it, must belong to root or this user, and neither group nor others may write
+    there. Only above a directory that is so may a sticky one be writable (``/tmp``): its entries cannot be replaced.
+    """
+    real = Path(os.path.realpath(path))
+    for place in (real, *real.parents):
+        try:
+            found = place.stat()
+        except OSError as error:
+            return f"{place}: {error.strerror}"
+        if found.st_uid not in {0, os.geteuid()}:
+            return f"{place} belongs to {user_text(found.st_uid)}"
+        is_shared = bool(found.st_mode & stat.S_ISVTX) and place not in {real, real.parent if real.is_file() else real}
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
+            return f"{place} can be written by other users (mode {mode_text(found)}): chmod go-w {place}"
+    return ""
+
+
 def mode_text(found: os.stat_result) -> str:
     """Return the permissions as people write them: ``0755``. Pure."""
     return f"{stat.S_IMODE(found.st_mode):04o}"

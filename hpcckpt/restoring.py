@@ -162,7 +162,10 @@ def _owner(run: Run, directory: Path) -> Run:
 
 
 def _tell(run: Run, restored: Restored, attempt: _Attempt) -> None:
-    """Log once, on root, that an older step was taken; `Restored.warnings` says so on every rank. Independent."""
+    """Log once, on root, that an older step was taken, or that values of each rank are not restored. Independent.
+
+    `Restored.warnings` has both on every rank.
+    """
     owner = _owner(run, restored.path.parent)
     owner.damaged.pop(restored.step, None)  # what could not be read before could be read now
     if run.comm.is_root and attempt.is_asked and attempt.is_complete:
@@ -170,8 +173,8 @@ def _tell(run: Run, restored: Restored, attempt: _Attempt) -> None:
         if damage.clear(owner.directory, restored.step, run.lineage.save_id):
             _log.warning("hpcckpt: step %d was recorded as damaged and is whole: the record is removed", restored.step)
     run.journal.restored(restored, run.comm.size, attempt.skipped)
-    if run.comm.is_root and attempt.skipped:
-        _log.warning("hpcckpt: restored step %d: %s", restored.step, "; ".join(attempt.skipped))
+    if run.comm.is_root and restored.logged:
+        _log.warning("hpcckpt: restored step %d: %s", restored.step, "; ".join(restored.logged))
 
 
 def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Attempt) -> Restored:
@@ -204,6 +207,7 @@ def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Atte
         seconds=time.monotonic() - attempt.began,
         missing=match.missing,
         unexpected=match.unexpected,
+        logged=(*attempt.skipped, *match.not_restored),
     )
 
 
@@ -321,6 +325,8 @@ class Match(NamedTuple):
         Single numbers that were saved in another form, as the state has them.
     warnings, missing, unexpected : tuple of str
         What does not come back.
+    not_restored : tuple of str
+        The one of the warnings, if there is any, that is about values that each rank has for itself.
     """
 
     tensors: tuple[str, ...]
@@ -329,6 +335,7 @@ class Match(NamedTuple):
     warnings: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    not_restored: tuple[str, ...] = ()
 
 
 def _match(tree: StateTree, reader: StepReader, n_ranks: int, attempt: _Attempt) -> tuple[StateTree, Match]:
@@ -372,13 +379,15 @@ def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bo
     objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | dict(scalars.objects)
     if (strict and problems) or (own and not fitting and not objects and not scalars.tensors):
         raise StateMismatchError(_refusal(reader, problems))
+    not_restored = _not_restored(gone, reader.manifest.n_ranks, n_ranks)
     return Match(
         tuple(name for name in fitting if name not in gone),
         objects,
         scalars.tensors,
-        tuple(_warnings(gone, missing, unexpected, problems, reader.manifest.n_ranks, n_ranks)),
+        (*not_restored, *_warnings(missing, unexpected, problems)),
         missing,
         unexpected,
+        not_restored,
     )
 
 
@@ -421,19 +430,24 @@ def _leaf_problems(leaf: TensorLeaf, reader: StepReader) -> list[Problem]:
     return problems
 
 
-def _warnings(
-    gone: Sequence[str],
-    missing: Sequence[str],
-    unexpected: Sequence[str],
-    problems: Sequence[Problem],
-    saved_ranks: int,
-    n_ranks: int,
-) -> list[str]:
+def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[str, ...]:
+    """Return the warning about values that each rank has for itself, where the number of ranks differs. Pure."""
+    if not gone:
+        return ()
+    more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
+    before = f"{saved_ranks} rank{'s' if saved_ranks > 1 else ''}"
+    text = (
+        f"per-rank {', '.join(gone[:_SHOWN])}{more} left as they are: saved on {before}, restored on {n_ranks}; "
+        f"set them in the program, or restart on {before}"
+    )
+    return (text,)
+
+
+_SHOWN = 10
+
+
+def _warnings(missing: Sequence[str], unexpected: Sequence[str], problems: Sequence[Problem]) -> list[str]:
     texts = []
-    if gone:
-        texts.append(
-            f"saved on {saved_ranks} ranks, restored on {n_ranks}: per-rank {', '.join(gone)} left as they are"
-        )
     if missing:
         texts.append(f"not in the checkpoint, left as they are: {', '.join(missing)}")
     if unexpected:

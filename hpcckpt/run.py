@@ -90,6 +90,9 @@ class Restored:
         Time it took.
     missing, unexpected : tuple of str
         Names that only the state, or only the checkpoint, has (``strict=False``).
+    logged : tuple of str
+        Those of the warnings that rank 0 has logged: damaged steps, and what each rank had for itself that is not
+        restored on another number of ranks.
     """
 
     step: int
@@ -103,6 +106,7 @@ class Restored:
     seconds: float
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    logged: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -57,8 +57,8 @@ class Sharded:
 class PerRank:
     """A value that each rank has for itself: an array, or a JSON value (RNG state, iterator position).
 
-    On restore with the same rank count each rank gets its own back; else it is left alone and a
-    warning says so.
+    On restore with the same rank count each rank gets its own back; else it is left as it is, and rank 0 logs a warning
+    that names it (on stderr, unless logging is configured otherwise); it is in `Restored.warnings` of every rank too.
     """
 
     value: Any

@@ -18,6 +18,7 @@ nothing good is removed before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -96,7 +97,11 @@ def check_space(directory: Path, plan: SavePlan, n_ranks: int, staged_bytes: int
     NoSpaceError
         Saying how much is needed and how much is free.
     """
-    found = os.statvfs(directory)
+    try:
+        found = os.statvfs(directory)
+    except OSError as error:  # only a precaution: what is really full is reported when it is written
+        _log_unknown_space(directory, error.strerror)
+        return
     free = found.f_bavail * found.f_frsize
     needed = plan.nbytes + _HEADER_BYTES_PER_TENSOR * (len(plan.tensors) + n_ranks) + RESERVE_BYTES - staged_bytes
     if found.f_blocks and needed > free:
@@ -104,6 +109,12 @@ def check_space(directory: Path, plan: SavePlan, n_ranks: int, staged_bytes: int
             f"{directory}: this step needs {needed} bytes, {free} are free; "
             "nothing was written or removed: free space, keep fewer steps, or choose another directory",
         )
+
+
+@functools.cache
+def _log_unknown_space(directory: Path, reason: str) -> None:
+    """Log, once for each directory, that free space is not checked there."""
+    _log.warning("hpcckpt: %s: free space is unknown (statvfs: %s); saves begin without that check", directory, reason)
 
 
 def new_ticket() -> Ticket:

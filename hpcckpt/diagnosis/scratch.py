@@ -94,14 +94,24 @@ def findings(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         remedy = f"name a directory on a disk of the node in {OWN}; without one, saves go to the run directory alone"
         yield Finding("scratch", "note", f"no node-local scratch{f': {passed}' if passed else ''}", remedy)
         return
-    held = os.statvfs(choice.chosen)
+    free, total = free_space(choice.chosen)
     where = choice.source if choice.source == str(choice.chosen) else f"{choice.source}={choice.chosen}"
-    message = f"{where}, {nbytes_text(held.f_bavail * held.f_frsize)} free{f'; passed over {passed}' if passed else ''}"
-    gist = f"{choice.source} {held.f_blocks * held.f_frsize} {len(choice.rejected)}"
+    free_text = "unknown space" if free is None else nbytes_text(free)
+    message = f"{where}, {free_text} free{f'; passed over {passed}' if passed else ''}"
+    gist = f"{choice.source} {total} {len(choice.rejected)}"
     if own is not None:
         yield Finding("scratch", "warning", message, f"correct {OWN}, or unset it", gist)
     else:
         yield Finding("scratch", "ok", message, gist=gist)
+
+
+def free_space(path: Path) -> tuple[int | None, int]:
+    """Return how many bytes are free, ``None`` where the file system does not say, and how many there are in all."""
+    try:
+        held = os.statvfs(path)
+    except OSError:
+        return None, 0
+    return held.f_bavail * held.f_frsize, held.f_blocks * held.f_frsize
 
 
 def _why_not(path: Path, source: str, needed_nbytes: int) -> str:
@@ -117,9 +127,12 @@ def _why_not(path: Path, source: str, needed_nbytes: int) -> str:
     reason = why_not_local(mount_of(path), is_wanted=source == f"${OWN}")
     if reason:
         return reason
-    held = os.statvfs(path)
-    free = held.f_bavail * held.f_frsize
-    return "" if free >= needed_nbytes else f"{nbytes_text(free)} free, {nbytes_text(needed_nbytes)} needed"
+    free, _ = free_space(path)
+    return (
+        ""
+        if free is None or free >= needed_nbytes
+        else f"{nbytes_text(free)} free, {nbytes_text(needed_nbytes)} needed"
+    )
 
 
 def why_not_local(mount: Mount | None, *, is_wanted: bool = False) -> str:

@@ -104,7 +104,11 @@ def _file_system(mount: Mount) -> Finding:
 
 
 def _space(directory: Path, base: Path) -> Iterator[Finding]:
-    held = os.statvfs(base)
+    try:
+        held = os.statvfs(base)
+    except OSError as error:
+        yield Finding("space", "note", f"free space is unknown (statvfs: {error.strerror}); saves do not check it")
+        return
     free, total = held.f_bavail * held.f_frsize, held.f_blocks * held.f_frsize
     newest = discovery.newest_restorable(directory) if directory.is_dir() else None
     wanted = newest.manifest.nbytes if newest and newest.manifest else 0

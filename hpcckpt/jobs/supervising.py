@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hpcckpt.diagnosis.scratch import find_scratch
+from hpcckpt.diagnosis.scratch import find_scratch, free_space
 from hpcckpt.errors import LockedError, RetryError
 from hpcckpt.jobs import surveying
 from hpcckpt.jobs.judging import Circumstances, Verdict, judge
@@ -182,7 +182,8 @@ def introduce(settings: Settings, scheduler: Scheduler, say: Say) -> JobEnd | No
 def _say_scratch(say: Say) -> None:
     found = find_scratch(os.environ)
     if found.chosen is not None:
-        say(f"scratch={found.chosen} free={nbytes_text(shutil.disk_usage(found.chosen).free)}")
+        free, _ = free_space(found.chosen)
+        say(f"scratch={found.chosen} free={'unknown' if free is None else nbytes_text(free)}")
     wanted = os.environ.get("HPCCKPT_SCRATCH")
     for path, source, reason in found.rejected:
         if found.chosen is None or str(path) == wanted:

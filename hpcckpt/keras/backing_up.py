@@ -134,7 +134,8 @@ class Backup:
             at = self.at
             begins = self.begins
             line = resume_line(restored, at.epoch, at.batch, ckpt.comm.size, begins.iterator, begins.level)
-            self._say(line, *_warnings(begins.warnings))
+            logged = set(restored.logged)  # the core has done so
+            self._say(line, *_warnings(text for text in begins.warnings if text not in logged))
         self._read_on(Skipping(is_shown=self.is_talking and ckpt.comm.is_root))
         self._guard = self._watch()
 

@@ -29,6 +29,7 @@ import hpcckpt.native
 from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError, PluginError
 from hpcckpt.native import abi, handshake
 from hpcckpt.native.instances import Instance, LoadedBackend, PluginContext, PluginTensor
+from hpcckpt.private import why_not_safe
 
 __all__ = [
     "PATH_VARIABLE",
@@ -43,6 +44,7 @@ __all__ = [
     "load",
     "loaded",
     "search_path",
+    "skipped",
 ]
 
 PATH_VARIABLE = "HPCCKPT_PLUGIN_PATH"
@@ -56,9 +58,46 @@ _by_name: dict[str, LoadedBackend] = {}
 
 
 def search_path() -> list[Path]:
-    """Return the directories in which plugins are found by name, first those of ``HPCCKPT_PLUGIN_PATH``."""
-    own = [Path(entry) for entry in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if entry]
+    """Return the directories in which plugins are found by name, first those of ``HPCCKPT_PLUGIN_PATH``.
+
+    Directories that others own, or can write, are left out: what is in them may be anybody's code.
+    """
+    own = [directory for directory in _named_directories() if not _why_skipped(directory)]
     return own + [Path(root) / _SAMPLES for root in hpcckpt.native.__path__]
+
+
+def _named_directories() -> list[Path]:
+    return [Path(entry) for entry in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if entry]
+
+
+def _why_skipped(place: Path) -> str:
+    """Return why a directory or file is skipped; "" if it is not, or if nothing is there."""
+    if not place.exists() or any(place.is_relative_to(root) for root in hpcckpt.native.__path__):
+        return ""
+    reason = why_not_safe(place)
+    return f"{place} is skipped: {reason}" if reason else ""
+
+
+def skipped() -> dict[str, str]:
+    """Return why files in ``HPCCKPT_PLUGIN_PATH``, or whole directories, are not loaded, by their paths."""
+    found: dict[str, str] = {}
+    for directory in _named_directories():
+        reason = _why_skipped(directory)
+        if reason:
+            found[os.fspath(directory)] = reason
+            continue
+        for name in _listed(directory):
+            why = _why_skipped(directory / name) if name.endswith(".so") else ""
+            if why:
+                found[os.fspath(directory / name)] = why
+    return found
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
 
 
 def load(path: str | os.PathLike[str]) -> tuple[LoadedBackend, ...]:
@@ -104,12 +143,13 @@ def find(name: str) -> LoadedBackend:
             return _by_name[name]
         if not handshake.NAME.fullmatch(name):
             raise BackendNotFoundError(f"plugin backend {name!r} not found: a name is a C identifier; {_known()}")
-        file = next((each for each in _candidates(name) if each.is_file()), None)
+        file = next((each for each in _candidates(name) if each.is_file() and not _why_skipped(each)), None)
         if file is None:
             searched = ", ".join(map(str, search_path()))
+            passed = "".join(f"{why}; " for why in skipped().values())
             raise BackendNotFoundError(
-                f"plugin backend {name!r} not found; {_known()}; searched {searched} for lib{name}.so and {name}.so; "
-                f"set {PATH_VARIABLE}, or load the plugin with hpcckpt.plugins.load(path)"
+                f"plugin backend {name!r} not found; {passed}{_known()}; "
+                f"searched {searched} for lib{name}.so and {name}.so; set {PATH_VARIABLE}, or load the plugin with hpcckpt.plugins.load(path)"
             )
         found = {backend.name: backend for backend in load(file)}
         if name not in found:
@@ -127,13 +167,9 @@ def available() -> dict[str, Path]:
     """Return the files on the search path, by the name under which each is found, sorted; nothing is loaded."""
     found: dict[str, Path] = {}
     for directory in search_path():
-        try:
-            files = sorted(os.listdir(directory))
-        except OSError:
-            continue
-        for file in files:
+        for file in _listed(directory):
             name = file.removesuffix(".so").removeprefix("lib")
-            if file.endswith(".so") and handshake.NAME.fullmatch(name):
+            if file.endswith(".so") and handshake.NAME.fullmatch(name) and not _why_skipped(directory / file):
                 found.setdefault(name, directory / file)
     return dict(sorted(found.items()))
 
@@ -148,7 +184,7 @@ def _existing(path: str) -> str:
     tried = [path]
     if os.path.basename(path) == path:
         tried += [str(directory / path) for directory in search_path()]
-    found = next((each for each in tried if os.path.exists(each)), None)
+    found = next((each for each in tried if os.path.exists(each) and not _why_skipped(Path(each))), None)
     if found is None:
         raise PluginError(f"plugin {path} does not exist; tried {', '.join(tried)}; {PATH_VARIABLE} adds directories")
     return os.path.realpath(found)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hpcckpt as hc
+from hpcckpt.testing.ranks import run_ranks
 
 COUNTS = (1, 2, 3, 4, 5)
 
@@ -245,7 +249,7 @@ def test_per_rank_entries_are_left_alone_on_another_count_with_a_warning(group, 
         target = per_rank_state(comm, fill=False)
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             (warning,) = ckpt.restore(target).warnings
-        assert f"saved on {n} ranks, restored on {m}" in warning
+        assert f"saved on {n} rank{'s' if n > 1 else ''}, restored on {m}" in warning
         assert "array" in warning
         assert "position" in warning
         return target["array"].value.tolist(), target["position"].value, target["weights"].sum()
@@ -266,3 +270,57 @@ def test_per_rank_entries_are_loaded_once_for_each_rank(group, run_dir):
         "array#1": [1, 1],
         "array#2": [2] * 3,
     }
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_values_of_each_rank_that_are_not_restored_are_logged_once(run_dir, caplog, strict):
+    def save(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"w": np.ones(3), "rng": hc.PerRank([comm.rank]), "mine": hc.PerRank(np.ones(2))}).result()
+
+    def restore(comm):
+        state = {"w": np.zeros(3), "rng": hc.PerRank([9]), "mine": hc.PerRank(np.zeros(2))}
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            restored = ckpt.restore(state, strict=strict)
+        return state["rng"].value, state["w"].tolist(), restored.warnings, restored.logged
+
+    run_ranks(2, save)
+    with caplog.at_level(logging.WARNING, "hpcckpt"):
+        results = run_ranks(3, restore)
+    warning = (
+        "per-rank mine, rng/json left as they are: saved on 2 ranks, restored on 3; "
+        "set them in the program, or restart on 2 ranks"
+    )
+    assert results == [([9], [1.0] * 3, (warning,), (warning,))] * 3
+    assert [record.getMessage() for record in caplog.records] == [f"hpcckpt: restored step 1: {warning}"]
+
+
+def test_values_of_each_rank_that_are_not_restored_are_named_on_stderr(run_dir):
+    run_ranks(2, lambda comm: _save_own(run_dir, comm))
+    script = (
+        "import sys, hpcckpt as hc, numpy as np\n"
+        "with hc.Checkpointer(sys.argv[1]) as ckpt:\n"
+        "    ckpt.restore({'own': hc.PerRank(np.zeros(1))}, strict=False)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(run_dir)], capture_output=True, text=True, timeout=240, check=True
+    )
+    (line,) = ended.stderr.splitlines()
+    assert "per-rank own left as they are: saved on 2 ranks, restored on 1" in line
+
+
+def _save_own(run_dir, comm):
+    with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+        ckpt.save(1, {"own": hc.PerRank(np.full(1, float(comm.rank))), "w": np.ones(2)}).result()
+
+
+def test_the_same_number_of_ranks_logs_nothing(run_dir, caplog):
+    run_ranks(2, lambda comm: _save_own(run_dir, comm))
+
+    def restore(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            return ckpt.restore({"own": hc.PerRank(np.zeros(1)), "w": np.zeros(2)}).warnings
+
+    with caplog.at_level(logging.WARNING, "hpcckpt"):
+        assert run_ranks(2, restore) == [(), ()]
+    assert caplog.records == []

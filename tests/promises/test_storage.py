@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import logging
 import os
 import resource
 import subprocess
@@ -19,6 +20,7 @@ from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import discovery, errors, layout, native
+from hpcckpt.diagnosis import storage
 from hpcckpt.testing.faults import Fault, armed
 
 MIB = 1 << 20
@@ -330,3 +332,19 @@ def test_few_open_files_are_enough(run_dir):
         assert hc.load(run_dir)["w"].all()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_that_does_not_say_what_is_free_is_saved_to(run_dir, monkeypatch, caplog, code):
+    def refuse(path):
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(os, "statvfs", refuse)
+    with caplog.at_level(logging.WARNING, "hpcckpt"), hc.Checkpointer(run_dir) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, {"w": np.full(3, float(step))}).result()
+    (record,) = caplog.records
+    assert "free space is unknown" in record.getMessage()
+    assert hc.load(run_dir)["w"].tolist() == [3.0] * 3
+    (space,) = [found for found in storage.findings(run_dir) if found.topic == "space"]
+    assert "unknown" in space.message

@@ -23,4 +23,5 @@ def known_plugins() -> tuple[BackendInfo, ...]:
             hint = "" if inner == name else f"found only after hpcckpt.plugins.load({file.file!r})"
             if inner == name or inner not in {*files, *found}:
                 found[inner] = BackendInfo(f"plugin:{inner}", file.file, "", features=features, problem=hint)
-    return tuple(found[name] for name in sorted(found))
+    rows = [found[name] for name in sorted(found)]
+    return (*rows, *(BackendInfo("plugin", path, "", problem=why) for path, why in sorted(plugins.skipped().items())))
