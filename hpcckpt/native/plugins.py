@@ -149,7 +149,8 @@ def find(name: str) -> LoadedBackend:
             passed = "".join(f"{why}; " for why in skipped().values())
             raise BackendNotFoundError(
                 f"plugin backend {name!r} not found; {passed}{_known()}; "
-                f"searched {searched} for lib{name}.so and {name}.so; set {PATH_VARIABLE}, or load the plugin with hpcckpt.plugins.load(path)"
+                f"searched {searched} for lib{name}.so and {name}.so; "
+                f"set {PATH_VARIABLE}, or load the plugin with hpcckpt.plugins.load(path)"
             )
         found = {backend.name: backend for backend in load(file)}
         if name not in found:
