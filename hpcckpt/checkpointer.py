@@ -44,6 +44,7 @@ class PendingSave:
         """Return True if the outcome is known here; never blocks. Independent."""
         self._run.check_process()
         if self._underway.answer is None:
+            saving.begin_part(self._run)
             self._run.draining.poll()
         return self._underway.answer is not None
 
@@ -335,6 +336,7 @@ class Checkpointer:
     def poll(self) -> None:
         """Carry on what goes on in the background; never blocks. Call it after every batch. Independent."""
         self._check_open()
+        saving.begin_part(self._run)
         self._run.draining.poll()
         if self._tiers is not None:
             self._tiers.draining.poll()
@@ -428,16 +430,24 @@ class Checkpointer:
         if self._run.closed:
             return
         try:
-            with self._run.journal.ending():
-                finish(self._run)
+            finish(self._run)
             self._run.comm.barrier()  # Horovod, where it has begun MPI, ends it for all as soon as one rank is done
-        finally:
-            self._run.closed = True
-            self._release()
-            if self._tiers is not None:
-                self._tiers.draining.comm.free()
-            self._run.draining.comm.free()
-            self._run.comm.free()
+        except KeyboardInterrupt:
+            raise  # it is still open, and may be closed again
+        except BaseException as error:
+            self._give_back(type(error).__name__)
+            raise
+        self._give_back()
+
+    def _give_back(self, failure: str = "") -> None:
+        """Give back the run's lock and the communicators. Collective."""
+        self._run.journal.end(failure)
+        self._run.closed = True
+        self._release()
+        if self._tiers is not None:
+            self._tiers.draining.comm.free()
+        self._run.draining.comm.free()
+        self._run.comm.free()
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -14,7 +14,6 @@ A kill before 4c leaves parts that lack root's, and so no step (:mod:`hpcckpt.ti
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -96,7 +95,6 @@ def check_part(run: Run, this: Underway, closing: Closing) -> None:
 
 def settle_part(run: Run, this: Underway, *, is_committed: bool) -> None:
     """Keep the part of this rank's place, or take it back. Independent."""
-    undo, this.undo = this.undo, None
     if run.places is None or not run.is_leading or run.comm.is_root:
         return
     run.workspace.release(this.staged.name)
@@ -105,15 +103,16 @@ def settle_part(run: Run, this: Underway, *, is_committed: bool) -> None:
             if os.path.lexists(this.staged.path):  # the step that was replaced; `tidy` removes it
                 files.rename(this.staged.path, run.directory / layout.retired_dirname(layout.new_nonce()))
         else:
-            _take_back(run, this, undo)
+            _take_back(run, this)
     except (OSError, HpcckptError) as error:
         _log.warning("hpcckpt: [rank %d] %s: %s", run.comm.rank, this.staged.path, as_failure(error).text)
+    this.undo = None
 
 
-def _take_back(run: Run, this: Underway, undo: contextlib.ExitStack | None) -> None:
-    """Give all names back, and remove what the save left. Independent."""
-    if undo is not None:
-        undo.close()
+def _take_back(run: Run, this: Underway) -> None:
+    """Restore all names, and remove what the save left. Independent."""
+    if this.undo is not None:
+        this.undo.close()
         discovery.unpin(run.directory, this.request.step)
     publishing.abandon(run, this.staged)
 

@@ -77,7 +77,7 @@ class Task:
     wake : Flag
         Set when it has ended.
     go : Flag, optional
-        What it waits for before it begins: so that whoever starts it is not held up by it (they share the GIL).
+        What it waits for before it begins: so that the thread that starts it is not slowed down (they share the GIL).
     """
 
     def __init__(self, fn: Callable[[], Any], wake: Flag, go: Flag | None = None) -> None:
@@ -86,14 +86,25 @@ class Task:
         self._wake = wake
         self._outcome: Outcome | None = None
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="hpcckpt-drain")
-        try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter is shutting down, or no thread can be had: then here and now
-            self._go = None
-            self._run()
+        self._claim = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_started = False
+
+    def start(self) -> Task:
+        """Start it, once: a call that an interrupt broke off may be repeated. Independent."""
+        if not self._is_started:
+            try:
+                threading.Thread(target=self._run, name="hpcckpt-drain").start()
+            except RuntimeError:  # the interpreter is shutting down, or no thread can be had: then here and now
+                self._go = None
+                self._run()
+            self._is_started = True
+        return self
 
     def _run(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return  # another thread runs it
+        self._thread = threading.current_thread()
         if self._go is not None:
             self._go.wait(GO_WITHIN_S)
         try:
@@ -108,15 +119,18 @@ class Task:
     @property
     def outcome(self) -> Outcome | None:
         """What it came to; ``None`` while it runs. A thread that died without a word has failed."""
-        is_gone = self._thread.ident is not None and not self._thread.is_alive()  # looked at first: it may end now
+        is_gone = self._thread is not None and not self._thread.is_alive()  # checked first: it may end now
         if self._outcome is None and is_gone:
             return Outcome(None, Failure("collective", "the thread that was to do this is gone"))
         return self._outcome
 
     def join(self) -> None:
         """Wait until it has ended. Independent."""
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.start()
+        while self._outcome is None and self._thread is None:
+            time.sleep(POLL_S)
+        if self._thread not in {None, threading.current_thread()}:
+            self._thread.join()  # type: ignore[union-attr]
 
 
 @dataclass(slots=True, eq=False)
@@ -174,9 +188,11 @@ class Draining:
         settle: Callable[[Outcome], None],
         go: Flag | None = None,
     ) -> Matter:
-        """Begin a matter; every rank begins the same ones; this rank's part waits for `go`. Independent."""
-        matter = Matter(number, name, Task(part, self._wake, go), conclude, settle)
-        self._matters[number] = matter
+        """Begin a matter, or return the one of this number; this rank's part waits for `go`. Independent."""
+        matter = self._matters.get(number)
+        if matter is None:
+            matter = self._matters[number] = Matter(number, name, Task(part, self._wake, go), conclude, settle)
+        matter.part.start()
         return matter
 
     @property
@@ -185,39 +201,46 @@ class Draining:
         return [self._matters[number] for number in sorted(self._matters)]
 
     def poll(self) -> None:
-        """Pass on what has come to an end since the last call; never blocks. Independent."""
+        """Pass on what has come to an end since the last call; never blocks. Independent.
+
+        An interrupt (Ctrl-C) may break it off at any line: nothing is removed before what is made of it is stored, and
+        the next call repeats what was not finished.
+        """
         self._wake.clear()
         self._exchange.poll()
         for matter in self.matters:
-            if not matter.is_reported and matter.part.outcome is not None:
+            if not matter.is_reported and matter.part.start().outcome is not None:
                 self._exchange.report(matter.number, matter.part.outcome)
                 matter.is_reported = True
         while self._matters and self._settled_oldest():
             pass
 
     def _settled_oldest(self) -> bool:
-        """Settle the oldest matter if its answer is there; say whether. What it begins anew comes next. Independent."""
+        """Settle the oldest matter if its answer is there; return whether it was. Independent."""
         matter = self.matters[0]
         if self.comm.is_root and not self._concluded(matter):
             return False
-        answer = self._exchange.take_answer(matter.number)
+        answer = self._exchange.answer_to(matter.number)
         if answer is None:
             return False
-        del self._matters[matter.number]
-        matter.is_settled = True
-        matter.settle(answer)
+        if not matter.is_settled:
+            matter.settle(answer)  # may be repeated
+            matter.is_settled = True
+        self._exchange.forget(matter.number)
+        self._matters.pop(matter.number, None)
         return True
 
     def _concluded(self, matter: Matter) -> bool:
-        """Carry the conclusion of a matter on; say whether it is answered. Root only."""
+        """Advance the conclusion of a matter; return whether it is answered. Root only."""
         if matter.conclusion is None:
-            reports = self._exchange.take_reports(matter.number)
+            reports = self._exchange.reports(matter.number)
             if reports is None:
                 return False
             matter.conclusion = Task(lambda: matter.conclude(reports), self._wake)
-        if matter.conclusion.outcome is None:
+        if matter.conclusion.start().outcome is None:
             return False
-        self._exchange.answer(matter.number, matter.conclusion.outcome)
+        if self._exchange.answer_to(matter.number) is None:
+            self._exchange.answer(matter.number, matter.conclusion.outcome)
         return True
 
     def wait(self, matter: Matter) -> None:

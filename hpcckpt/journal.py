@@ -158,16 +158,6 @@ class Journal:
             self._note("end", {"error": error} if error else {})
             self._is_begun = False
 
-    @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
-        """Tell that the job has done with the run when the block ends, and what it raises. Root only."""
-        try:
-            yield
-        except BaseException as error:
-            self.end(type(error).__name__)
-            raise
-        self.end()
-
     # -- how it is written -----------------------------------------------------------------------
 
     def _note(

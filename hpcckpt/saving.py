@@ -38,35 +38,50 @@ def save(run: Run, state: Any, request: Request) -> Underway:
         class too.
     """
     began = time.monotonic()
+    begin_part(run)
     make_room(run, run.options.max_in_flight - 1)
     is_planned = run.n_saves in run.tickets and not run.is_together
     tree = None if is_planned else _begin(run, state, request)
-    ticket = run.tickets.pop(run.n_saves)
+    ticket = run.tickets[run.n_saves]
     assert run.planned is not None
     job = SaveJob(ticket.save_id, request.step, run.comm.size, design=run.planned.design)
     this = Underway(run.n_saves, request, commit.Staged(job, run.directory, ticket.name), began, run.planned)
-    run.n_saves += 1
-    part = part_of(run, this, state, tree)
+    this.part = part_of(run, this, state, tree)
     if run.is_together:
-        part = together(run, this, part)
+        this.part = together(run, this, this.part)
     is_live = this.held is not None and this.held.is_live
     this.stall_s = time.monotonic() - began
     go = Flag()
     try:
-        this.matter = run.draining.start(
-            MATTERS * this.number, f"save step {request.step}", part, *ending(run, this), go
-        )
-        run.underway.append(this)
-    finally:
+        run.underway.append(this)  # from here on an interrupt (Ctrl-C) does not prevent it
+        begin_part(run, go)
         go.set()  # last, for from now on the part wants the GIL too
-    if this.interrupt is not None:
-        raise this.interrupt  # now that the others will hear of it
-    if is_live:
-        this.matter.part.join()
+        if this.interrupt is not None:
+            raise this.interrupt  # now that the other ranks will receive its failure
+        if is_live:
+            this.matter.part.join()
+    except BaseException as error:
+        this.interrupt = error  # what it reads from the state itself may change from now on
+        go.set()
+        raise
     if not run.is_in_background:
         wait(run, this)
         outcome_of(this)
     return this
+
+
+def begin_part(run: Run, go: Flag | None = None) -> None:
+    """Begin this rank's part of the newest save, unless that was done. Independent."""
+    if not run.underway:
+        return
+    this = run.underway[-1]
+    run.n_saves = this.number + 1
+    run.tickets.pop(this.number, None)
+    if this.part is not None:
+        this.matter = run.draining.start(
+            MATTERS * this.number, f"save step {this.request.step}", this.part, *ending(run, this), go
+        )
+        this.part = None
 
 
 # -- waiting -------------------------------------------------------------------------------------
@@ -80,10 +95,12 @@ def make_room(run: Run, n_left: int) -> None:
     while len(run.underway) > n_left:
         oldest = run.underway[0]
         wait(run, oldest)
-        del run.underway[0]
         run.planned = oldest.planned
-        if not oldest.is_told:
-            outcome_of(oldest)
+        try:
+            if not oldest.is_told:
+                outcome_of(oldest)
+        finally:
+            del run.underway[0]
 
 
 def finish(run: Run) -> None:
@@ -100,6 +117,7 @@ def finish(run: Run) -> None:
 
 def wait(run: Run, this: Underway) -> None:
     """Wait until the outcome of a save is known here. Collective."""
+    begin_part(run)
     while this.answer is None:
         run.draining.wait(this.matter)
 

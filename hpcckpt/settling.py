@@ -145,7 +145,7 @@ def _agreed(planned: Planned, values: Sequence[Report | Proposal]) -> tuple[tupl
 
 
 def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
-    """Take in root's answer. Independent."""
+    """Take in root's answer; may be repeated after an interrupt, which is why `this.answer` is set last. Independent."""
     answer = outcome.value if outcome.failure is None else Answer(None, "publish", {0: outcome.failure})
     if answer.proposals:
         _plan_anew(run, this, answer.proposals, answer.design)
@@ -153,7 +153,17 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
     if answer.closing is not None:
         _close(run, this, answer.closing)
         return
-    phases.reached("7-outcome", run.comm.rank)
+    if this.answer is None:
+        phases.reached("7-outcome", run.comm.rank)
+        _take_in(run, this, answer)
+        this.unheard = [] if answer.saved is None else list(reversed(run.listeners))
+        this.answer = answer
+    while this.unheard:
+        this.unheard.pop()(answer.saved)
+
+
+def _take_in(run: Run, this: Underway, answer: Answer) -> None:
+    """Keep or remove this rank's part, and begin what follows. Independent."""
     settle_part(run, this, is_committed=answer.saved is not None)
     if answer.ticket is not None:
         announced(run, answer.ticket.name)
@@ -162,15 +172,12 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
         if not run.comm.is_root:  # root took it in when it published the step
             run.lineage = run.lineage.after(this.staged.job)
         run.unchanged.committed(this.payloads)
-    if this.held is not None and this.held.arena is not None:
-        run.arenas.give_back(this.held.arena)
-    this.held, this.tree, this.payloads = None, None, ()
-    this.answer = answer
-    if answer.saved is not None:
         if run.tier is not None:
             run.tier.begin(this.number, answer.saved, this.staged.job, overwrite=this.request.overwrite)
-        for hear in tuple(run.listeners):
-            hear(answer.saved)
+    held, this.held = this.held, None
+    if held is not None and held.arena is not None:
+        run.arenas.give_back(held.arena)
+    this.tree, this.payloads = None, ()
 
 
 def _close(run: Run, this: Underway, closing: Closing) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -73,6 +73,10 @@ class Underway:
         What it is written by, and that with the sizes of this rank's own values.
     is_told : bool
         Whether its outcome was returned or raised already.
+    part : callable or None
+        What this rank does for it on a thread, until that was begun.
+    unheard : list of callable
+        Listeners that are still to be called with the committed step, the next one last.
     interrupt : BaseException or None
         KeyboardInterrupt or SystemExit that came while this rank held its state still.
     reports : sequence of Report
@@ -89,6 +93,7 @@ class Underway:
     plan: SavePlan | None = None
     content: Content | None = None
     stall_s: float = 0.0
+    part: Callable[[], Any] | None = None
     matter: Matter = field(init=False)
     held: Held | None = None
     tree: StateTree | None = None
@@ -96,6 +101,7 @@ class Underway:
     non_finite: tuple[str, ...] = ()
     answer: Answer | None = None
     is_told: bool = False
+    unheard: list[Callable[[SavedStep], None]] = field(default_factory=list)
     interrupt: BaseException | None = None
     reports: Sequence[Report] = ()
     undo: ExitStack | None = None

@@ -127,6 +127,8 @@ def write_part(
         finally:
             if held.arena is not None:
                 run.arenas.give_back(held.arena)
+        if held.is_live and this.interrupt is not None:
+            raise this.interrupt  # the caller did not wait, so the state may have changed
         phases.reached("3-report", rank)
         return Report(this.request.step, written, replicas() if replicas else None, this.non_finite)
 

@@ -31,16 +31,17 @@ class Exchange:
         self.comm = comm
         self._reports: dict[int, dict[int, Any]] = {}
         self._answers: dict[int, Any] = {}
+        self._done = -1
 
     def report(self, number: int, value: Any) -> None:
-        """Tell root how matter `number` stands on this rank. Independent."""
+        """Send root the outcome of matter `number` on this rank. Independent."""
         if self.comm.is_root:
             self._reports.setdefault(number, {})[0] = value
         else:
             self.comm.send(0, _Letter(number, value))
 
     def answer(self, number: int, value: Any) -> None:
-        """Tell every rank how matter `number` ended. Root only."""
+        """Send every rank the outcome of matter `number`. Root only."""
         for rank in range(1, self.comm.size):
             self.comm.send(rank, _Letter(number, value))
         self._answers[number] = value
@@ -49,6 +50,8 @@ class Exchange:
         """Take in the messages that have come. Independent."""
         while (message := self.comm.receive()) is not None:
             number, value = message.value
+            if number <= self._done:
+                continue  # sent again after an interrupt
             if self.comm.is_root:
                 self._reports.setdefault(number, {})[message.source] = value
             else:
@@ -58,13 +61,17 @@ class Exchange:
         """Return the ranks whose report has not come yet. Root only."""
         return sorted(set(range(self.comm.size)) - set(self._reports.get(number, {})))
 
-    def take_reports(self, number: int) -> list[Any] | None:
-        """Return all ranks' reports, in rank order, once; ``None`` until the last has come. Root only."""
-        if len(self._reports.get(number, {})) < self.comm.size:
-            return None
-        reports = self._reports.pop(number)
-        return [reports[rank] for rank in range(self.comm.size)]
+    def reports(self, number: int) -> list[Any] | None:
+        """Return all ranks' reports, in rank order; ``None`` until the last has come. Root only."""
+        reports = self._reports.get(number, {})
+        return [reports[rank] for rank in range(self.comm.size)] if len(reports) == self.comm.size else None
 
-    def take_answer(self, number: int) -> Any | None:
-        """Return root's answer, once; ``None`` until it has come. Independent."""
-        return self._answers.pop(number, None)
+    def answer_to(self, number: int) -> Any | None:
+        """Return root's answer; ``None`` until it has come. Independent."""
+        return self._answers.get(number)
+
+    def forget(self, number: int) -> None:
+        """Drop what came for a matter that is settled, and for all before it. Independent."""
+        self._done = max(self._done, number)
+        self._reports.pop(number, None)
+        self._answers.pop(number, None)

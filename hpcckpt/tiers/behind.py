@@ -211,22 +211,26 @@ class Tiers:
             _log.warning("hpcckpt: steps beyond step %d cannot be moved aside yet: %s", step, error)
 
     def begin(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> None:
-        """Begin to drain a step that was committed on scratch. Independent."""
-        self._begin(Drain(number, saved, job.save_id, overwrite, time.monotonic() - saved.seconds))  # S2
+        """Begin to drain a step that was committed on scratch; once, if it is repeated. Independent."""
+        drain = next((drain for drain in self._drains if drain.number == number), None)
+        if drain is None:
+            drain = Drain(number, saved, job.save_id, overwrite, time.monotonic() - saved.seconds)
+        if drain.matter is None and not drain.is_over:
+            self._begin(drain)  # S2
 
     def _begin(self, drain: Drain) -> None:
         number = self._n_begun
         before = next((d.matter.part for d in reversed(self._drains) if d.matter is not None), None)
         if drain not in self._drains:
             self._drains.append(drain)
-        drain.matter = self.draining.start(
+        matter = self.draining.start(
             2 * number,
             f"drain step {drain.saved.step}",
             lambda: self._copy(drain, before),
             lambda outcomes: self._look_at_copy(drain, outcomes),
             lambda outcome: self._go_on(drain, number, outcome),
         )
-        self._n_begun += 1
+        drain.matter, self._n_begun = matter, number + 1  # in one line: an interrupt before it repeats all of this
 
     def _source(self, drain: Drain) -> Path:
         """Return where a step stands on scratch. Pure."""
@@ -393,11 +397,13 @@ class Tiers:
         answer = answer_of(outcome)
         if answer.home is not None and not self.near.comm.is_root:
             self.home.lineage = Lineage(self.near.lineage.run_id, drain.save_id, drain.saved.step)
-        drain.home, drain.failures = answer.home, answer.failures or None
-        drain.matter, drain.is_told = None, False  # D6
-        if drain.home is not None:
-            for hear in tuple(self.home.listeners):
-                hear(drain.home)
+        if not drain.is_over:
+            drain.unheard = [] if answer.home is None else list(reversed(self.home.listeners))
+            drain.is_told = False
+            drain.home, drain.failures = answer.home, answer.failures or None  # D6
+        drain.matter = None
+        while drain.unheard:
+            drain.unheard.pop()(answer.home)
 
     # -- waiting -----------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,8 @@ class Drain:
         Of a step that an earlier job left at several places: this rank's may have nothing of it.
     warnings : tuple of str
         Root only: what went wrong on scratch meanwhile, with nothing lost.
+    unheard : list of callable
+        Listeners that are still to be called with the drained step, the next one last.
     """
 
     number: int
@@ -55,6 +57,7 @@ class Drain:
     is_told: bool = False
     manifest: Manifest | None = None
     warnings: tuple[str, ...] = ()
+    unheard: list[Callable[[SavedStep], None]] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
