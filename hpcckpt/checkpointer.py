@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +12,9 @@ from hpcckpt import discovery, layout, saving
 from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level, OnNewer, Options, Recycle, parse_best
 from hpcckpt.errors import ClosedError, StateError
-from hpcckpt.exiting import finish, release_when_forgotten
+from hpcckpt.exiting import finish, raising, release_when_forgotten
 from hpcckpt.journal import Journal
-from hpcckpt.opening import open_run
+from hpcckpt.opening import check_equal, open_run, patience_of
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
 from hpcckpt.tiers import Tiers
@@ -44,8 +44,9 @@ class PendingSave:
         """Return True if the outcome is known here; never blocks. Independent."""
         self._run.check_process()
         if self._underway.answer is None:
-            saving.begin_part(self._run)
-            self._run.draining.poll()
+            with raising(self._run):
+                saving.begin_part(self._run)
+                self._run.draining.poll()
         return self._underway.answer is not None
 
     def result(self) -> SavedStep:
@@ -57,7 +58,8 @@ class PendingSave:
             The same on every rank, and also of the failure's own class.
         """
         self._run.check_process()
-        saving.wait(self._run, self._underway)
+        with raising(self._run):
+            saving.wait(self._run, self._underway)
         return saving.outcome_of(self._underway)
 
     def durable(self) -> SavedStep:
@@ -72,7 +74,8 @@ class PendingSave:
         """
         saved = self.result()
         tiers = self._run.tier
-        return saved if tiers is None else tiers.durable(self._underway.number)
+        with raising(self._run):
+            return saved if tiers is None else tiers.durable(self._underway.number)
 
 
 class Checkpointer:
@@ -166,33 +169,35 @@ class Checkpointer:
         scratch_keep: int = 1,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
-        group = as_communicator(comm)
-        options = group.agree(
-            "checkpointer: options",
-            lambda: Options(
-                max_to_keep=max_to_keep,
-                keep_best=parse_best(keep_best),
-                keep_period=keep_period,
-                backend=backend,
-                on_newer=on_newer,
-                check_replicas=check_replicas,
-                lock_expiry_s=lock_expiry_s,
-                threads=threads,
-                async_save=async_save,
-                max_in_flight=max_in_flight,
-                max_bytes_in_flight=max_bytes_in_flight,
-                recycle=recycle,
-                incremental=incremental,
-                nan_guard=nan_guard,
-                peer_timeout_s=peer_timeout_s,
-                scratch=None if scratch is None else os.fspath(scratch),
-                scratch_bandwidth=scratch_bandwidth,
-                scratch_keep=scratch_keep,
-            ).check(),
-        )
-        self._options = options
-        self._directory = group.bcast(Path(os.path.abspath(directory)))
-        self._run, self._tiers = open_run(group, self._directory, options, backend_options or {})
+        group = as_communicator(comm, patience_of(peer_timeout_s))
+        with group.calls.call("Checkpointer(...)"):
+            options = group.agree(
+                "checkpointer: options",
+                lambda: Options(
+                    max_to_keep=max_to_keep,
+                    keep_best=parse_best(keep_best),
+                    keep_period=keep_period,
+                    backend=backend,
+                    on_newer=on_newer,
+                    check_replicas=check_replicas,
+                    lock_expiry_s=lock_expiry_s,
+                    threads=threads,
+                    async_save=async_save,
+                    max_in_flight=max_in_flight,
+                    max_bytes_in_flight=max_bytes_in_flight,
+                    recycle=recycle,
+                    incremental=incremental,
+                    nan_guard=nan_guard,
+                    peer_timeout_s=peer_timeout_s,
+                    scratch=None if scratch is None else os.fspath(scratch),
+                    scratch_bandwidth=scratch_bandwidth,
+                    scratch_keep=scratch_keep,
+                ).check(),
+            )
+            self._options = options
+            self._directory = Path(os.path.abspath(directory))
+            check_equal(group, self._directory, options, backend_options or {})
+            self._run, self._tiers = open_run(group, self._directory, options, backend_options or {})
         self._release = release_when_forgotten(self, self._run)
 
     @property
@@ -296,9 +301,10 @@ class Checkpointer:
         with contextlib.suppress(StateError):  # refused where all ranks learn of it, when the state is read
             step = layout.as_step(step)
         request = Request(step, metrics or {}, objects or {}, overwrite, level)
-        if self._tiers is not None:
-            self._make_room(self._tiers, request)
-        return PendingSave(self._run, saving.save(self._run, state, request))
+        with self._call(f"save({request.step})", f"save(overwrite={bool(overwrite)})"):
+            if self._tiers is not None:
+                self._make_room(self._tiers, request)
+            return PendingSave(self._run, saving.save(self._run, state, request))
 
     def _make_room(self, tiers: Tiers, request: Request) -> None:
         """Wait for what a save must not overtake on its way to the run directory. Collective."""
@@ -329,17 +335,23 @@ class Checkpointer:
         StateMismatchError
             If state and step differ; the state is unchanged.
         """
-        self.wait(durable=True)
-        self._run.unchanged.forget()
-        return restore(self._run, state, step, strict=strict)
+        self._check_open()
+        shown = "" if step is None else f"step={step}"
+        with self._call(f"restore({shown})", f"restore(step={step}, strict={bool(strict)})"):
+            self._wait(durable=True)
+            self._run.unchanged.forget()
+            return restore(self._run, state, step, strict=strict)
 
     def poll(self) -> None:
         """Carry on what goes on in the background; never blocks. Call it after every batch. Independent."""
         self._check_open()
-        saving.begin_part(self._run)
-        self._run.draining.poll()
-        if self._tiers is not None:
-            self._tiers.draining.poll()
+        with raising(self._run):
+            self._run.comm.calls.check()
+            saving.begin_part(self._run)
+            self._run.draining.poll()
+            if self._tiers is not None:
+                self._tiers.draining.poll()
+            self._run.comm.calls.check()
 
     def wait(self, *, durable: bool = False) -> None:
         """Wait until all saves are committed; raise what kept one from it. Collective.
@@ -355,25 +367,36 @@ class Checkpointer:
             If a save failed whose failure was not raised yet; alike on every rank.
         """
         self._check_open()
+        with raising(self._run):
+            self._wait(durable=durable)
+
+    def _wait(self, *, durable: bool) -> None:
+        """Wait for all saves, and for all drains. Collective."""
         saving.make_room(self._run, 0)
         if durable and self._tiers is not None:
             self._tiers.finish()
 
     def latest_step(self) -> int | None:
         """Return the newest restorable step, or ``None``. Collective."""
-        if self._tiers is None:
-            return self._on_root("latest step", lambda: discovery.latest_step(self.directory))
-        steps = self.all_steps()
-        return steps[-1] if steps else None
+        with self._call("latest_step()"):
+            if self._tiers is None:
+                return self._on_root("latest step", lambda: discovery.latest_step(self.directory))
+            steps = self._all_steps()
+            return steps[-1] if steps else None
 
     def has_steps(self) -> bool:
-        """Say whether there is any step, be it damaged: then a run that begins anew would begin again. Collective."""
-        return bool(self._on_root("look for steps", lambda: discovery.step_numbers(self.directory))) or (
-            self._tiers is not None and bool(self.all_steps())
-        )
+        """Return True if there is any step, restorable or not: then a new run would not be the first. Collective."""
+        with self._call("has_steps()"):
+            return bool(self._on_root("look for steps", lambda: discovery.step_numbers(self.directory))) or (
+                self._tiers is not None and bool(self._all_steps())
+            )
 
     def all_steps(self) -> list[int]:
         """Return all restorable steps in rising order. Collective."""
+        with self._call("all_steps()"):
+            return self._all_steps()
+
+    def _all_steps(self) -> list[int]:
         self._look()
         return self._on_root(
             "all steps",
@@ -387,17 +410,16 @@ class Checkpointer:
         if best is None:
             return None
 
-        self._look()
-
         def find() -> int | None:
             found = discovery.best_of(self._infos(), best)
             return found[0] if found else None
 
-        return self._on_root("best step", find)
+        with self._call("best_step()"):
+            self._look()
+            return self._on_root("best step", find)
 
     def _look(self) -> None:
         """Find out what is on scratch. Collective."""
-        self._check_open()
         if self._tiers is not None:
             self._tiers.look()
 
@@ -409,14 +431,15 @@ class Checkpointer:
 
     def pin(self, step: int) -> None:
         """Keep retention away from a step until `unpin`. Collective."""
-        self._check_open()
-        if self._tiers is not None:
-            self.wait(durable=True)
-        self._on_root(f"pin step {step}", lambda: discovery.pin(self.directory, step))
+        with self._call(f"pin({step})"):
+            if self._tiers is not None:
+                self._wait(durable=True)
+            self._on_root(f"pin step {step}", lambda: discovery.pin(self.directory, step))
 
     def unpin(self, step: int) -> bool:
         """Take a pin away; return whether there was one. Collective."""
-        return self._on_root(f"unpin step {step}", lambda: discovery.unpin(self.directory, step))
+        with self._call(f"unpin({step})"):
+            return self._on_root(f"unpin step {step}", lambda: discovery.unpin(self.directory, step))
 
     def close(self) -> None:
         """Wait for all saves, then give back the run's lock and the communicator. Collective.
@@ -427,11 +450,12 @@ class Checkpointer:
             If a save failed whose failure was not raised yet; all is given back all the same.
         """
         self._run.check_process()
-        if self._run.closed:
+        if self._run.closed and self._run.comm.calls.failure is None:
             return
         try:
-            finish(self._run)
-            self._run.comm.barrier()  # Horovod, where it has begun MPI, ends it for all as soon as one rank is done
+            with self._call("close()"):
+                finish(self._run)
+                self._run.comm.barrier()  # Horovod, where it has begun MPI, ends it for all as soon as one rank is done
         except KeyboardInterrupt:
             raise  # it is still open, and may be closed again
         except BaseException as error:
@@ -440,13 +464,12 @@ class Checkpointer:
         self._give_back()
 
     def _give_back(self, failure: str = "") -> None:
-        """Give back the run's lock and the communicators. Collective."""
+        """Give back the run's lock and the communicator. Collective."""
+        if self._run.closed:
+            return  # nothing can be called any more, and all was given back
         self._run.journal.end(failure)
         self._run.closed = True
         self._release()
-        if self._tiers is not None:
-            self._tiers.draining.comm.free()
-        self._run.draining.comm.free()
         self._run.comm.free()
 
     def __enter__(self) -> Checkpointer:
@@ -462,10 +485,18 @@ class Checkpointer:
             self._release()
 
     def _on_root(self, phase: str, fn: Callable[[], T]) -> T:
-        self._check_open()
         return self._run.comm.on_root(phase, fn)
+
+    @contextlib.contextmanager
+    def _call(self, text: str, key: str = "") -> Iterator[None]:
+        """Be in a collective call, which has the same key on all ranks. Collective."""
+        self._check_open()
+        with raising(self._run), self._run.comm.calls.call(text, key):
+            yield
 
     def _check_open(self) -> None:
         self._run.check_process()
+        if self._run.comm.calls.failure is not None:
+            self._run.comm.calls.check()
         if self._run.closed:
             raise ClosedError(f"the checkpointer of {self._run.directory} is closed; make a new one")

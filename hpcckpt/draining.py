@@ -17,16 +17,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hpcckpt.collective.calls import POLL_S, Call
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.exchange import Exchange
 from hpcckpt.errors import Failure, as_failure
 
-POLL_S = 0.0005
 GO_WITHIN_S = 1.0
 """A part goes on after that by itself: whoever was to let it may have been interrupted by Ctrl-C."""
 DRAIN_NICE = 15
@@ -93,8 +92,10 @@ class Task:
     def start(self) -> Task:
         """Start it, once: a call that an interrupt broke off may be repeated. Independent."""
         if not self._is_started:
+            thread = threading.Thread(target=self._run, name="hpcckpt-drain")
+            self._thread = self._thread or thread
             try:
-                threading.Thread(target=self._run, name="hpcckpt-drain").start()
+                thread.start()
             except RuntimeError:  # the interpreter is shutting down, or no thread can be had: then here and now
                 self._go = None
                 self._run()
@@ -119,7 +120,8 @@ class Task:
     @property
     def outcome(self) -> Outcome | None:
         """What it came to; ``None`` while it runs. A thread that died without a word has failed."""
-        is_gone = self._thread is not None and not self._thread.is_alive()  # checked first: it may end now
+        thread = self._thread
+        is_gone = thread is not None and thread.ident is not None and not thread.is_alive()  # first: it may end now
         if self._outcome is None and is_gone:
             return Outcome(None, Failure("collective", "the thread that was to do this is gone"))
         return self._outcome
@@ -127,10 +129,9 @@ class Task:
     def join(self) -> None:
         """Wait until it has ended. Independent."""
         self.start()
-        while self._outcome is None and self._thread is None:
-            time.sleep(POLL_S)
-        if self._thread not in {None, threading.current_thread()}:
-            self._thread.join()  # type: ignore[union-attr]
+        thread = self._thread
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            thread.join()
 
 
 @dataclass(slots=True, eq=False)
@@ -149,6 +150,8 @@ class Matter:
         Root's conclusion from the outcomes of all ranks, in rank order.
     settle : callable
         What each rank does with the outcome of the conclusion.
+    call : Call or None
+        The call that began it; root compares those of all ranks.
     """
 
     number: int
@@ -156,6 +159,7 @@ class Matter:
     part: Task
     conclude: Callable[[Sequence[Outcome]], Any]
     settle: Callable[[Outcome], None]
+    call: Call | None = None
     conclusion: Task | None = None
     is_reported: bool = False
     is_settled: bool = False
@@ -167,15 +171,14 @@ class Draining:
     Parameters
     ----------
     comm : Communicator
-        A duplicate of its own.
-    peer_timeout_s : float
-        How long a rank that waits puts up with the silence of another one.
+        The ranks.
+    channel : str
+        Of the messages; no other user of `comm` may have the same.
     """
 
-    def __init__(self, comm: Communicator, peer_timeout_s: float) -> None:
+    def __init__(self, comm: Communicator, channel: str) -> None:
         self.comm = comm
-        self._exchange = Exchange(comm)
-        self._timeout_s = peer_timeout_s
+        self._exchange = Exchange(comm, channel)
         self._matters: dict[int, Matter] = {}
         self._wake = Flag()
 
@@ -191,7 +194,8 @@ class Draining:
         """Begin a matter, or return the one of this number; this rank's part waits for `go`. Independent."""
         matter = self._matters.get(number)
         if matter is None:
-            matter = self._matters[number] = Matter(number, name, Task(part, self._wake, go), conclude, settle)
+            call = self.comm.calls.current
+            matter = self._matters[number] = Matter(number, name, Task(part, self._wake, go), conclude, settle, call)
         matter.part.start()
         return matter
 
@@ -210,7 +214,7 @@ class Draining:
         self._exchange.poll()
         for matter in self.matters:
             if not matter.is_reported and matter.part.start().outcome is not None:
-                self._exchange.report(matter.number, matter.part.outcome)
+                self._exchange.report(matter.number, matter.part.outcome, matter.call)
                 matter.is_reported = True
         while self._matters and self._settled_oldest():
             pass
@@ -243,26 +247,35 @@ class Draining:
             self._exchange.answer(matter.number, matter.conclusion.outcome)
         return True
 
-    def wait(self, matter: Matter) -> None:
-        """Wait until a matter is settled here. Collective."""
-        began = time.monotonic()
-        while True:
-            self.poll()
-            if matter.is_settled:
-                return
-            self._wake.wait(POLL_S if self.comm.size > 1 else 0.05)
-            if matter.part.outcome is None or matter.conclusion is not None:
-                began = time.monotonic()  # it is this rank's own storage that takes its time
-            elif time.monotonic() - began > self._timeout_s * (1.0 if self.comm.is_root else 1.5):
-                # root speaks first: it knows who is missing
-                self._give_up(matter)
+    def wait(self, matter: Matter, text: str = "") -> None:
+        """Wait until a matter is settled here; `text` says what for, outside of a call. Collective."""
 
-    def _give_up(self, matter: Matter) -> None:
-        """End the job: a peer is silent, and what it holds cannot be known. Independent."""
-        missing = self._exchange.missing(matter.number) if self.comm.is_root else [0]
+        def is_settled() -> bool:
+            self.poll()
+            return matter.is_settled
+
+        def missing() -> list[int]:
+            return self._exchange.missing(matter.number) if self.comm.is_root else [0]
+
+        self.comm.calls.wait_until(
+            is_settled,
+            missing,
+            doing=lambda: "writes its part" if matter.part.outcome is None else "",
+            is_busy=lambda: matter.part.outcome is None or matter.conclusion is not None,
+            text=text or matter.name,
+            give_up=lambda: self._give_up(matter, missing()),
+            idle=lambda: self._wake.wait(POLL_S if self.comm.size > 1 else 0.05),
+        )
+
+    def _give_up(self, matter: Matter, missing: Sequence[int]) -> None:
+        """End the job: a rank is silent, and what it holds cannot be known. Independent."""
         names = ", ".join(map(str, missing[:16])) + (" and more" if len(missing) > 16 else "")
+        calls = self.comm.calls
+        known = "; ".join(f"rank {rank} {calls.where(rank)}" for rank in missing[:16])
         _log.critical(
-            "hpcckpt: [rank %d] %s: no word from rank %s for %.0f s; the job is ended, the steps on storage are whole",
-            self.comm.rank, matter.name, names, self._timeout_s,
+            "hpcckpt: [rank %d] %s: no word from rank %s for %.0f s; the job is ended, the steps on storage are whole "
+            "(rank %d %s; %s)",
+            self.comm.rank, matter.name, names, self.comm.patience.peer_timeout_s,
+            self.comm.rank, calls.where(self.comm.rank), known,
         )  # fmt: skip
         self.comm.abort(1)

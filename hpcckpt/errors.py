@@ -328,6 +328,18 @@ class CollectiveError(HpcckptError):
     kinds: Mapping[int, str] = {}
 
 
+class CollectiveMisuseError(CollectiveError, CodeError, RuntimeError):
+    """Ranks made different calls, or one of them ended; the checkpointer cannot be used any more."""
+
+    kind = "collective-misuse"
+
+
+class PeerTimeoutError(CollectiveError, RetryError, TimeoutError):
+    """A rank took longer than ``peer_timeout_s`` in a call; the checkpointer cannot be used any more."""
+
+    kind = "peer-timeout"
+
+
 def _subclasses(cls: type[HpcckptError]) -> list[type[HpcckptError]]:
     found = [cls]
     for child in cls.__subclasses__():
@@ -350,6 +362,8 @@ def _joint_class(kind: str) -> type[CollectiveError]:
     cls = error_class(kind)
     if issubclass(CollectiveError, cls):
         return CollectiveError
+    if issubclass(cls, CollectiveError):
+        return cls
     body = {"_is_joint": True, "__module__": cls.__module__, "__doc__": cls.__doc__, "kind": cls.kind}
     joint: type[CollectiveError] = type(cls.__name__, (CollectiveError, cls), {**body, "exit_code": cls.exit_code})
     return joint
@@ -367,6 +381,15 @@ def collective_error(phase: str, failures: Mapping[int, Failure]) -> CollectiveE
     error.phase = phase
     error.failures = {rank: failure.text for rank, failure in failures.items()}
     error.kinds = {rank: failure.kind for rank, failure in failures.items()}
+    return error
+
+
+def error_of(failure: Failure) -> HpcckptError:
+    """Make the error of a failure that concerns all ranks: on all of them of the same class and text."""
+    error = error_class(failure.kind)(failure.text)
+    if isinstance(error, CollectiveError):
+        error.kinds = {0: failure.kind}
+        error.failures = {0: failure.text}
     return error
 
 

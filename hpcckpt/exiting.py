@@ -9,9 +9,10 @@ import itertools
 import logging
 import os
 import weakref
+from collections.abc import Iterator
 
 from hpcckpt import publishing, saving
-from hpcckpt.errors import CollectiveError
+from hpcckpt.errors import CollectiveError, CollectiveMisuseError, PeerTimeoutError
 from hpcckpt.run import Run
 
 _log = logging.getLogger("hpcckpt")
@@ -50,6 +51,35 @@ def _release(run: Run, pid: int) -> None:
         run.lock = None
 
 
+@contextlib.contextmanager
+def raising(run: Run) -> Iterator[None]:
+    """Close the run if the block raises what makes its communicator unusable. Independent."""
+    try:
+        yield
+    except (CollectiveMisuseError, PeerTimeoutError) as error:
+        if not run.closed:
+            _abandon(run, type(error).__name__)
+        raise
+
+
+def _abandon(run: Run, why: str) -> None:
+    """Give the locks back without waiting for other ranks; what is being committed is committed first. Independent."""
+    run.closed = True
+    for one in (run,) if run.tier is None else (run, run.tier.home):
+        for matter in one.draining.matters:
+            if matter.conclusion is not None:
+                matter.conclusion.join()
+    run.journal.end(why)
+    run.underway.clear()
+    for one in (run,) if run.tier is None else (run.tier.home, run):
+        if one.lock is not None:
+            with contextlib.suppress(OSError):
+                if one.lock.is_mine():
+                    publishing.sweep_all(one, one.lock)
+            one.lock.release()
+            one.lock = None
+
+
 def _is_under_way(run: Run) -> bool:
     return any(this.answer is None for this in run.underway) or _is_draining(run)
 
@@ -74,16 +104,21 @@ def _finish_all(pid: int) -> None:
     for run in sorted(_open_runs, key=_open_runs.__getitem__):
         if not run.closed and (run.underway or run.tier is not None):
             try:
-                finish(run)
+                with raising(run):
+                    finish(run)
             except CollectiveError:
                 pass  # root has logged it already
             except Exception as error:  # noqa: BLE001 - others are left to finish
                 _log.error("hpcckpt: %s", error)
             _release(run, pid)
+    for run in _open_runs:
+        if not run.closed and run.comm.is_usable:
+            run.comm.calls.end("ended its program")
 
 
 def finish(run: Run) -> None:
     """Wait for all saves and, whatever becomes of them, for all drains. Collective."""
+    saving.begin_part(run)
     try:
         saving.finish(run)
     finally:

@@ -37,6 +37,8 @@ from hpcckpt.transfers import Transfer, plan_transfers
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 VERIFY_CHUNK_BYTES = 64 << 20
+PIECE_BYTES = 256 << 20
+"""How much is read between two reports of progress: enough for all threads of the backend."""
 
 
 class StepReader:
@@ -103,8 +105,17 @@ class StepReader:
                 return target
         raise KeyError(f"{name} of rank {rank}")
 
-    def fill(self, wanted: Iterable[tuple[str, Extent, Array]]) -> int:
+    def fill(
+        self, wanted: Iterable[tuple[str, Extent, Array]], progress: Callable[[str, int], None] | None = None
+    ) -> int:
         """Fill arrays with boxes of tensors, verified; return the number of bytes filled. Independent.
+
+        Parameters
+        ----------
+        wanted : iterable of (str, Extent, ndarray)
+            Names, boxes, and the arrays to fill.
+        progress : callable, optional
+            Called before each piece is read, with its file and the number of bytes that were read before.
 
         Raises
         ------
@@ -119,7 +130,12 @@ class StepReader:
                 raise CorruptError(f"{self.path}: the entries of tensor {name!r} do not cover it; use an older step")
             transfers += planned
             nbytes += target.nbytes
-        self._read(transfers)
+        n_read = 0
+        for piece in _pieces(transfers) if progress else [transfers]:
+            if progress and piece:
+                progress(piece[0].request.entry.file, n_read)
+            self._read(piece)
+            n_read += sum(transfer.request.stop - transfer.request.start for transfer in piece)
         return nbytes
 
     def _read(self, transfers: Sequence[Transfer]) -> None:
@@ -185,6 +201,16 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Array:
         ) from None
     except ValueError as error:  # NumPy 1 has at most 32 axes
         raise ConfigError(f"NumPy on this machine has no arrays of shape {shape} and dtype {dtype}: {error}") from None
+
+
+def _pieces(transfers: Sequence[Transfer]) -> Iterator[Sequence[Transfer]]:
+    """Yield the transfers in runs of at least `PIECE_BYTES`. Pure."""
+    begin, nbytes = 0, 0
+    for end, transfer in enumerate(transfers, start=1):
+        nbytes += transfer.request.stop - transfer.request.start
+        if nbytes >= PIECE_BYTES or end == len(transfers):
+            yield transfers[begin:end]
+            begin, nbytes = end, 0
 
 
 def _whole(entry: StoredEntry, target: Array) -> Transfer:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from hpcckpt.backends.base import Backend
 from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
+from hpcckpt.collective.calls import Patience
 from hpcckpt.collective.communicator import Communicator, usable_cores
 from hpcckpt.config import Options
 from hpcckpt.draining import DRAIN_NICE, Draining
-from hpcckpt.errors import BackendConflictError, OptionError
+from hpcckpt.errors import BackendConflictError, OptionError, Problem, list_problems
 from hpcckpt.holding import ArenaPool
 from hpcckpt.run import Run
 from hpcckpt.tiers import TierOptions, Tiers, TiersOfPlaces, check_scratch, find_places, scratch_directory
@@ -53,6 +55,41 @@ def open_run(
     return near, TiersOfPlaces(near, directory, tiers)
 
 
+def patience_of(peer_timeout_s: Any) -> Patience:
+    """Return how long ranks wait; an invalid number is refused later, on all ranks together. Pure."""
+    is_valid = isinstance(peer_timeout_s, Real) and float(peer_timeout_s) > 0
+    return Patience().within(float(peer_timeout_s)) if is_valid else Patience()
+
+
+MAY_DIFFER = frozenset({"threads", "scratch"})
+"""Options that each rank may choose for itself."""
+
+
+def check_equal(comm: Communicator, directory: Path, options: Options, backend_options: Mapping[str, Any]) -> None:
+    """Refuse, on all ranks, a directory or options that differ between ranks. Collective.
+
+    Raises
+    ------
+    OptionError
+        Naming each difference from rank 0, and the ranks.
+    """
+    own = {"directory": os.fspath(directory)}
+    own |= {f"options.{f.name}": repr(getattr(options, f.name)) for f in fields(options) if f.name not in MAY_DIFFER}
+    own |= {f"backend_options[{name!r}]": repr(value) for name, value in backend_options.items()}
+    of_root = comm.bcast(own)
+
+    def compare() -> None:
+        differing = [name for name in {**of_root, **own} if of_root.get(name) != own.get(name)]
+        if differing:
+            problems = [
+                Problem(name, f"is {own.get(name, 'not given')} here and {of_root.get(name, 'not given')} on rank 0")
+                for name in differing
+            ]
+            raise OptionError(f"{list_problems(problems)}; give the same on all ranks")
+
+    comm.agree("checkpointer: compare options", compare)
+
+
 def _check_files_apart(backend: Backend) -> None:
     """Refuse, alike on all ranks, a backend whose ranks do not keep to files of their own. Pure.
 
@@ -70,9 +107,8 @@ def _check_files_apart(backend: Backend) -> None:
 
 
 def _run(comm: Communicator, directory: Path, backend: Backend, options: Options) -> Run:
-    """Return a run with a background and memory for copies of its own. Collective."""
-    draining = Draining(comm.duplicate(), options.peer_timeout_s)
-    return Run(directory, comm, backend, options, draining, ArenaPool(options.threads or usable_cores()))
+    """Return a run with its own background and memory for copies. Independent."""
+    return Run(directory, comm, backend, options, Draining(comm, "saves"), ArenaPool(options.threads or usable_cores()))
 
 
 def _make(info: BackendInfo, comm: Communicator, options: Options, own: Mapping[str, Any]) -> Backend:

@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcckpt import damage, discovery, layout, phases
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import StepInfo
+from hpcckpt.draining import Flag, Task
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import (
     CollectiveError,
@@ -28,9 +29,11 @@ from hpcckpt.errors import (
     OlderStepError,
     Problem,
     RetiredError,
+    RetryError,
     StateMismatchError,
     StepNotFoundError,
     StorageError,
+    error_of,
     list_problems,
 )
 from hpcckpt.loading import Array, StepReader, load_backend
@@ -39,6 +42,7 @@ from hpcckpt.plan import Index
 from hpcckpt.run import Candidate, Lineage, Restored, Run
 from hpcckpt.scalars import match_scalars
 from hpcckpt.snapshot import Finish, StateTree, TensorLeaf, flatten
+from hpcckpt.tensors import Extent
 
 _log = logging.getLogger("hpcckpt")
 
@@ -59,7 +63,6 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     StateMismatchError
         If names, shapes or dtypes of state and step differ; nothing was changed then, unless it says so.
     """
-    step = cast("int | None", run.comm.bcast(step))  # root's, if ranks disagree: they must walk through the same steps
     attempt = _Attempt(strict, is_asked=step is not None, began=time.monotonic())
     tree = run.comm.agree("restore: read state", lambda: _read_state(state, step))
     step = None if step is None else layout.as_step(step)
@@ -187,7 +190,8 @@ def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Atte
         is_same_size = reader.manifest.n_ranks == run.comm.size  # else per-rank tensors may be left out, and shards
         attempt.is_complete = is_same_size and not match.unexpected and not tree.unasked
         attempt.touched |= {name for name in match.tensors if reader.specs[name].kind != "per-rank"}
-        arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(reader, tree, match, run.comm.rank, attempt))
+        reading = run.comm.agree(f"{where}: prepare", lambda: _Reading(reader, tree, match, run.comm.rank))
+        arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(run, reading, attempt))
     finally:
         if run.comm.is_root:
             _unpin(candidate.directory, step)
@@ -459,34 +463,91 @@ def _warnings(missing: Sequence[str], unexpected: Sequence[str], problems: Seque
 # -- read and assign -----------------------------------------------------------------------------
 
 
-def _read_or_warn(reader: StepReader, tree: StateTree, match: Match, rank: int, attempt: _Attempt) -> dict[str, Array]:
-    """Read; where no other step will be tried, say of damage what it means for the state. Independent."""
+class _Reading:
+    """What this rank reads of a step, into the state's own memory where it may be, and how far it is.
+
+    Parameters
+    ----------
+    reader : StepReader
+        The step.
+    tree : StateTree
+        The state.
+    match : Match
+        What goes from the one into the other.
+    rank : int
+        This rank.
+    """
+
+    def __init__(self, reader: StepReader, tree: StateTree, match: Match, rank: int) -> None:
+        self.arrays: dict[str, Array] = dict(match.scalars)
+        self.is_cancelled = False
+        self._reader, self._rank = reader, rank
+        self._own: list[str] = []
+        self._wanted: list[tuple[str, Extent, Array]] = []
+        self._progress = ("", 0)
+        for name in match.tensors:
+            leaf = tree.tensors[name]
+            if leaf.declaration.spec.kind == "per-rank":
+                self._own.append(name)
+                continue
+            extent = leaf.declaration.extent
+            target = leaf.target()
+            if target is None:
+                target = np.empty(extent.shape, numpy_dtype(leaf.declaration.spec.dtype))
+            self.arrays[name] = target
+            self._wanted.append((name, extent, target))
+        self._nbytes = sum(target.nbytes for _, _, target in self._wanted)
+
+    def __call__(self) -> dict[str, Array]:
+        """Read and verify. Independent."""
+        phases.reached("9-restore", self._rank)
+        for name in self._own:
+            self.arrays[name] = self._reader.load_rank(name, self._rank)
+        self._reader.fill(self._wanted, self._report)
+        return self.arrays
+
+    def _report(self, file: str, n_read: int) -> None:
+        if self.is_cancelled:
+            raise RetryError("the restore was broken off")
+        self._progress = (file, n_read)
+
+    def describe(self) -> str:
+        """Return how far it is, in words."""
+        file, n_read = self._progress
+        return f"reads {file or 'its part'}, {n_read} of {self._nbytes} bytes so far"
+
+
+def _read_or_warn(run: Run, reading: _Reading, attempt: _Attempt) -> dict[str, Array]:
+    """Read; where no other step will be tried, add to an error what it means for the state. Collective."""
     try:
-        return _read(reader, tree, match, rank)
+        return _read(run, reading)
     except (CorruptError, StorageError) as error:
         if not attempt.is_asked:
             raise
         raise type(error)(f"{error}{attempt.caution}") from error
 
 
-def _read(reader: StepReader, tree: StateTree, match: Match, rank: int) -> dict[str, Array]:
-    """Read this rank's extents, into the state's own memory where it may be, and verify. Independent."""
-    phases.reached("9-restore", rank)
-    arrays: dict[str, Array] = dict(match.scalars)
-    wanted = []
-    for name in match.tensors:
-        leaf = tree.tensors[name]
-        if leaf.declaration.spec.kind == "per-rank":
-            arrays[name] = reader.load_rank(name, rank)
-            continue
-        extent = leaf.declaration.extent
-        target = leaf.target()
-        if target is None:
-            target = np.empty(extent.shape, numpy_dtype(leaf.declaration.spec.dtype))
-        arrays[name] = target
-        wanted.append((name, extent, target))
-    reader.fill(wanted)
-    return arrays
+def _read(run: Run, reading: _Reading) -> dict[str, Array]:
+    """Read on a thread, while this one exchanges messages: so a read that hangs is known to all ranks. Collective."""
+    if run.comm.size == 1:
+        return reading()
+    task = Task(reading, Flag()).start()
+    try:
+        run.comm.calls.wait_until(
+            lambda: task.outcome is not None,
+            lambda: [run.comm.rank],
+            doing=reading.describe,
+            is_announced=True,
+        )
+    except BaseException:
+        reading.is_cancelled = True
+        raise
+    if task.error is not None:
+        raise task.error
+    assert task.outcome is not None
+    if task.outcome.failure is not None:
+        raise error_of(task.outcome.failure)
+    return reading.arrays
 
 
 def _assign(tree: StateTree, arrays: Mapping[str, Array], objects: Mapping[str, Any]) -> None:

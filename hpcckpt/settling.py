@@ -145,7 +145,10 @@ def _agreed(planned: Planned, values: Sequence[Report | Proposal]) -> tuple[tupl
 
 
 def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
-    """Take in root's answer; may be repeated after an interrupt, which is why `this.answer` is set last. Independent."""
+    """Take in root's answer. Independent.
+
+    It may be repeated after an interrupt, which is why `this.answer` is set last.
+    """
     answer = outcome.value if outcome.failure is None else Answer(None, "publish", {0: outcome.failure})
     if answer.proposals:
         _plan_anew(run, this, answer.proposals, answer.design)
@@ -158,7 +161,7 @@ def _settle(run: Run, this: Underway, outcome: Outcome) -> None:
         _take_in(run, this, answer)
         this.unheard = [] if answer.saved is None else list(reversed(run.listeners))
         this.answer = answer
-    while this.unheard:
+    while answer.saved is not None and this.unheard:
         this.unheard.pop()(answer.saved)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.collective import launchers
+from hpcckpt.collective.calls import SILENT
 from hpcckpt.collective.communicator import default_communicator, launch_complaint, launched_rank, launched_size
 from hpcckpt.errors import MpiError
 from hpcckpt.streams import write_message
@@ -73,6 +74,7 @@ def _stand_back() -> int:
 
 def share(comm: Communicator, act: Callable[[], int]) -> int:
     """Run `act` on root and return its exit code on every rank. Collective."""
+    comm.patience = SILENT
     try:
         return comm.bcast(act() if comm.is_root else None)
     except KeyboardInterrupt:

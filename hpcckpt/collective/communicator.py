@@ -1,27 +1,45 @@
 """What the engine needs of a group of ranks, whatever carries the messages.
 
 `agree` and `on_root` are the only ways in which code that may fail crosses ranks: when it fails on
-one rank, every rank raises the same error, and nobody is left waiting.  They carry text, never live
+one rank, every rank raises the same error, and no rank is left waiting.  They carry text, never live
 exceptions.
+
+Collective operations are made of point-to-point messages along binomial trees, and every wait is one loop
+(:meth:`hpcckpt.collective.calls.Calls.wait_until`): so a rank that waits knows which call the others are in, and for
+how long it waits.  A transport is two methods: post a message, and take in what has come.
 """
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from hpcckpt.collective import launchers
+from hpcckpt.collective.calls import NOTES, Call, Calls, Patience
 from hpcckpt.errors import Failure, MpiError, as_failure, collective_error
 
 T = TypeVar("T")
+_PIECES = "pieces"
+MAX_FAILURES = 16
+"""Failures of more ranks are left out: an error that every rank gets must not grow with the job."""
 
 
 class _Outcome(NamedTuple):
     value: Any
     failure: Failure | None
+
+
+class _Piece(NamedTuple):
+    """A message of a collective operation: of which call, and of which of its operations."""
+
+    call: Call
+    operation: int
+    value: Any
 
 
 class Message(NamedTuple):
@@ -56,38 +74,36 @@ class Communicator(ABC):
     rank: int
     size: int
 
+    def __init__(self, patience: Patience | None = None) -> None:
+        self.patience = patience or Patience()
+        self.calls = Calls(self)
+        self._raw: deque[tuple[int, Any]] = deque()
+        self._letters: dict[str, deque[Message]] = defaultdict(deque)
+        self._pieces: dict[tuple[int, int, int], Any] = {}
+
     @property
     def is_root(self) -> bool:
         """Whether this is rank 0, the one that decides."""
         return self.rank == 0
 
-    @abstractmethod
-    def bcast(self, value: T | None) -> T:
-        """Return root's value. Collective."""
+    @property
+    def is_usable(self) -> bool:
+        """Whether messages can be sent."""
+        return True
+
+    # -- the transport -----------------------------------------------------------------------------
 
     @abstractmethod
-    def gather(self, value: T) -> list[T] | None:
-        """Return all ranks' values, in rank order, on root; ``None`` elsewhere. Collective."""
+    def _post(self, dest: int, message: tuple[str, Any]) -> None:
+        """Send a message to a rank, and do not wait for it to arrive. Independent."""
 
     @abstractmethod
-    def allgather(self, value: T) -> list[T]:
-        """Return all ranks' values, in rank order. Collective."""
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-
-    @abstractmethod
-    def send(self, dest: int, value: Any) -> None:
-        """Post a message to a rank, and do not wait for it to arrive. Independent."""
-
-    @abstractmethod
-    def receive(self) -> Message | None:
-        """Return the next message that has come for this rank; ``None`` if there is none now. Independent."""
+    def _take_in(self) -> None:
+        """Append to `_raw` the source and the message of what has come, if anything. Independent."""
 
     @abstractmethod
     def abort(self, code: int) -> None:
-        """End the whole job: a peer will not come. Independent."""
+        """End the whole job: a rank cannot be reached. Independent."""
 
     @abstractmethod
     def duplicate(self) -> Communicator:
@@ -97,6 +113,115 @@ class Communicator(ABC):
     def free(self) -> None:
         """Give up a duplicate. Collective."""
 
+    # -- messages ----------------------------------------------------------------------------------
+
+    def send(self, dest: int, value: Any, channel: str = "") -> None:
+        """Post a message to a rank, and do not wait for it to arrive. Independent."""
+        self._post(dest, (channel, value))
+
+    def receive(self, channel: str = "") -> Message | None:
+        """Return the next message that has come for this rank; ``None`` if there is none now. Independent."""
+        self.pump()
+        letters = self._letters[channel]
+        return letters.popleft() if letters else None
+
+    def letters(self, channel: str) -> deque[Message]:
+        """Return the messages that have come, the oldest first, for the caller to remove. Independent."""
+        self.pump()
+        return self._letters[channel]
+
+    def pump(self) -> None:
+        """Sort in what has come. Independent."""
+        self._take_in()
+        while self._raw:
+            source, (channel, value) = self._raw[0]
+            if channel == _PIECES:
+                self._pieces[value.call.number, value.operation, source] = value.value
+                self._raw.popleft()
+                self.calls.compare(source, value.call)
+            elif channel == NOTES:
+                self.calls.receive(source, value)
+                self._raw.popleft()
+            else:  # in one line: an interrupt neither loses nor doubles a message
+                self._letters[channel].append(Message(self._raw.popleft()[0], value))
+                self.calls.compare(source, getattr(value, "call", None))
+            if not self._raw:
+                self._take_in()
+
+    def forget_call(self) -> None:
+        """Drop the messages of calls that are over. Independent."""
+        if self._pieces:
+            current = self.calls.n_calls
+            self._pieces = {key: value for key, value in self._pieces.items() if key[0] > current}
+
+    # -- collective operations -----------------------------------------------------------------------
+
+    def _send_piece(self, dest: int, index: int, value: Any) -> None:
+        assert self.calls.current is not None
+        self.send(dest, _Piece(self.calls.current, index, value), _PIECES)
+
+    def _piece(self, source: int, index: int) -> Any:
+        """Wait for the message of a rank for an operation of this call. Collective."""
+        assert self.calls.current is not None
+        key = (self.calls.current.number, index, source)
+        self.calls.wait_until(lambda: key in self._pieces, lambda: [source])
+        return self._pieces.pop(key)
+
+    def _reduce(self, value: T, merge: Callable[[T, T], T]) -> T:
+        """Return on root what all ranks' values merge to, in the order of the ranks. Collective."""
+        index = self.calls.next_operation()
+        for child in _children(self.rank, self.size):
+            value = merge(value, self._piece(child, index))
+        if not self.is_root:
+            self._send_piece(_parent(self.rank), index, value)
+        return value
+
+    def _spread(self, value: T | None) -> T:
+        """Return root's value. Collective."""
+        index = self.calls.next_operation()
+        if not self.is_root:
+            value = self._piece(_parent(self.rank), index)
+        for child in reversed(_children(self.rank, self.size)):  # the largest subtree first
+            self._send_piece(child, index, value)
+        return value  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def _operation(self, kind: str, phase: str = "") -> Iterator[None]:
+        """Be in an operation; outside of a call it is one by itself. Collective."""
+        if self.calls.current is not None:
+            yield
+            return
+        with self.calls.call(phase or kind, key=kind):
+            yield
+
+    def bcast(self, value: T | None) -> T:
+        """Return root's value. Collective."""
+        if self.size == 1:
+            return value  # type: ignore[return-value]
+        with self._operation("bcast"):
+            return self._spread(value)
+
+    def gather(self, value: T) -> list[T] | None:
+        """Return all ranks' values, in rank order, on root; ``None`` elsewhere. Collective."""
+        if self.size == 1:
+            return [value]
+        with self._operation("gather"):
+            values = self._reduce([value], operator.add)
+        return values if self.is_root else None
+
+    def allgather(self, value: T) -> list[T]:
+        """Return all ranks' values, in rank order. Collective."""
+        if self.size == 1:
+            return [value]
+        with self._operation("allgather"):
+            return self._spread(self._reduce([value], operator.add))
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        if self.size > 1:
+            with self._operation("barrier"):
+                self._spread(self._reduce(None, lambda *_: None))
+
     def agree(self, phase: str, fn: Callable[[], T]) -> T:
         """Run `fn` on every rank and return this rank's result, or raise alike everywhere. Collective.
 
@@ -105,8 +230,11 @@ class Communicator(ABC):
         CollectiveError
             If `fn` failed on any rank; also of the failures' own class.
         """
-        outcome, error = _attempt(fn)
-        failures = {rank: failure for rank, failure in enumerate(self.allgather(outcome.failure)) if failure}
+        with self._operation("agree", phase) if self.size > 1 else contextlib.nullcontext():
+            outcome, error = _attempt(fn)
+            failures = {self.rank: outcome.failure} if outcome.failure else {}
+            if self.size > 1:
+                failures = self._spread(self._reduce(failures, _merged))
         _own_interrupt(error)
         if failures:
             raise collective_error(phase, failures) from error
@@ -121,8 +249,9 @@ class Communicator(ABC):
         CollectiveError
             If `fn` failed on root; also of the failure's own class.
         """
-        outcome, error = _attempt(fn) if self.is_root else (None, None)
-        outcome = self.bcast(outcome)
+        with self._operation("on_root", phase) if self.size > 1 else contextlib.nullcontext():
+            outcome, error = _attempt(fn) if self.is_root else (None, None)
+            outcome = self.bcast(outcome)
         _own_interrupt(error)
         if outcome.failure:
             raise collective_error(phase, {0: outcome.failure}) from error
@@ -141,37 +270,40 @@ class Communicator(ABC):
         return self.gather(value)
 
 
+def _parent(rank: int) -> int:
+    """Return from whom a rank receives in a binomial tree. Pure."""
+    return rank & (rank - 1)
+
+
+def _children(rank: int, size: int) -> list[int]:
+    """Return to whom a rank sends in a binomial tree: with their subtrees they follow it in rank order. Pure."""
+    lowest = rank & -rank or size
+    steps = (1 << k for k in range(size.bit_length()))
+    return [rank + step for step in steps if step < lowest and rank + step < size]
+
+
+def _merged(some: dict[int, Failure], others: dict[int, Failure]) -> dict[int, Failure]:
+    """Return the failures of the first ranks that failed, and the first of each further kind. Pure."""
+    found: dict[int, Failure] = {}
+    kinds: set[str] = set()
+    for rank, failure in sorted({**some, **others}.items()):
+        if len(found) < MAX_FAILURES or failure.kind not in kinds:
+            found[rank] = failure
+            kinds.add(failure.kind)
+    return found
+
+
 class SerialCommunicator(Communicator):
     """One rank, no messages."""
 
     rank = 0
     size = 1
 
-    def __init__(self) -> None:
-        self._inbox: deque[Message] = deque()
+    def _post(self, dest: int, message: tuple[str, Any]) -> None:
+        self._raw.append((dest, message))
 
-    def bcast(self, value: T | None) -> T:
-        """Return `value`. Collective."""
-        return value  # type: ignore[return-value]
-
-    def gather(self, value: T) -> list[T] | None:
-        """Return ``[value]``. Collective."""
-        return [value]
-
-    def allgather(self, value: T) -> list[T]:
-        """Return ``[value]``. Collective."""
-        return [value]
-
-    def barrier(self) -> None:
-        """Return at once. Collective."""
-
-    def send(self, dest: int, value: Any) -> None:
-        """Put a message into our own inbox. Independent."""
-        self._inbox.append(Message(dest, value))
-
-    def receive(self) -> Message | None:
-        """Return the next message of our own. Independent."""
-        return self._inbox.popleft() if self._inbox else None
+    def _take_in(self) -> None:
+        pass
 
     def abort(self, code: int) -> None:
         """End the process at once. Independent."""
@@ -179,7 +311,7 @@ class SerialCommunicator(Communicator):
 
     def duplicate(self) -> SerialCommunicator:
         """Return another one. Collective."""
-        return SerialCommunicator()
+        return SerialCommunicator(self.patience)
 
     def free(self) -> None:
         """Do nothing. Collective."""
@@ -223,7 +355,7 @@ def launched_rank() -> int | None:
     return None if launch is None or launch.rank is None else launch.rank.value
 
 
-def default_communicator() -> Communicator:
+def default_communicator(patience: Patience | None = None) -> Communicator:
     """Return the group that ``comm=None`` means: MPI.COMM_WORLD under a launcher, else one rank. Collective.
 
     Raises
@@ -247,16 +379,18 @@ def default_communicator() -> Communicator:
             f"a launcher started {n_ranks or 'several'} ranks, but mpi4py cannot be loaded ({error}); "
             "pip install 'hpcckpt[mpi]', or pass comm="
         ) from error
-    return world()
+    return world(patience)
 
 
-def as_communicator(comm: Any) -> Communicator:
+def as_communicator(comm: Any, patience: Patience | None = None) -> Communicator:
     """Return a communicator of ours for what a user passes as ``comm``. Collective.
 
     Parameters
     ----------
     comm : None, Communicator, or mpi4py communicator
         ``None`` means the default; an mpi4py communicator is duplicated.
+    patience : Patience, optional
+        How long it waits; by default as long as `comm`, if that is one of ours.
 
     Raises
     ------
@@ -264,11 +398,14 @@ def as_communicator(comm: Any) -> Communicator:
         If it is something else.
     """
     if comm is None:
-        return default_communicator()
+        return default_communicator(patience)
     if isinstance(comm, Communicator):
-        return comm.duplicate()
+        made = comm.duplicate()
+        if patience is not None:
+            made.patience = made.patience.within(patience.peer_timeout_s)
+        return made
     if type(comm).__module__.partition(".")[0] == "mpi4py":
         from hpcckpt.collective.mpi import MpiCommunicator  # starts MPI
 
-        return MpiCommunicator(comm)
+        return MpiCommunicator(comm, patience)
     raise TypeError(f"comm must be None or an mpi4py communicator, not {type(comm).__qualname__}")

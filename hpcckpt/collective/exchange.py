@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from hpcckpt.collective.calls import Call
 from hpcckpt.collective.communicator import Communicator
 
 
 class _Letter(NamedTuple):
     number: int
     value: Any
+    call: Call | None = None
 
 
 class Exchange:
@@ -24,38 +26,42 @@ class Exchange:
     Parameters
     ----------
     comm : Communicator
-        A duplicate of its own: nothing else may be sent through it.
+        The ranks.
+    channel : str
+        Of the messages; no other user of `comm` may have the same.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, channel: str) -> None:
         self.comm = comm
+        self._channel = channel
         self._reports: dict[int, dict[int, Any]] = {}
         self._answers: dict[int, Any] = {}
         self._done = -1
 
-    def report(self, number: int, value: Any) -> None:
-        """Send root the outcome of matter `number` on this rank. Independent."""
+    def report(self, number: int, value: Any, call: Call | None = None) -> None:
+        """Send root the outcome of matter `number` on this rank, and the call that began it. Independent."""
         if self.comm.is_root:
             self._reports.setdefault(number, {})[0] = value
         else:
-            self.comm.send(0, _Letter(number, value))
+            self.comm.send(0, _Letter(number, value, call), self._channel)
 
     def answer(self, number: int, value: Any) -> None:
         """Send every rank the outcome of matter `number`. Root only."""
         for rank in range(1, self.comm.size):
-            self.comm.send(rank, _Letter(number, value))
+            self.comm.send(rank, _Letter(number, value), self._channel)
         self._answers[number] = value
 
     def poll(self) -> None:
         """Take in the messages that have come. Independent."""
-        while (message := self.comm.receive()) is not None:
-            number, value = message.value
-            if number <= self._done:
-                continue  # sent again after an interrupt
-            if self.comm.is_root:
-                self._reports.setdefault(number, {})[message.source] = value
-            else:
-                self._answers[number] = value
+        letters = self.comm.letters(self._channel)
+        while letters:
+            source, (number, value, _) = letters[0]
+            if number > self._done:  # else sent again after an interrupt
+                if self.comm.is_root:
+                    self._reports.setdefault(number, {})[source] = value
+                else:
+                    self._answers[number] = value
+            letters.popleft()
 
     def missing(self, number: int) -> list[int]:
         """Return the ranks whose report has not come yet. Root only."""

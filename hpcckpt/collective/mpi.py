@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from mpi4py import MPI
 
 from hpcckpt.collective import launchers
-from hpcckpt.collective.communicator import Communicator, Message, world_is
+from hpcckpt.collective.calls import Patience
+from hpcckpt.collective.communicator import Communicator, world_is
 from hpcckpt.errors import CollectiveError, MpiError
 from hpcckpt.streams import flush_or_discard
 
-T = TypeVar("T")
+_log = logging.getLogger("hpcckpt")
+_open: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
 GRACE_S = 1.0
 _LIBMPI = re.compile(r"/lib(?:mpi|mpich|mpi_cray|mpi_intel)\.so[.\d]*$")
 
@@ -36,14 +40,31 @@ class MpiCommunicator(Communicator):
         If two MPI libraries meet in this process, or the launcher and the library do not match.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, patience: Patience | None = None) -> None:
+        super().__init__(patience)
         abort_on_uncaught()
         check_one_library(comm)
         world_is(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
-        self._comm = comm.Dup()
+        self._found: MPI.Message | None = None
+        self._status = MPI.Status()
         self._sends: list[MPI.Request] = []
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        self._comm = self._duplicated(comm)
+        _open.add(self)
+
+    def _duplicated(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        """Return a duplicate, when all ranks have asked for one. Collective."""
+        if self.size == 1:
+            return comm.Dup()
+        made, request = comm.Idup()
+        self.calls.wait_for_all(request.Test)
+        return made
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether messages can be sent: MPI is not finalized."""
+        return not MPI.Is_finalized()
 
     @property
     def mpi(self) -> MPI.Intracomm:
@@ -54,46 +75,29 @@ class MpiCommunicator(Communicator):
         """Return hints for MPI, for libraries that communicate themselves. Independent."""
         return MPI.Info.Create(dict(values))
 
-    def bcast(self, value: T | None) -> T:
-        """Return root's value. Collective."""
-        if self.size == 1:  # mpi4py would pickle it, and back
-            return value  # type: ignore[return-value]
-        result: T = self._comm.bcast(value, root=0)
-        return result
+    def _post(self, dest: int, message: tuple[str, Any]) -> None:
+        self._sends.append(self._comm.isend(message, dest))
 
-    def gather(self, value: T) -> list[T] | None:
-        """Return all ranks' values on root. Collective."""
+    def _take_in(self) -> None:
         if self.size == 1:
-            return [value]
-        return self._comm.gather(value, root=0)
-
-    def allgather(self, value: T) -> list[T]:
-        """Return all ranks' values. Collective."""
-        if self.size == 1:
-            return [value]
-        return self._comm.allgather(value)
-
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-        self._comm.Barrier()
-
-    def send(self, dest: int, value: Any) -> None:
-        """Post a message to a rank. Independent."""
-        self._sends.append(self._comm.isend(value, dest))
-
-    def receive(self) -> Message | None:
-        """Return the next message that has come. Independent."""
-        self._sends = [request for request in self._sends if not request.Test()]
-        status = MPI.Status()
-        found = self._comm.improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-        return None if found is None else Message(status.Get_source(), found.recv())
+            return
+        if self._sends:
+            self._sends = [request for request in self._sends if not request.Test()]
+        if self._found is None:
+            self._found = self._comm.improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
+        found = self._found
+        if found is not None:  # in one line: an interrupt neither loses nor doubles a message
+            self._found = self._raw.append((self._status.Get_source(), found.recv()))  # type: ignore[func-returns-value]
 
     def duplicate(self) -> MpiCommunicator:
         """Return another duplicate. Collective."""
-        return MpiCommunicator(self._comm)
+        return MpiCommunicator(self._comm, self.patience)
 
     def free(self) -> None:
         """Free the duplicate, unless MPI is finalized already. Collective."""
+        _open.discard(self)
+        if self.calls.failure is not None:
+            return  # messages that other ranks will never receive cannot be waited for
         if not MPI.Is_finalized() and self._comm != MPI.COMM_NULL:
             MPI.Request.Waitall(self._sends)
             self._comm.Free()
@@ -127,7 +131,7 @@ def abort_on_uncaught() -> None:
     """See to it that a rank which ends with an uncaught exception ends the job. Independent.
 
     Without that the others wait for it in their next collective call, and it for them in MPI_Finalize, for ever.
-    After a `CollectiveError`, which they all have, they get `GRACE_S` to clean up and to speak for themselves.
+    The others get `GRACE_S` to raise the error of it, to clean up, and to print what they know.
     """
     earlier = sys.excepthook
     if MPI.COMM_WORLD.Get_size() == 1 or getattr(earlier, "aborts_job", False):
@@ -136,18 +140,25 @@ def abort_on_uncaught() -> None:
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         earlier(kind, error, trace)
         flush_or_discard()
-        if isinstance(error, CollectiveError):
+        if MPI.Is_finalized():
+            return
+        if not isinstance(error, CollectiveError):
+            for comm in tuple(_open):
+                comm.calls.end(f"ended with {kind.__name__}: {str(error)[:200]}")
+        if _open or isinstance(error, CollectiveError):
             time.sleep(GRACE_S)
         if not MPI.Is_finalized():
+            rank = MPI.COMM_WORLD.Get_rank()
+            _log.critical("hpcckpt: [rank %d] ended with %s; the job is ended", rank, kind.__name__)
             MPI.COMM_WORLD.Abort(getattr(error, "exit_code", 1))
 
     report_and_abort.aborts_job = True  # type: ignore[attr-defined]
     sys.excepthook = report_and_abort
 
 
-def world() -> MpiCommunicator:
+def world(patience: Patience | None = None) -> MpiCommunicator:
     """Return a duplicate of MPI.COMM_WORLD. Collective."""
-    return MpiCommunicator(MPI.COMM_WORLD)
+    return MpiCommunicator(MPI.COMM_WORLD, patience)
 
 
 def mapped_mpi_libraries(maps: str = "/proc/self/maps") -> list[str]:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from hpcckpt.collective.communicator import Communicator, Message
+from hpcckpt.collective.calls import Patience
+from hpcckpt.collective.communicator import Communicator
 
 T = TypeVar("T")
 
@@ -19,27 +20,29 @@ class PeerGoneError(RuntimeError):
 
 
 class _Group:
-    """What the threads of one group share: a barrier and a slot for each rank."""
+    """What the threads of one group share: an inbox for each rank."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=timeout_s)
-        self.slots: list[Any] = [None] * size
-        self.inboxes: list[deque[Message]] = [deque() for _ in range(size)]
+        self.timeout_s = timeout_s
+        self.is_broken = False
+        self.inboxes: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
         self.n_messages = 0
-        self.duplicates: list[_Group] = []
+        self.duplicates: dict[int, _Group] = {}
+        self.guard = threading.Lock()
 
     def abort(self) -> None:
-        """Wake whoever waits in this group or in a duplicate of it."""
-        self.barrier.abort()
-        for group in list(self.duplicates):
+        """Wake all ranks that wait in this group or in a duplicate of it."""
+        self.is_broken = True
+        for group in list(self.duplicates.values()):
             group.abort()
 
-    def wait(self) -> None:
-        try:
-            self.barrier.wait()
-        except threading.BrokenBarrierError:
-            raise PeerGoneError("a peer ended, or did not come to the same collective call") from None
+    def duplicate(self, number: int) -> _Group:
+        """Return the duplicate of this number, the same for all ranks."""
+        with self.guard:
+            found = self.duplicates.setdefault(number, _Group(self.size, self.timeout_s))
+            found.is_broken = found.is_broken or self.is_broken
+            return found
 
 
 class ThreadCommunicator(Communicator):
@@ -51,47 +54,23 @@ class ThreadCommunicator(Communicator):
         Shared by all ranks.
     rank : int
         This thread's rank.
+    patience : Patience, optional
+        How long it waits; by default until the time-out of the group.
     """
 
-    def __init__(self, group: _Group, rank: int) -> None:
+    def __init__(self, group: _Group, rank: int, patience: Patience | None = None) -> None:
+        super().__init__(patience)
         self._group = group
         self.rank = rank
         self.size = group.size
+        self._n_duplicates = 0
 
-    def _exchange(self, value: Any) -> list[Any]:
-        group = self._group
-        group.slots[self.rank] = value
-        group.wait()
-        values = list(group.slots)
-        group.wait()
-        return values
-
-    def allgather(self, value: T) -> list[T]:
-        """Return copies of all ranks' values: as between processes, nothing is shared. Collective."""
-        return [pickle.loads(message) for message in self._exchange(pickle.dumps(value))]
-
-    def bcast(self, value: T | None) -> T:
-        """Return a copy of root's value. Collective."""
-        message = self._exchange(pickle.dumps(value) if self.is_root else b"")[0]
-        result: T = pickle.loads(message)
-        return result
-
-    def gather(self, value: T) -> list[T] | None:
-        """Return copies of all ranks' values on root. Collective."""
-        messages = self._exchange(pickle.dumps(value))
-        return [pickle.loads(message) for message in messages] if self.is_root else None
-
-    def barrier(self) -> None:
-        """Wait for all ranks. Collective."""
-        self._group.wait()
-
-    def send(self, dest: int, value: Any) -> None:
-        """Put a copy of a message into a rank's inbox. Independent."""
+    def _post(self, dest: int, message: tuple[str, Any]) -> None:
         self._group.n_messages += 1
-        self._group.inboxes[dest].append(Message(self.rank, pickle.dumps(value)))
+        self._group.inboxes[dest].append((self.rank, pickle.dumps(message)))
 
-    def receive(self) -> Message | None:
-        """Return the next message in this rank's inbox. Independent.
+    def _take_in(self) -> None:
+        """Take in what is in this rank's inbox.
 
         Raises
         ------
@@ -100,11 +79,9 @@ class ThreadCommunicator(Communicator):
         """
         inbox = self._group.inboxes[self.rank]
         if inbox:
-            source, value = inbox.popleft()
-            return Message(source, pickle.loads(value))
-        if self._group.barrier.broken:
+            self._raw.append((inbox[0][0], pickle.loads(inbox.popleft()[1])))
+        elif self._group.is_broken and not self._raw:
             raise PeerGoneError("a peer ended while this rank waited for it")
-        return None
 
     def abort(self, code: int) -> None:
         """Wake all ranks, and end this one. Independent."""
@@ -113,10 +90,8 @@ class ThreadCommunicator(Communicator):
 
     def duplicate(self) -> ThreadCommunicator:
         """Return a communicator on a group of its own. Collective."""
-        fresh = _Group(self.size, self._group.barrier._timeout or 60.0) if self.is_root else None  # type: ignore[attr-defined]
-        if fresh is not None:
-            self._group.duplicates.append(fresh)
-        return ThreadCommunicator(self._exchange(fresh)[0], self.rank)
+        self._n_duplicates += 1
+        return ThreadCommunicator(self._group.duplicate(self._n_duplicates), self.rank, self.patience)
 
     def free(self) -> None:
         """Do nothing. Collective."""
@@ -126,7 +101,9 @@ class ThreadCommunicator(Communicator):
         self._group.abort()
 
 
-def run_ranks(n_ranks: int, body: Callable[[Communicator], T], timeout_s: float = 180.0) -> list[T]:
+def run_ranks(
+    n_ranks: int, body: Callable[[Communicator], T], timeout_s: float = 180.0, patience: Patience | None = None
+) -> list[T]:
     """Run `body` on `n_ranks` ranks, one thread each, and return their results in rank order.
 
     Raises
@@ -137,7 +114,7 @@ def run_ranks(n_ranks: int, body: Callable[[Communicator], T], timeout_s: float 
     group = _Group(n_ranks, timeout_s)
 
     def run(rank: int) -> T:
-        comm = ThreadCommunicator(group, rank)
+        comm = ThreadCommunicator(group, rank, patience or Patience().within(timeout_s))
         try:
             return body(comm)
         except BaseException:

@@ -62,7 +62,7 @@ class Tiers:
     def __init__(self, near: Run, directory: Path, options: TierOptions) -> None:
         comm = near.comm
         self.near = near
-        self.draining = Draining(comm.duplicate(), options.home.peer_timeout_s)
+        self.draining = Draining(comm, "drains")
         own = replace(options.home, recycle=False)
         self.home = Run(directory, comm, near.backend, own, self.draining, ArenaPool(1))
         near.journal, self.home.journal = self.home.journal, Journal(directory, is_writing=False)
@@ -402,7 +402,7 @@ class Tiers:
             drain.is_told = False
             drain.home, drain.failures = answer.home, answer.failures or None  # D6
         drain.matter = None
-        while drain.unheard:
+        while answer.home is not None and drain.unheard:
             drain.unheard.pop()(answer.home)
 
     # -- waiting -----------------------------------------------------------------------------------

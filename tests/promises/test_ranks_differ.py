@@ -261,14 +261,59 @@ def test_a_save_is_done_when_it_returns(ranks, run_dir):
     assert ranks(body) == [(True, 1)] * ranks.size
 
 
-def test_root_says_which_directory(many, run_dir):
+def test_ranks_with_different_directories_are_refused(many, run_dir):
     def body(comm):
-        with hc.Checkpointer(run_dir.with_name(f"of-rank-{comm.rank}"), comm=comm) as ckpt:
-            ckpt.save(1, {"w": np.ones(1)})
-            return ckpt.directory.name
+        with pytest.raises(errors.OptionError) as caught:
+            hc.Checkpointer(run_dir.with_name(f"of-rank-{comm.rank % 2}"), comm=comm)
+        return str(caught.value)
 
-    assert many(body) == ["of-rank-0"] * many.size
-    assert sorted(p.name for p in run_dir.parent.glob("of-rank-*")) == ["of-rank-0"]
+    texts = many(body)
+    assert texts == [texts[0]] * many.size
+    assert "[rank 1] directory: is " in texts[0]
+    assert not list(run_dir.parent.glob("of-rank-*"))
+
+
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "max_to_keep": (3, 4),
+    "keep_best": ("loss", None),
+    "keep_period": (None, 2),
+    "async_save": (True, False),
+    "on_newer": ("error", "aside"),
+    "check_replicas": (0, 1),
+    "lock_expiry_s": (60.0, 61.0),
+    "max_in_flight": (1, 2),
+    "max_bytes_in_flight": (None, 1),
+    "recycle": (True, False),
+    "incremental": (True, False),
+    "nan_guard": (True, False),
+    "peer_timeout_s": (60.0, 61.0),
+    "scratch_bandwidth": (None, 1.0),
+    "scratch_keep": (1, 2),
+}
+
+
+@pytest.mark.counts(3)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_ranks_with_different_options_are_refused(many, run_dir, option):
+    of_last, of_others = OPTIONS[option]
+
+    def body(comm):
+        with pytest.raises(errors.OptionError) as caught:
+            hc.Checkpointer(run_dir, comm=comm, **{option: of_last if last(comm) else of_others})
+        return str(caught.value)
+
+    texts = many(body)
+    assert texts == [texts[0]] * many.size
+    assert f"[rank {many.size - 1}] options.{option}: is " in texts[0]
+
+
+@pytest.mark.counts(3)
+def test_each_rank_may_choose_its_threads(many, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, threads=1 + comm.rank % 2) as ckpt:
+            return ckpt.save(1, {"w": np.ones(3)}).result().step
+
+    assert many(body) == [1] * many.size
 
 
 def test_something_else_than_a_communicator_is_refused():

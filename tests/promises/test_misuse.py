@@ -1,0 +1,207 @@
+"""Ranks that make different calls are told so, all of them, and none waits for long."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import errors
+from hpcckpt.collective.calls import Patience
+from hpcckpt.testing.faults import Fault, armed
+from hpcckpt.testing.ranks import run_ranks
+
+SOON = Patience(first_note_s=0.05, every_s=0.05, status_s=0.02, status_every_s=0.02)
+N_RANKS = 3
+
+
+def state(step: int = 1) -> dict[str, Any]:
+    return {"w": np.full(10, float(step))}
+
+
+def until_told(ckpt: Any) -> None:
+    """Poll, as a training does, until it raises."""
+    while True:
+        ckpt.poll()
+        threading.Event().wait(0.001)
+
+
+def then_poll(ckpt: Any, call: Callable[[Any], Any]) -> None:
+    """Make a call, then poll until that raises."""
+    call(ckpt)
+    until_told(ckpt)
+
+
+def ended(ckpt: Any) -> None:
+    """End as a process does whose program is over; threads have no end of a program."""
+    ckpt.comm.calls.end("ended its program")
+    until_told(ckpt)
+
+
+CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "close and save": (lambda c: c.close(), lambda c: (c.save(2, state(2)).result(), c.save(3, state(3)).result())),
+    "latest_step and save": (lambda c: c.latest_step(), lambda c: (c.save(2, state(2)).result(), c.close())),
+    "restore and save": (lambda c: c.restore(state()), lambda c: (c.save(2, state(2)).result(), c.close())),
+    "restore of other steps": (lambda c: c.restore(state(), step=1), lambda c: c.restore(state())),
+    "restore, strict and not": (lambda c: c.restore(state(), strict=False), lambda c: c.restore(state())),
+    "overwrite": (lambda c: (c.save(1, state(), overwrite=True).result(), until_told(c)), lambda c: c.save(1, state())),
+    "a rank that ends": (ended, lambda c: (c.save(2, state(2)), c.close())),
+    "a rank that saves alone": (lambda c: (c.save(2, state(2)), c.save(3, state(3)).result()), lambda c: c.close()),
+    "best_step and pin": (lambda c: c.pin(1), lambda c: c.unpin(1)),
+}
+
+
+@pytest.mark.parametrize("odd", range(N_RANKS))
+@pytest.mark.parametrize("what", CALLS)
+def test_different_calls_are_the_same_error_on_every_rank(run_dir, what, odd):
+    its, theirs = CALLS[what]
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm, keep_best="loss")
+        ckpt.save(1, state(), metrics={"loss": 1.0}).result()
+        with pytest.raises(errors.CollectiveMisuseError) as caught:
+            then_poll(ckpt, its if comm.rank == odd else theirs)
+        for call in (lambda: ckpt.save(9, state()), ckpt.close, ckpt.latest_step, ckpt.poll):
+            with pytest.raises(errors.CollectiveMisuseError) as again:
+                call()
+            assert str(again.value) == str(caught.value)
+        return str(caught.value)
+
+    texts = run_ranks(N_RANKS, body, timeout_s=60.0, patience=SOON)
+    assert texts == [texts[0]] * N_RANKS
+    assert f"rank {odd} " in texts[0]
+    assert hc.load(run_dir, step=1)["w"].tolist() == [1.0] * 10
+    with hc.Checkpointer(run_dir, on_newer="aside") as ckpt:  # the lock was released
+        assert ckpt.restore(state()).step in {1, 2}
+
+
+def test_the_error_names_both_ranks_and_their_calls(run_dir):
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        with pytest.raises(errors.CollectiveMisuseError) as caught:
+            then_poll(ckpt, lambda c: c.save(1, state()) if comm.rank == 0 else c.close())
+        return str(caught.value)
+
+    texts = run_ranks(2, body, timeout_s=60.0, patience=SOON)
+    assert (
+        texts == ["rank 0 is in save(1), rank 1 in close(): all ranks must make the same calls, in the same order"] * 2
+    )
+
+
+def test_ranks_that_save_different_steps_can_save_again(run_dir):
+    """That is not fatal: what the ranks hold is known, and each save is a new one."""
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, state()).result()
+            with pytest.raises(errors.TreeMismatchError):
+                ckpt.save(2 + comm.rank, state()).result()
+            return ckpt.save(5, state(5)).result().step
+
+    assert run_ranks(N_RANKS, body, timeout_s=60.0) == [5] * N_RANKS
+
+
+@pytest.mark.parametrize("call", ["save", "latest_step", "restore", "close"])
+def test_a_waiting_rank_logs_which_rank_has_not_come(run_dir, caplog, call):
+    """The ranks that wait know the last call of the rank that does not come; when it comes all is well."""
+    seen = threading.Event()
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        if call != "save":
+            ckpt.save(7, state()).result()
+        if comm.rank == 1:
+            assert seen.wait(60)
+        calls = {
+            "save": lambda: ckpt.save(7, state()).result(),
+            "latest_step": lambda: (ckpt.latest_step(), ckpt.comm.barrier()),
+            "restore": lambda: ckpt.restore(state()),
+            "close": ckpt.close,
+        }
+        calls[call]()
+        ckpt.close()
+
+    class Watching(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if re.search(r"\[rank [02]\] .*rank 1 has not entered a call of hpcckpt since", record.getMessage()):
+                seen.set()
+
+    handler = Watching()
+    logging.getLogger("hpcckpt").addHandler(handler)
+    try:
+        run_ranks(N_RANKS, body, timeout_s=100.0, patience=SOON)
+    finally:
+        logging.getLogger("hpcckpt").removeHandler(handler)
+
+
+def test_a_rank_that_does_not_come_ends_the_job_at_the_time_out(run_dir, caplog):
+    done = threading.Event()
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=0.5)
+        ckpt.save(1, state()).result()
+        if comm.rank == 1:
+            assert done.wait(60)
+            return
+        try:
+            ckpt.restore(state())
+        finally:
+            done.set()
+
+    with caplog.at_level(logging.CRITICAL, "hpcckpt"), pytest.raises(SystemExit):
+        run_ranks(2, body, timeout_s=100.0, patience=SOON)
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert any(
+        "restore()" in text and "rank 1 has not entered a call of hpcckpt since save(1)" in text for text in said
+    )
+
+
+@pytest.mark.parametrize("stalled", range(N_RANKS))
+def test_a_read_that_stalls_is_named_and_is_the_same_error_on_all(run_dir, caplog, stalled):
+    go_on = threading.Event()
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=1.0)
+        ckpt.save(1, state()).result()
+        with pytest.raises(errors.PeerTimeoutError) as caught:
+            ckpt.restore(state())
+        return str(caught.value)
+
+    def stall(phase: str, rank: int) -> None:
+        if phase == "9-restore" and rank == stalled:
+            go_on.wait(100)
+
+    from hpcckpt import phases
+
+    phases.install_hook(stall)
+    try:
+        texts = run_ranks(N_RANKS, body, timeout_s=100.0, patience=SOON)
+    finally:
+        phases.install_hook(None)
+        go_on.set()
+    assert texts == [texts[0]] * N_RANKS
+    assert f"rank {stalled} is in restore() (reads" in texts[0]
+    assert "bytes so far" in texts[0]
+    others = [r.getMessage() for r in caplog.records if f"rank {stalled} is in restore() (reads" in r.getMessage()]
+    assert any(f"[rank {stalled}]" not in text for text in others)
+
+
+def test_a_rank_that_is_interrupted_in_a_call_is_an_error_on_the_others(run_dir):
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.save(1, state()).result()
+        with pytest.raises((KeyboardInterrupt, errors.CollectiveError)) as caught:
+            ckpt.restore(state())
+        assert ckpt.restore(state()).step == 1
+        ckpt.close()
+        return type(caught.value).__name__
+
+    with armed(Fault("9-restore", "raise", 1, error=KeyboardInterrupt())):
+        names = run_ranks(N_RANKS, body, timeout_s=100.0)
+    assert names == ["CollectiveError", "KeyboardInterrupt", "CollectiveError"]
