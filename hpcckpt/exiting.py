@@ -40,15 +40,22 @@ def _release(run: Run, pid: int) -> None:
         _release(run.tier.home, pid)
     if _is_under_way(run) or not (run.closed or run.tier is None or run.tier.is_drained):
         _orphans.append(run)  # also what failed: another rank may not have heard of it yet, and tries again at the end
-    if not _is_under_way(run) and run.lock is not None:
-        with contextlib.suppress(OSError):
-            if run.lock.is_mine():
-                publishing.sweep_all(run, run.lock)
-        problem = run.workspace.finish_removal()
-        if problem:
-            _log.warning("hpcckpt: %s: a retired step could not be removed: %s", run.directory, problem)
-        run.lock.release()
-        run.lock = None
+    if not _is_under_way(run):
+        _release_lock(run)
+
+
+def _release_lock(run: Run) -> None:
+    """Remove what was prepared, and release the lock. Root only."""
+    if run.lock is None:
+        return
+    with contextlib.suppress(OSError):
+        if run.lock.is_mine():
+            publishing.sweep_all(run, run.lock)
+    problem = run.workspace.finish_removal()
+    if problem:
+        _log.warning("hpcckpt: %s: a retired step could not be removed: %s", run.directory, problem)
+    run.lock.release()
+    run.lock = None
 
 
 @contextlib.contextmanager
@@ -72,12 +79,7 @@ def _abandon(run: Run, why: str) -> None:
     run.journal.end(why)
     run.underway.clear()
     for one in (run,) if run.tier is None else (run.tier.home, run):
-        if one.lock is not None:
-            with contextlib.suppress(OSError):
-                if one.lock.is_mine():
-                    publishing.sweep_all(one, one.lock)
-            one.lock.release()
-            one.lock = None
+        _release_lock(one)
 
 
 def _is_under_way(run: Run) -> bool:

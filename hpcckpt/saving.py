@@ -110,6 +110,8 @@ def finish(run: Run) -> None:
         try:
             make_room(run, 0)
         except CollectiveError as error:
+            if run.comm.calls.failure is not None:
+                raise
             failure = failure or error
     if failure is not None:
         raise failure

@@ -65,6 +65,7 @@ def test_different_calls_are_the_same_error_on_every_rank(run_dir, what, odd):
     def body(comm):
         ckpt = hc.Checkpointer(run_dir, comm=comm, keep_best="loss")
         ckpt.save(1, state(), metrics={"loss": 1.0}).result()
+        comm.barrier()
         with pytest.raises(errors.CollectiveMisuseError) as caught:
             then_poll(ckpt, its if comm.rank == odd else theirs)
         for call in (lambda: ckpt.save(9, state()), ckpt.close, ckpt.latest_step, ckpt.poll):
@@ -146,6 +147,7 @@ def test_a_rank_that_does_not_come_ends_the_job_at_the_time_out(run_dir, caplog)
     def body(comm):
         ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=0.5)
         ckpt.save(1, state()).result()
+        comm.barrier()
         if comm.rank == 1:
             assert done.wait(60)
             return
@@ -169,6 +171,7 @@ def test_a_read_that_stalls_is_named_and_is_the_same_error_on_all(run_dir, caplo
     def body(comm):
         ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=1.0)
         ckpt.save(1, state()).result()
+        comm.barrier()
         with pytest.raises(errors.PeerTimeoutError) as caught:
             ckpt.restore(state())
         return str(caught.value)
@@ -196,6 +199,7 @@ def test_a_rank_that_is_interrupted_in_a_call_is_an_error_on_the_others(run_dir)
     def body(comm):
         ckpt = hc.Checkpointer(run_dir, comm=comm)
         ckpt.save(1, state()).result()
+        comm.barrier()
         with pytest.raises((KeyboardInterrupt, errors.CollectiveError)) as caught:
             ckpt.restore(state())
         assert ckpt.restore(state()).step == 1
