@@ -659,7 +659,7 @@ def test_later_saves_make_no_collective_call_and_send_two_messages_per_rank(run_
             ckpt.save(0, {"w": np.zeros(9), "own": hc.PerRank(np.zeros(3))})
             ckpt.wait()
             for step in (1, 2, 3):
-                comm.barrier()
+                together.wait()
                 if comm.is_root:
                     counts.clear()
                 together.wait()  # not counted
