@@ -531,14 +531,10 @@ def _read(run: Run, reading: _Reading) -> dict[str, Array]:
     """Read on a thread, while this one exchanges messages: so a read that hangs is known to all ranks. Collective."""
     if run.comm.size == 1:
         return reading()
+    run.comm.calls.announce(reading.describe())
     task = Task(reading, Flag()).start()
     try:
-        run.comm.calls.wait_until(
-            lambda: task.outcome is not None,
-            lambda: [run.comm.rank],
-            doing=reading.describe,
-            is_announced=True,
-        )
+        run.comm.calls.wait_until(lambda: task.outcome is not None, lambda: [run.comm.rank], doing=reading.describe)
     except BaseException:
         reading.is_cancelled = True
         raise

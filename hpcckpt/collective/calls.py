@@ -239,8 +239,10 @@ class Calls:
         """Take in which call another rank is in; it is a misuse if this rank called something else. Independent."""
         if call is None:
             return
-        if call.number >= self._seen.get(rank, call).number:
+        seen = self._seen.get(rank)
+        if seen is None or call.number > seen.number:
             self._seen[rank] = call
+            self._doing.pop(rank, None)
         own = next((own for own in reversed(self._recent) if own.number == call.number), None)
         if own is not None and own.key != call.key and self.failure is None and not self._is_reporting:
             pair = sorted([(self._comm.rank, own.text), (rank, call.text)])
@@ -309,11 +311,11 @@ class Calls:
 
     def _take_status(self, source: int, note: _Status) -> None:
         """Take in which call a rank is in, and what it does there; answer it. Root only."""
-        self._n_news += self._doing.get(source, "") != note.doing
-        self._doing[source] = note.doing
         if self.failure is None:
             with contextlib.suppress(CollectiveError):  # it is raised by `check`
                 self.compare(source, note.call)
+        self._n_news += self._doing.get(source, "") != note.doing
+        self._doing[source] = note.doing
         if note.wants_answer and self.failure is None:
             self._comm.send(source, _Known(self._texts()), NOTES)
 
@@ -369,7 +371,6 @@ class Calls:
         text: str = "",
         give_up: Callable[[], None] | None = None,
         idle: Callable[[], None] | None = None,
-        is_announced: bool = False,
     ) -> None:
         """Wait, and let nothing go wrong unnoticed meanwhile. Collective.
 
@@ -389,12 +390,8 @@ class Calls:
             Called at the time-out in place of what is done for a call.
         idle : callable, optional
             Called between two looks, in place of a short sleep.
-        is_announced : bool
-            Whether root is to know at once what this rank does.
         """
         waited = _Waited(self._comm.patience)
-        if is_announced and not self._comm.is_root:
-            self._comm.send(0, _Status(self.latest, doing(), wants_answer=False), NOTES)
         while True:
             try:
                 self._comm.pump()
@@ -411,6 +408,11 @@ class Calls:
             if self._interrupt is not None and waited.is_interrupted_for_long():
                 interrupt, self._interrupt = self._interrupt, None
                 raise interrupt
+
+    def announce(self, doing: str) -> None:
+        """Let root know what this rank does from now on. Independent."""
+        if not self._comm.is_root:
+            self._comm.send(0, _Status(self.latest, doing, wants_answer=False), NOTES)
 
     def wait_for_all(self, is_done: Callable[[], bool]) -> None:
         """Wait until all ranks have come to what has no messages of ours yet. Collective."""
