@@ -1,4 +1,4 @@
-"""Processes that make different calls, or end, or hang: each rank gets the same error, or the job ends with a message."""
+"""Processes that make different calls, end, or hang: each rank gets the same error, or the job ends with a message."""
 
 from __future__ import annotations
 
