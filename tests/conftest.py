@@ -47,8 +47,9 @@ def _mpi_size(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare our markers; from now on the caller's environment is ours, but pytest's own output keeps its settings."""
-    caller.forget(is_under_mpi=is_with_mpi(config))
+    """Declare our markers, and forget the caller's environment; not in a process that only deals out the tests."""
+    if getattr(config.option, "dist", "no") == "no":
+        caller.forget(is_under_mpi=is_with_mpi(config))
     config.addinivalue_line("markers", "counts(*n): how many threads as ranks, where the usual counts add nothing")
 
 

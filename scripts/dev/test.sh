@@ -25,6 +25,11 @@ PARTS=("$@")
 RESULTS=$ROOT/build/logs/test
 rm -rf "$RESULTS"
 mkdir -p "$RESULTS"
+# The tests themselves read and write UTF-8; what they start has the caller's locale (see tests/caller.py).
+export PYTHONUTF8=1
+# Blanks are too much for LD_PRELOAD, a long name for the sockets of MPI.
+export TMPDIR=${TMPDIR:-/tmp}
+if [[ $TMPDIR == *[[:space:]]* || ${#TMPDIR} -gt 60 || ! -w $TMPDIR ]]; then TMPDIR=/tmp; fi
 # The closing lines are read below, and mpirun's pseudo-terminal would colour them.
 export PY_COLORS=0
 
@@ -88,7 +93,7 @@ on_stack() { # stack, command...
 
 # In memory where there is room: thousands of tests wait for a disk otherwise. Those of the other parts are on the disk.
 in_memory() { # pytest_in_parallel's arguments
-    PLACE=$(mktemp -d -p "$(roomy /dev/shm || echo "${TMPDIR:-/tmp}")" hpcckpt-XXXXXX)
+    PLACE=$(mktemp -d -p "$(roomy /dev/shm || echo "$TMPDIR")" hpcckpt-XXXXXX)
     trap 'rm -rf "$PLACE"' EXIT
     pytest_in_parallel "$@" --basetemp "$PLACE/t"
 }

@@ -21,8 +21,8 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 timer = threading.Timer(0.05, interrupt)
-timer.start()
 try:
+    timer.start()  # within: on a busy machine the interrupt may come before the call
     {call}
     done.append(True)
 except KeyboardInterrupt:
