@@ -24,7 +24,7 @@ test-all:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial m
 campaign: setup  ## faults by the thousand, in full; a part: ARGS="corruption --count 500"; see tests/campaign/README.md
 	@scripts/dev/campaign.sh $(ARGS)
 
-lint:  ## ruff, mypy, import-linter, shellcheck, clang-format, codespell
+lint:  ## ruff, mypy, import-linter, shellcheck, clang-format, clang for AArch64, codespell
 	@scripts/dev/lint.sh
 
 fix:  ## let the formatters mend what they can, then lint

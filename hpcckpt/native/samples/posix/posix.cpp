@@ -7,6 +7,9 @@
 //     c. sync the file, give it its name, and sync the directory
 //
 // So a file that has its name is whole, and a second save into the same directory replaces the first or leaves it.
+// Only the index has a hash: tensor bytes that changed on storage are returned as they are.  A plugin for production
+// stores a checksum of the data too, unless its storage has one.
+//
 // Config: "directory=PATH" stores there, rather than in the directory that the caller gives.
 #include <hpcckpt/backend.hpp>
 
