@@ -1,4 +1,4 @@
-// The native core from many threads, for sanitizers: _stress_core DIRECTORY SEED. Ends with 0, or says what did not hold.
+// The native core from many threads, for sanitizers: _stress_core DIRECTORY SEED.  Ends with 0, or says what failed.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -94,7 +94,8 @@ void in_memory(std::mt19937& random) {
     for (const Crc32cChoice& kernel : crc32c_kernels()) {
         EXPECT(~kernel.run(~0u, from.data(), from.size()) == whole);
     }
-    const std::uint32_t first = crc32c(0, from.data(), half), second = crc32c(0, from.data() + half, from.size() - half);
+    const std::uint32_t first = crc32c(0, from.data(), half),
+                        second = crc32c(0, from.data() + half, from.size() - half);
     EXPECT(crc32c_combine(first, second, from.size() - half) == whole);
     const std::size_t n_words = from.size() / 4 * 4;
     (void)count_nonfinite(from.data(), n_words, *find_nonfinite_pattern("float32"), n_threads);
