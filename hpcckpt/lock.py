@@ -1,9 +1,13 @@
 """The lock of a run directory: one writing job at a time.
 
 The lock is a small JSON file.  It is taken by linking a finished file to its name, so it is never
-seen half written, and held with a heartbeat (its modification time).  It is taken over only from a
-holder that is provably dead (same host: another boot, or no such process) or silent for longer than
-`expiry_s` (another host, or another container of this one, whose processes cannot be seen from here).
+seen half written, and held with a heartbeat (its modification time).  It is taken over if
+
+a. the holder ran on this machine, in this boot and PID namespace, and there is no such process; or
+b. its host has the name of this one and another boot, and its heartbeat is seen not to change for two beats; or
+c. it is older than `expiry_s`, by this machine's clock, and its heartbeat is seen not to change for two beats.
+
+Host names and clocks prove nothing on their own: two machines may have one name, and a clock may be wrong.
 """
 
 from __future__ import annotations
@@ -12,19 +16,23 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import socket
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hpcckpt import files, layout
 from hpcckpt.discovery import read_bounded
-from hpcckpt.errors import ForkedError, LockedError, LockLostError, StorageError, from_os_error
+from hpcckpt.errors import ForkedError, HpcckptError, LockedError, LockLostError, StorageError, from_os_error
 
+_log = logging.getLogger("hpcckpt")
 HEARTBEAT_S = 30.0
+N_BEATS = 2
+"""For how many beats a heartbeat must not change before it counts as stopped."""
 LEFTOVER_S = 3600.0
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "COBALT_JOBID", "LSB_JOBID")
@@ -41,6 +49,7 @@ class Holder:
     job_id: str
     nonce: str
     pid_ns: str = ""
+    machine_id: str = ""
 
     def __str__(self) -> str:
         job = f", job {self.job_id}" if self.job_id else ""
@@ -52,6 +61,14 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
+        return ""
+
+
+def machine_id() -> str:
+    """Return the identity of this installation of the system; "" if there is none."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip()[:64]
+    except (OSError, ValueError):
         return ""
 
 
@@ -76,7 +93,8 @@ def this_holder() -> Holder:
     """Return what this process writes into a lock."""
     job_id = next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
     pid = os.getpid()
-    return Holder(socket.gethostname(), pid, boot_id(), process_start(pid), job_id, layout.new_nonce(), pid_namespace())
+    names = (boot_id(), process_start(pid), job_id, layout.new_nonce(), pid_namespace(), machine_id())
+    return Holder(socket.gethostname(), pid, *names)
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -96,17 +114,82 @@ def _read_holder(path: Path) -> Holder | None:
         return None
 
 
+Verdict = Literal["alive", "dead", "suspect"]
+"""What can be said of a holder at once; a suspect's heartbeat has to be watched."""
+
+
+def judge(holder: Holder, age_s: float, expiry_s: float) -> Verdict:
+    """Return what can be said of a holder whose heartbeat is `age_s` old by this machine's clock. Independent."""
+    boot, namespace = boot_id(), pid_namespace()
+    if holder.host == socket.gethostname() and holder.boot_id and boot and namespace:
+        is_other = bool(holder.machine_id) and holder.machine_id != machine_id()
+        if holder.boot_id == boot and holder.pid_ns in {namespace, ""} and not is_other:
+            return "alive" if process_start(holder.pid) == holder.started else "dead"
+        if holder.boot_id != boot:
+            return "suspect"
+    return "suspect" if age_s > expiry_s else "alive"
+
+
 def is_dead(holder: Holder, age_s: float, expiry_s: float) -> bool:
-    """Say whether a holder is provably dead, or on another host and silent for longer than `expiry_s`."""
-    if holder.host != socket.gethostname():
-        return age_s > expiry_s
-    if holder.boot_id and boot_id() and holder.boot_id != boot_id():
-        return True
-    if holder.pid_ns != pid_namespace() and holder.pid_ns and pid_namespace():
-        return age_s > expiry_s  # the same number means another process there
-    if os.path.isdir("/proc/self"):
-        return process_start(holder.pid) != holder.started
-    return age_s > expiry_s
+    """Return True if a holder is dead, or a suspect whose heartbeat has been silent for two beats. Independent."""
+    verdict = judge(holder, age_s, expiry_s)
+    return verdict == "dead" or (verdict == "suspect" and age_s > N_BEATS * HEARTBEAT_S)
+
+
+class _SuspectError(Exception):
+    """The heartbeat of a holder has to be watched."""
+
+    def __init__(self, seen: Seen, holder: Holder | None, age_s: float) -> None:
+        super().__init__()
+        self.seen, self.holder, self.age_s = seen, holder, age_s
+
+
+Seen = tuple[Any, ...]
+"""A lock file as it was at one moment: a heartbeat changes it."""
+
+
+def _look(path: Path) -> Seen | None:
+    """Return the lock file as it is now, ``None`` if there is none. Independent.
+
+    It is opened, for an NFS client may keep what `stat` returns for a minute.
+    """
+    text = b""
+    with contextlib.suppress(OSError, HpcckptError):
+        text = read_bounded(os.fspath(path), 65536)
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, text
+
+
+def _watch(path: Path, suspect: _SuspectError, beat_s: float) -> Seen | None:
+    """Wait for two beats, and return the lock file if it has not changed; ``None`` if it is gone. Independent.
+
+    Raises
+    ------
+    LockedError
+        If it has: the holder lives.
+    """
+    watch_s = N_BEATS * beat_s
+    _log.warning(
+        "hpcckpt: the lock of %s is held by %s (heartbeat %.0f s ago), which cannot be seen from here: "
+        "watching for %.0f s whether its heartbeat has stopped",
+        path.parent, suspect.holder or "a file that names no job", suspect.age_s, watch_s,
+    )  # fmt: skip
+    end = time.monotonic() + watch_s
+    while time.monotonic() < end:
+        time.sleep(min(1.0, watch_s / 20))
+        now = _look(path)
+        if now is None:
+            return None
+        if now != suspect.seen:
+            raise LockedError(
+                f"{path.parent} is in use by {read_holder(path) or suspect.holder}: its heartbeat was seen to change; "
+                "wait for it, stop it, or choose another directory"
+            )
+    _log.warning("hpcckpt: the lock of %s is taken over from %s", path.parent, suspect.holder or "an unknown job")
+    return suspect.seen
 
 
 class RunLock:
@@ -117,7 +200,9 @@ class RunLock:
     directory : path_like
         The run directory, which exists.
     expiry_s : float
-        Seconds of silence after which another host's holder counts as dead.
+        Seconds of silence after which the heartbeat of another machine's holder is watched.
+    beat_s : float, optional
+        Seconds from one beat to the next; 30 by default.
 
     Notes
     -----
@@ -127,9 +212,10 @@ class RunLock:
     _held: dict[str, RunLock] = {}  # noqa: RUF012 - one table per process
     _guard = threading.Lock()
 
-    def __init__(self, directory: str | os.PathLike[str], expiry_s: float = 600.0) -> None:
+    def __init__(self, directory: str | os.PathLike[str], expiry_s: float = 600.0, beat_s: float | None = None) -> None:
         self.path = Path(directory) / layout.LOCK
         self.expiry_s = expiry_s
+        self.beat_s = HEARTBEAT_S if beat_s is None else beat_s
         self.holder = this_holder()
         self._users = 0
         self._stop = threading.Event()
@@ -141,8 +227,10 @@ class RunLock:
         cls._guard = threading.Lock()
 
     @classmethod
-    def take(cls, directory: str | os.PathLike[str], expiry_s: float = 600.0) -> RunLock:
+    def take(cls, directory: str | os.PathLike[str], expiry_s: float = 600.0, beat_s: float | None = None) -> RunLock:
         """Take the lock, or share it with another user in this process. Root only.
+
+        Where the holder cannot be seen from here, this lasts two beats, which is logged.
 
         Raises
         ------
@@ -152,14 +240,19 @@ class RunLock:
             If the directory cannot be written.
         """
         key = os.path.realpath(directory)
-        with cls._guard:
-            lock = cls._held.get(key)
-            if lock is None:
-                lock = cls(key, expiry_s)
-                lock._acquire()
-                cls._held[key] = lock
-            lock._users += 1
-            return lock
+        silent: Seen | None = None
+        while True:
+            try:
+                with cls._guard:
+                    lock = cls._held.get(key)
+                    if lock is None:
+                        lock = cls(key, expiry_s, beat_s)
+                        lock._acquire(silent)
+                        cls._held[key] = lock
+                    lock._users += 1
+                    return lock
+            except _SuspectError as suspect:
+                silent = _watch(Path(key) / layout.LOCK, suspect, HEARTBEAT_S if beat_s is None else beat_s)
 
     def release(self) -> None:
         """Give the lock back; the last user of the process removes the file. Root only."""
@@ -231,28 +324,40 @@ class RunLock:
             If the other job still holds it.
         """
         self._check_process()
-        with self._guard:
-            if self.is_mine():
-                return False
-            before = self.holder, self._stop
-            self.holder, self._stop = this_holder(), threading.Event()
+        silent: Seen | None = None
+        while True:
             try:
-                self._acquire()
-            except BaseException as error:
-                self.holder, self._stop = before
-                if isinstance(error, LockedError):
+                with self._guard:
+                    return self._reclaim(silent)
+            except _SuspectError as suspect:
+                try:
+                    silent = _watch(self.path, suspect, self.beat_s)
+                except LockedError as error:
                     raise self._lost() from error
-                raise
-            before[1].set()
-            return True
 
-    def _acquire(self) -> None:
+    def _reclaim(self, silent: Seen | None) -> bool:
+        if self.is_mine():
+            return False
+        before = self.holder, self._stop
+        self.holder, self._stop = this_holder(), threading.Event()
+        try:
+            self._acquire(silent)
+        except BaseException as error:
+            self.holder, self._stop = before
+            if isinstance(error, LockedError):
+                raise self._lost() from error
+            raise
+        before[1].set()
+        return True
+
+    def _acquire(self, silent: Seen | None = None) -> None:
+        """Take the lock; one whose file is `silent` too, for its heartbeat was watched. Root only."""
         beat = threading.Thread(
             target=self._beat, args=(self.holder, self._stop), name="hpcckpt-heartbeat", daemon=True
         )
         try:
             beat.start()  # first, for once the lock has its name nothing may fail any more
-            self._link_or_take_over()
+            self._link_or_take_over(silent)
         except BaseException as error:
             self._stop.set()
             if isinstance(error, LockedError):
@@ -264,18 +369,21 @@ class RunLock:
             raise
         _sweep_leftovers(self.path.parent)
 
-    def _link_or_take_over(self) -> None:
+    def _link_or_take_over(self, silent: Seen | None) -> None:
         for _ in range(5):
             if self._link():
                 return
-            holder, age_s = _read_holder(self.path), self._age_s()
-            if holder is None and age_s < 10.0:  # another job is just letting go or taking over
+            seen, holder, age_s = _look(self.path), _read_holder(self.path), self._age_s()
+            verdict = "suspect" if holder is None else judge(holder, age_s, self.expiry_s)
+            if seen is None or (holder is None and age_s < 10.0):  # another job is just giving it back or taking it
                 time.sleep(0.05)
-            elif holder is None or is_dead(holder, age_s, self.expiry_s):
+            elif verdict == "dead" or (verdict == "suspect" and seen == silent):
                 self._remove_stale(holder)
+            elif verdict == "suspect":
+                raise _SuspectError(seen, holder, age_s)
             else:
                 raise LockedError(
-                    f"{self.path.parent} is in use by {holder} (heartbeat {age_s:.0f} s ago); "
+                    f"{self.path.parent} is in use by {holder} ({_age_text(age_s)}); "
                     "wait for it, stop it, or choose another directory"
                 )
         raise LockedError(f"{self.path.parent}: other jobs keep taking the lock; try again later")
@@ -333,7 +441,7 @@ class RunLock:
             return 0.0
 
     def _beat(self, holder: Holder, stop: threading.Event) -> None:
-        while not stop.wait(HEARTBEAT_S):
+        while not stop.wait(self.beat_s):
             if read_holder(self.path) not in (holder, None):
                 return
             with contextlib.suppress(OSError):  # the file system may be back at the next beat
@@ -341,6 +449,12 @@ class RunLock:
 
 
 os.register_at_fork(after_in_child=RunLock.become_child)
+
+
+def _age_text(age_s: float) -> str:
+    if age_s < -1.0:
+        return f"heartbeat {-age_s:.0f} s in the future: a clock is wrong; if no job runs, remove {layout.LOCK}"
+    return f"heartbeat {max(age_s, 0.0):.0f} s ago"
 
 
 def _mark(holder: Holder) -> str:

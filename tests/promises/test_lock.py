@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
+import itertools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -58,6 +61,12 @@ def write_lock(run_dir: Path, age_s: float = 0.0, **changes: Any) -> lock.Holder
     then = time.time() - age_s
     os.utime(path, (then, then))
     return holder
+
+
+@pytest.fixture(autouse=True)
+def short_beats(monkeypatch):
+    """Two beats pass at once."""
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
 
 
 def test_a_directory_that_a_running_job_uses_is_refused_by_name(run_dir, other_job):
@@ -130,8 +139,113 @@ def test_nothing_is_swept_while_another_job_holds_the_lock(run_dir, other_job):
     assert ".step-0000000002.tmp-0123456789ab" in leftovers(run_dir)
 
 
-def test_a_lock_of_another_boot_of_this_host_is_stale(run_dir):
-    write_lock(run_dir, boot_id="00000000-0000-0000-0000-000000000000")
+OTHER_BOOT = {"boot_id": "00000000-0000-0000-0000-000000000000"}
+SUSPECTS = {
+    "another boot of a host of this name": (0.0, OTHER_BOOT),
+    "another host, by a clock that is ahead": (700.0, {"host": "elsewhere"}),
+    "another container of this host": (700.0, {"pid": 2**22 + 1, "pid_ns": "1"}),
+    "a copy of this machine": (700.0, {"pid": 2**22 + 1, "machine_id": "0" * 32}),
+}
+
+
+@contextlib.contextmanager
+def beating(path):
+    """Change the heartbeat of a lock, as a holder does that cannot be seen from here, each time it is looked at."""
+    look, times = lock._look, itertools.count(int(path.stat().st_mtime))
+
+    def look_and_beat(at):
+        seen = look(at)
+        now = next(times)
+        os.utime(at, (now, now))
+        return seen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lock, "_look", look_and_beat)
+        yield
+
+
+@pytest.mark.parametrize("who", SUSPECTS)
+def test_the_lock_of_a_live_job_that_cannot_be_seen_is_respected(run_dir, who):
+    age_s, holder = SUSPECTS[who]
+    write_lock(run_dir, age_s, **holder)
+    path = run_dir / layout.LOCK
+    before = path.read_bytes()
+    with beating(path), pytest.raises(errors.LockedError, match="its heartbeat was seen to change"):
+        save(run_dir, 1)
+    assert path.read_bytes() == before
+    assert listed(run_dir) == [layout.LOCK]
+
+
+@pytest.mark.parametrize("who", SUSPECTS)
+def test_a_lock_that_is_silent_for_two_beats_is_taken_over_and_logged(run_dir, who, caplog):
+    age_s, holder = SUSPECTS[who]
+    write_lock(run_dir, age_s, **holder)
+    with caplog.at_level(logging.WARNING, "hpcckpt"):
+        save(run_dir, 1)
+    watching, taken = (record.getMessage() for record in caplog.records)
+    assert "watching for 0 s whether its heartbeat has stopped" in watching
+    assert f"process {holder.get('pid', os.getpid())} on" in watching
+    assert "is taken over from process" in taken
+
+
+def test_two_beats_are_watched_of_the_length_that_is_given(run_dir, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 1000.0)
+    write_lock(run_dir, **OTHER_BOOT)
+    with lock.RunLock.take(run_dir, beat_s=0.01) as held:
+        assert held.is_mine()
+    assert lock.N_BEATS == 2
+
+
+def test_a_lock_that_is_given_back_while_it_is_watched_is_taken(run_dir, monkeypatch):
+    write_lock(run_dir, **OTHER_BOOT)
+    look = lock._look
+    seen = []
+
+    def look_and_remove(path):
+        if seen:
+            path.unlink(missing_ok=True)
+        seen.append(look(path))
+        return seen[-1]
+
+    monkeypatch.setattr(lock, "_look", look_and_remove)
+    save(run_dir, 1)
+    assert seen[1] is None
+
+
+def test_a_heartbeat_in_the_future_is_respected_and_named(run_dir):
+    write_lock(run_dir, -5000.0, host="elsewhere")
+    with pytest.raises(errors.LockedError, match=r"heartbeat 5000 s in the future: a clock is wrong; if no job runs"):
+        save(run_dir, 1)
+
+
+def test_a_dead_process_of_this_machine_is_seen_at_once_whatever_the_clock_says(run_dir, caplog):
+    write_lock(run_dir, -5000.0, pid=2**22 + 1)
+    with caplog.at_level(logging.WARNING, "hpcckpt"):
+        save(run_dir, 1)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("who", "age_s", "is_dead"), [
+    ("another boot of a host of this name", 0.0, False),
+    ("another boot of a host of this name", 100.0, True),
+    ("another host, by a clock that is ahead", 500.0, False),
+    ("another host, by a clock that is ahead", 700.0, True),
+])  # fmt: skip
+def test_tools_call_a_holder_dead_only_when_its_heartbeat_is_old(run_dir, who, age_s, is_dead, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 30.0)
+    write_lock(run_dir, age_s, **SUSPECTS[who][1])
+    assert lock.describe(run_dir)[1] is is_dead
+
+
+def test_a_checkpointer_of_another_directory_goes_on_while_a_lock_is_watched(run_dir, tmp_path, monkeypatch):
+    write_lock(run_dir, **OTHER_BOOT)
+    watch = lock._watch
+
+    def watch_and_save(*args):
+        save(tmp_path / "other", 1)
+        return watch(*args)
+
+    monkeypatch.setattr(lock, "_watch", watch_and_save)
     save(run_dir, 1)
 
 
