@@ -37,7 +37,8 @@ CHILD_TIMEOUT_S = 150.0
 MAX_SECONDS = 5.0
 SLOW = "it took"
 FULL = 100001  # the shim's word for a file system without a free byte
-HARMLESS = {100000, errno.EINTR, errno.EOPNOTSUPP}
+LOST = 100002  # and for a call that was made, and reported as failed
+HARMLESS = {100000, LOST, errno.EINTR, errno.EOPNOTSUPP}
 READING = {"open", "read", "stat", "list", "close"}
 KEPT = 2
 
@@ -472,7 +473,7 @@ def _describe(error: Exception) -> tuple[str, str, str]:
 
 
 def _error_name(number: int) -> str:
-    return errno.errorcode.get(number, {100000: "short", FULL: "no room"}.get(number, str(number)))
+    return errno.errorcode.get(number, {100000: "short", FULL: "no room", LOST: "answer lost"}.get(number, str(number)))
 
 
 # -- ways to play ------------------------------------------------------------------------------------

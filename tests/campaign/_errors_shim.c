@@ -19,7 +19,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { SHORT = 100000, FULL, MAX_ERRORS = 8, MAX_POISONED = 64, LOG_BYTES = 1 << 20 };
+enum { SHORT = 100000, FULL, LOST, MAX_ERRORS = 8, MAX_POISONED = 64, LOG_BYTES = 1 << 20 };
 
 struct kind {
     const char* name;
@@ -32,10 +32,10 @@ static const struct kind READ = {"read", {EIO, SHORT, EINTR, 0}};
 static const struct kind WRITE = {"write", {ENOSPC, EDQUOT, EIO, SHORT, EINTR, EROFS, 0}};
 static const struct kind SYNC = {"fsync", {EIO, ENOSPC, EDQUOT, 0}};
 static const struct kind CLOSE = {"close", {EIO, ENOSPC, EDQUOT, 0}};
-static const struct kind RENAME = {"rename", {EIO, ENOSPC, EDQUOT, EROFS, EACCES, 0}};
+static const struct kind RENAME = {"rename", {EIO, ENOSPC, EDQUOT, EROFS, EACCES, LOST, 0}};
 static const struct kind MAKE = {"mkdir", {ENOSPC, EDQUOT, EROFS, EACCES, EMLINK, EIO, 0}};
-static const struct kind LINK = {"link", {EMLINK, ENOSPC, EDQUOT, EROFS, EPERM, EIO, 0}};
-static const struct kind UNLINK = {"unlink", {EIO, EROFS, EACCES, 0}};
+static const struct kind LINK = {"link", {EMLINK, ENOSPC, EDQUOT, EROFS, EPERM, EIO, LOST, 0}};
+static const struct kind UNLINK = {"unlink", {EIO, EROFS, EACCES, LOST, 0}};
 static const struct kind ALLOCATE = {"fallocate", {ENOSPC, EDQUOT, EIO, EROFS, EOPNOTSUPP, EINTR, 0}};
 static const struct kind TRUNCATE = {"ftruncate", {EIO, EROFS, 0}};
 static const struct kind STAT = {"stat", {EIO, EACCES, 0}};
@@ -182,40 +182,38 @@ int mkdir(const char* name, mode_t mode) {
     return NEXT(int, "mkdir", const char*, mode_t)(name, mode);
 }
 
+/* Fails a call, or has it made and its answer lost, as NFS may: the caller is told EIO. */
+#define ANSWER(kind, directory, name, call)                  \
+    int error = decide(&kind, directory, name), result = -1; \
+    if (error == 0 || error == LOST) result = (call);        \
+    if (error != 0) errno = error == LOST ? EIO : error;     \
+    return error != 0 ? -1 : result
+
 int rename(const char* from, const char* to) {
-    if (fails(&RENAME, AT_FDCWD, to)) return -1;
-    return NEXT(int, "rename", const char*, const char*)(from, to);
+    ANSWER(RENAME, AT_FDCWD, to, NEXT(int, "rename", const char*, const char*)(from, to));
 }
 
 int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
-    if (fails(&RENAME, to_dir, to)) return -1;
-    return NEXT(int, "renameat2", int, const char*, int, const char*, unsigned)(from_dir, from, to_dir, to, flags);
+    ANSWER(RENAME, to_dir, to,
+           NEXT(int, "renameat2", int, const char*, int, const char*, unsigned)(from_dir, from, to_dir, to, flags));
 }
 
 int link(const char* from, const char* to) {
-    if (fails(&LINK, AT_FDCWD, to)) return -1;
-    return NEXT(int, "link", const char*, const char*)(from, to);
+    ANSWER(LINK, AT_FDCWD, to, NEXT(int, "link", const char*, const char*)(from, to));
 }
 
 int linkat(int from_dir, const char* from, int to_dir, const char* to, int flags) {
-    if (fails(&LINK, to_dir, to)) return -1;
-    return NEXT(int, "linkat", int, const char*, int, const char*, int)(from_dir, from, to_dir, to, flags);
+    ANSWER(LINK, to_dir, to,
+           NEXT(int, "linkat", int, const char*, int, const char*, int)(from_dir, from, to_dir, to, flags));
 }
 
-int unlink(const char* name) {
-    if (fails(&UNLINK, AT_FDCWD, name)) return -1;
-    return NEXT(int, "unlink", const char*)(name);
-}
+int unlink(const char* name) { ANSWER(UNLINK, AT_FDCWD, name, NEXT(int, "unlink", const char*)(name)); }
 
 int unlinkat(int directory, const char* name, int flags) {
-    if (fails(&UNLINK, directory, name)) return -1;
-    return NEXT(int, "unlinkat", int, const char*, int)(directory, name, flags);
+    ANSWER(UNLINK, directory, name, NEXT(int, "unlinkat", int, const char*, int)(directory, name, flags));
 }
 
-int rmdir(const char* name) {
-    if (fails(&UNLINK, AT_FDCWD, name)) return -1;
-    return NEXT(int, "rmdir", const char*)(name);
-}
+int rmdir(const char* name) { ANSWER(UNLINK, AT_FDCWD, name, NEXT(int, "rmdir", const char*)(name)); }
 
 int stat64(const char* name, struct stat64* found) {
     if (fails(&STAT, AT_FDCWD, name)) return -1;
