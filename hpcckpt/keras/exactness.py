@@ -59,6 +59,7 @@ class Exactness:
         self._layers: list[tuple[str, Any]] = []
         self._values = Values()
         self._why_not_traced = ""
+        self._is_drawn_by_numpy = False
         self._compiled: tuple[Any, Any] = (None, None)
         self._steps: dict[str, tuple[object, Step]] = {}
 
@@ -80,7 +81,9 @@ class Exactness:
         self._compiled = (getattr(self.model, "optimizer", None), getattr(self.model, "train_function", None))
         if element_spec is None or self._is_eager():
             return
+        before = _of_numpy()
         self._why_not_traced = trace(self.model, element_spec)
+        self._is_drawn_by_numpy = before != _of_numpy()
         step = self._step("train_function")
         if step is not None:
             self.variables = named_variables(self.model, step.variables)
@@ -120,6 +123,8 @@ class Exactness:
             return
         if self._why_not_traced:
             yield self._why_not_traced
+        if self._is_drawn_by_numpy:
+            yield "the training step draws from NumPy's generator when it is traced: draw from TensorFlow's or Keras'"
         for which, name in (("training", "train_function"), ("validation", "test_function")):
             step = self._step(name)
             if step is None:
@@ -196,6 +201,12 @@ class Exactness:
 
 
 _GENERATOR_STATES = ("StateVar", "seed_generator_state")
+
+
+def _of_numpy() -> bytes:
+    """Return the state of NumPy's global generator, as far as it can be saved."""
+    state = rng.read_streams().get("numpy")
+    return b"" if state is None else state.tobytes()
 
 
 def _few(names: Sequence[str]) -> str:

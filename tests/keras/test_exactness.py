@@ -16,6 +16,7 @@ from training_elements import ELEMENTS, IS_KERAS_3
 
 from hpcckpt.errors import StateMismatchError
 from hpcckpt.keras import BackupAndRestore, stateless
+from hpcckpt.keras.exactness import Exactness
 from hpcckpt.keras.python_values import Values
 from hpcckpt.train.seeding import repeatable
 
@@ -164,6 +165,16 @@ def test_keras_global_generator_is_made_where_a_checkpoint_has_it() -> None:
     state = np.array([11, 3], "int64")
     assert rng.write_streams({"keras.generator": state}) == []
     assert np.asarray(global_state.get_global_attribute("global_seed_generator").state).tolist() == [11, 3]
+
+
+def test_on_another_number_of_ranks_generators_get_new_states_and_the_rest_rank_0s() -> None:
+    generator, scale = tf.random.Generator.from_seed(3), tf.Variable(0.0)
+    exactness = Exactness(keras.Sequential(), {}, [], list)
+    exactness.variables = {"noise": generator.state, "scale": scale}
+    saved = generator.state.numpy()
+    gone = exactness.restore({"noise": saved, "scale": np.float32(0.5), "left": saved}, derived_from=(4, 2, 1, 0))
+    assert (gone, float(scale)) == (["left"], 0.5)
+    assert generator.state.numpy().tolist() != saved.tolist()
 
 
 class Holder:

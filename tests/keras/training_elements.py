@@ -141,6 +141,15 @@ def numpy_generator_of_a_layer() -> list[Any]:
     return [Noise()]
 
 
+@element("layer", "draws from NumPy's generator when it is traced", claimed=True)
+def numpy_in_a_layer() -> list[Any]:
+    class Noise(layers.Layer):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            return inputs + np.random.normal(size=6).astype("float32")  # noqa: NPY002 - as old programs do
+
+    return [Noise()]
+
+
 @element("layer", "runs Python in the training step", claimed=True)
 def numpy_generator_by_numpy_function() -> list[Any]:
     class Noise(layers.Layer):  # type: ignore[misc]
