@@ -430,11 +430,14 @@ class Checkpointer:
         return discovery.scan(self.directory, self._run.manifests)
 
     def pin(self, step: int) -> None:
-        """Keep retention away from a step until `unpin`. Collective."""
+        """Keep a step until `unpin`: retention, `overwrite` and going back leave it where it is. Collective.
+
+        The pin is of the save that has this number now, and not of a later one of the same number.
+        """
         with self._call(f"pin({step})"):
             if self._tiers is not None:
                 self._wait(durable=True)
-            self._on_root(f"pin step {step}", lambda: discovery.pin(self.directory, step))
+            self._on_root(f"pin step {step}", lambda: discovery.pin_save(self.directory, step))
 
     def unpin(self, step: int) -> bool:
         """Take a pin away; return whether there was one. Collective."""

@@ -355,11 +355,42 @@ def _pins_place(directory: PathLike) -> str:
     return place
 
 
+def pinned_by_users(directory: PathLike) -> set[int]:
+    """Return the steps that users pinned, without those that are merely being read. Independent.
+
+    Raises
+    ------
+    StorageError
+        If they cannot be read.
+    """
+    place = _pins_place(directory)
+    try:
+        names = [name for name in os.listdir(place) if "." not in name]
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise from_os_error(error, "look which steps are pinned") from error
+    found = (_pinned_step(os.path.join(place, name), name) for name in names)
+    return {step for step in found if step is not None}
+
+
 def _pinned_step(path: str, name: str) -> int | None:
+    """Return the step that a pin keeps; ``None`` if it is of another save than the step of its number now is."""
     head, _, reader = name.partition(".")
-    if reader and _age_s(path) > READER_PIN_EXPIRY_S:
-        return None
-    return layout.parse_step(head)
+    step = layout.parse_step(head)
+    if reader:
+        return None if _age_s(path) > READER_PIN_EXPIRY_S else step
+    return None if step is None or _is_of_another_save(path, step) else step
+
+
+def _is_of_another_save(path: str, step: int) -> bool:
+    """Return True if a pin names a save, and the step is another one; if in doubt, the pin holds. Independent."""
+    try:
+        save_id = read_bounded(path, 64).decode("ascii").strip()
+        run = os.path.dirname(os.path.dirname(path))
+        return bool(save_id) and read_manifest(os.path.join(run, layout.step_dirname(step))).save_id != save_id
+    except (OSError, HpcckptError, ValueError):
+        return False
 
 
 def _age_s(path: str) -> float:
@@ -369,8 +400,33 @@ def _age_s(path: str) -> float:
         return float("inf")
 
 
-def pin(directory: PathLike, step: int, reader: str = "") -> None:
+def pin_save(directory: PathLike, step: int) -> None:
+    """Pin a step for a user: the save that has this number now, and no later one. Independent.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no such step.
+    """
+    save_id = ""
+    with contextlib.suppress(HpcckptError):  # a damaged step is pinned by its number
+        save_id = read_manifest(os.path.join(directory, layout.step_dirname(layout.as_step(step)))).save_id
+    pin(directory, step, save_id=save_id)
+
+
+def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "") -> None:
     """Keep retention away from a step: for ever, or while `reader` reads it. Independent.
+
+    Parameters
+    ----------
+    directory : path_like
+        The run directory.
+    step : int
+        The step.
+    reader : str, optional
+        Whose pin it is, if not a user's.
+    save_id : str, optional
+        The save that is pinned; by default whatever has this number.
 
     Raises
     ------
@@ -383,16 +439,23 @@ def pin(directory: PathLike, step: int, reader: str = "") -> None:
     place = _pins_place(directory)
     try:
         os.makedirs(place, exist_ok=True)
-        fd = os.open(_pin_path(directory, step, reader), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        path = _pin_path(directory, step, reader)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise StorageError(f"{path} is not an ordinary file: remove it")
+            os.ftruncate(fd, 0)
+            os.write(fd, save_id.encode())
             os.utime(fd)
+            if save_id:
+                os.fsync(fd)
         finally:
             os.close(fd)
         if not reader:  # a user's pin holds after a power loss too
             native.fsync_dir(place)
             native.fsync_dir(os.fspath(directory))
     except OSError as error:
-        raise from_os_error(error, f"pin step {step}") from error
+        raise error if isinstance(error, HpcckptError) else from_os_error(error, f"pin step {step}") from error
 
 
 def drop_stale_pins(directory: PathLike) -> None:

@@ -16,8 +16,24 @@ from __future__ import annotations
 
 import errno
 import functools
+import unicodedata
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
+
+
+def printable(text: str) -> str:
+    """Return text with control characters escaped, which could rewrite what a terminal or a log shows. Pure."""
+    if text.isprintable():
+        return text
+    return "".join(char if char in "\n\t" or not _is_control(char) else _escaped(char) for char in text)
+
+
+def _is_control(char: str) -> bool:
+    return unicodedata.category(char) in {"Cc", "Cf", "Zl", "Zp"}
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
 
 
 class HpcckptError(Exception):
@@ -25,6 +41,10 @@ class HpcckptError(Exception):
 
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, *args: object) -> None:
+        """Take the text; names and contents of files that are in it may be hostile."""
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class Failure(NamedTuple):
@@ -185,6 +205,13 @@ class StepExistsError(ConfigError, FileExistsError):
     """The step is there already and is good."""
 
     kind = "step-exists"
+    exit_code = 1
+
+
+class PinnedStepError(ConfigError, FileExistsError):
+    """A step that a user pinned would be replaced or moved aside."""
+
+    kind = "pinned-step"
     exit_code = 1
 
 
@@ -414,7 +441,7 @@ def as_failure(error: BaseException) -> Failure:
     if isinstance(error, OSError):
         translated = from_os_error(error)
         return Failure(translated.kind, str(translated))
-    return Failure("collective", f"{type(error).__name__}: {error}")
+    return Failure("collective", printable(f"{type(error).__name__}: {error}"))
 
 
 _SPACE_ERRNOS = {errno.ENOSPC, errno.EDQUOT}

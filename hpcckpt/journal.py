@@ -11,11 +11,13 @@ The file is bounded: beyond `MAX_NBYTES` the older half of its lines is dropped.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
 import os
 import socket
+import stat
 import threading
 import time
 from collections import deque
@@ -185,8 +187,11 @@ class Journal:
                 self._complain(error)
 
     def _append(self, lines: bytes) -> None:
-        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(self.path, flags, 0o666)
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "it is not an ordinary file")
             nbytes = os.fstat(fd).st_size
             if nbytes and os.pread(fd, 1, nbytes - 1) != b"\n":  # a crash has cut the last line: it is to stay alone
                 lines = b"\n" + lines

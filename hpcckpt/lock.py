@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from hpcckpt import files, layout
 from hpcckpt.discovery import read_bounded
-from hpcckpt.errors import ForkedError, HpcckptError, LockedError, LockLostError, StorageError, from_os_error
+from hpcckpt.errors import ForkedError, HpcckptError, LockedError, LockLostError, StorageError, from_os_error, printable
 
 _log = logging.getLogger("hpcckpt")
 HEARTBEAT_S = 30.0
@@ -53,7 +53,7 @@ class Holder:
 
     def __str__(self) -> str:
         job = f", job {self.job_id}" if self.job_id else ""
-        return f"process {self.pid} on {self.host}{job}"
+        return printable(f"process {self.pid} on {self.host}{job}")
 
 
 def boot_id() -> str:

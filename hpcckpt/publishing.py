@@ -20,12 +20,13 @@ from hpcckpt._version import __version__
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import SavePlan, full_plan
 from hpcckpt.config import Level
-from hpcckpt.discovery import inspect_step, step_numbers
+from hpcckpt.discovery import inspect_step, pinned_by_users, step_numbers
 from hpcckpt.errors import (
     HpcckptError,
     LockLostError,
     NewerStepError,
     NonFiniteError,
+    PinnedStepError,
     ReplicaMismatchError,
     StepExistsError,
     StorageError,
@@ -190,12 +191,27 @@ def look_ahead(run: Run, step: int, *, overwrite: bool, is_late: bool = False) -
             f"step {step} would go below step {newer[-1]}, which stands in {run.directory} and is not "
             'what this run goes on from: restore it first, pass on_newer="aside", or use another directory'
         )
+    _check_pins(run, newer)
     if step in newer or step not in step_numbers(run.directory):
         return commit.Way(newer)
     problem = _problem_of(run, step)
     if not problem and not overwrite:
         raise StepExistsError(f"step {step} is in {run.directory} already; pass overwrite=True to replace it")
+    if not problem:
+        _check_pins(run, [step])
     return commit.Way(newer, "bad" if problem else "good", problem)
+
+
+def _check_pins(run: Run, steps: Sequence[int]) -> None:
+    """Refuse to replace, or move aside, what a user pinned in the run directory. Root only."""
+    if not steps or run.tier is not None:  # on scratch steps are pinned until they are drained
+        return
+    pinned = sorted(pinned_by_users(run.directory) & set(steps))
+    if pinned:
+        raise PinnedStepError(
+            f"step {pinned[-1]} in {run.directory} is pinned, so it is neither replaced nor moved aside: "
+            f"hpcckpt unpin {run.directory} {pinned[-1]}, restore it first, or use another directory"
+        )
 
 
 def _newer_steps(run: Run, step: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def pin(directory: Path, steps: tuple[str, ...], metric: str | None, *, is_json:
     """
     chosen = [options.find(directory, step, metric).step for step in steps]
     for step in chosen:
-        discovery.pin(directory, step)
+        discovery.pin_save(directory, step)
     _tell(directory, "pinned", chosen, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
 

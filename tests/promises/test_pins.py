@@ -1,0 +1,204 @@
+"""A pinned step stays where it is, its pin is of one save, and what stands in place of a pin hangs nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import discovery, errors, layout
+from hpcckpt.errors import PinnedStepError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"w": np.full(3, value)}
+
+
+def save(run_dir: Path, *steps: int, **options: Any) -> None:
+    with hc.Checkpointer(run_dir, max_to_keep=None, **options) as ckpt:
+        for step in steps:
+            ckpt.save(step, state(step)).result()
+
+
+def value_of(run_dir: Path, step: int) -> float:
+    return float(hc.load(run_dir, step=step)["w"][0])
+
+
+@pytest.mark.counts(1, 2)
+def test_a_pinned_step_is_not_moved_aside_when_the_run_goes_back(ranks, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=None, on_newer="aside") as ckpt:
+            for step in (1, 2, 3):
+                ckpt.save(step, state(step)).result()
+            ckpt.pin(3)
+        with hc.Checkpointer(run_dir, comm=comm, on_newer="aside") as ckpt:
+            ckpt.restore(state(0), 1)
+            with pytest.raises(PinnedStepError, match=r"step 3 in .* is pinned.*hpcckpt unpin .* 3"):
+                ckpt.save(2, state(-2)).result()
+        return [value_of(run_dir, step) for step in (1, 2, 3)]
+
+    assert ranks(body) == [[1.0, 2.0, 3.0]] * ranks.size
+    ranks.on_root(lambda: discovery.unpin(run_dir, 3))
+
+    def go_on(comm):
+        with hc.Checkpointer(run_dir, comm=comm, on_newer="aside") as ckpt:
+            ckpt.restore(state(0), 1)
+            ckpt.save(2, state(-2)).result()
+
+    ranks(go_on)
+
+
+def test_a_pinned_step_is_not_replaced(run_dir):
+    save(run_dir, 1, 2)
+    with hc.Checkpointer(run_dir, max_to_keep=None) as ckpt:
+        ckpt.restore(state(0))
+        ckpt.pin(2)
+        with pytest.raises(PinnedStepError, match="is pinned"):
+            ckpt.save(2, state(-2), overwrite=True).result()
+        assert value_of(run_dir, 2) == 2.0
+        ckpt.unpin(2)
+        ckpt.save(2, state(-2), overwrite=True).result()
+    assert value_of(run_dir, 2) == -2.0
+
+
+def test_a_pin_is_of_one_save_and_not_of_a_later_one_of_its_number(run_dir):
+    save(run_dir, 1, 2)
+    discovery.pin_save(run_dir, 2)
+    assert discovery.pins_to_obey(run_dir) == {2}
+    (run_dir / layout.step_dirname(2)).rename(run_dir / layout.aside_dirname(2, "0" * 12))
+    assert discovery.pins_to_obey(run_dir) == {2}  # nothing has its number
+    save(run_dir, 2, 3)
+    assert discovery.pins_to_obey(run_dir) == set()
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        ckpt.restore(state(0))
+        ckpt.save(4, state(4)).result()
+    assert discovery.step_numbers(run_dir) == [4]
+
+
+def test_a_pin_of_an_older_version_names_no_save_and_holds(run_dir):
+    save(run_dir, 1, 2)
+    (run_dir / layout.PINS).mkdir()
+    (run_dir / layout.PINS / layout.step_dirname(1)).touch()
+    with hc.Checkpointer(run_dir, max_to_keep=1, on_newer="aside") as ckpt:
+        ckpt.restore(state(0))
+        ckpt.save(3, state(3)).result()
+        with pytest.raises(PinnedStepError):
+            ckpt.save(1, state(-1), overwrite=True).result()
+    assert discovery.step_numbers(run_dir) == [1, 3]
+
+
+def test_a_step_that_is_only_being_read_may_be_replaced(run_dir):
+    save(run_dir, 1)
+    discovery.pin(run_dir, 1, "reader-elsewhere-1")
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(state(0))
+        ckpt.save(1, state(-1), overwrite=True).result()
+    assert value_of(run_dir, 1) == -1.0
+
+
+def test_steps_that_wait_on_scratch_may_be_replaced(run_dir, tmp_path):
+    with hc.Checkpointer(run_dir, scratch=tmp_path / "scratch") as ckpt:
+        ckpt.save(1, state(1)).durable()
+        ckpt.save(1, state(-1), overwrite=True).durable()
+    assert value_of(run_dir, 1) == -1.0
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+IN_THE_WAY = {
+    "fifo": os.mkfifo,
+    "symbolic link": lambda path: path.symlink_to("/dev/zero"),
+    "device": lambda path: os.mknod(path, 0o020666, os.makedev(1, 5)),
+    "directory": os.mkdir,
+    "huge file": _huge,
+    "text that is no identity": lambda path: path.write_bytes(b"\xff\x1b[31m"),
+}
+
+
+def put(kind: str, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    try:
+        IN_THE_WAY[kind](path)
+    except PermissionError:
+        pytest.skip("devices cannot be made here")
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_stands_in_place_of_a_pin_neither_hangs_nor_frees_the_step(run_dir, kind):
+    save(run_dir, 1, 2)
+    put(kind, run_dir / layout.PINS / layout.step_dirname(1))
+    assert discovery.pins_to_obey(run_dir) == {1}
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        ckpt.restore(state(0))
+        ckpt.save(3, state(3)).result()
+        if kind not in {"huge file", "text that is no identity"}:
+            with pytest.raises(errors.StorageError):
+                ckpt.pin(1)
+    assert discovery.step_numbers(run_dir) == [1, 3]
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_stands_in_place_of_a_readers_pin_does_not_hang_a_restore(run_dir, kind):
+    save(run_dir, 1)
+    name = f"{layout.step_dirname(1)}.reader-{os.uname().nodename}-{os.getpid()}"
+    put(kind, run_dir / layout.PINS / name)
+    into = state(0)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(into)
+    assert into["w"].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IN_THE_WAY if kind != "huge file"])
+@pytest.mark.parametrize("name", ["journal.jsonl", ".lock.1-2-3", "HALT", ".HALT.done", ".next-000000000000"])
+def test_what_stands_in_place_of_a_side_file_does_not_hang_a_job(run_dir, kind, name, caplog):
+    save(run_dir, 1)
+    path = run_dir / name
+    if path.exists():
+        path.unlink()
+    put(kind, path)
+    with caplog.at_level(logging.ERROR), hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(state(0))
+        ckpt.save(2, state(2)).result()
+        with hc.preemption.watch(ckpt, signals=(), walltime=False, halt_every_s=0.001) as guard:
+            guard.check(2)
+    assert value_of(run_dir, 2) == 2.0
+
+
+HOSTILE = "\x1b[2Jgood\r\x07\x9b\u202e"
+
+
+def test_errors_escape_control_characters_wherever_they_come_from(run_dir):
+    for cls in (errors.LockedError, errors.NoSpaceError, errors.CorruptError, errors.StateError, errors.PluginError):
+        text = str(cls(f"{HOSTILE} é\n"))
+        assert text == "\\x1b[2Jgood\\r\\x07\\x9b\\u202e é\n"
+        joint = errors.collective_error(HOSTILE, {0: errors.Failure(cls.kind, HOSTILE)})
+        assert isinstance(joint, cls)
+        assert "\x1b" not in str(joint)
+    failed = errors.as_failure(ValueError(HOSTILE))
+    assert "\x1b" not in str(errors.collective_error("phase", {0: failed}))
+
+
+def test_a_hostile_lock_does_not_reach_the_terminal(run_dir):
+    import dataclasses
+    import json
+
+    from hpcckpt import lock
+
+    run_dir.mkdir()
+    holder = dataclasses.replace(lock.this_holder(), host=HOSTILE, job_id=HOSTILE)
+    (run_dir / layout.LOCK).write_text(json.dumps(dataclasses.asdict(holder)))
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(errors.LockedError) as refused:
+        ckpt.save(1, state(1))
+    assert "\x1b" not in str(refused.value)
+    assert "\\x1b[2Jgood" in str(refused.value)
+    assert "\x1b" not in str(lock.describe(run_dir)[0])
