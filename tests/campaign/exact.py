@@ -8,6 +8,8 @@ optimizer and of its training step, is compared.
 Even cases have only elements of which everything can be saved: they have to be ``exact``.  Odd ones have one at least
 of which that is not so: they have to be ``state``, with its reason.
 
+``python tests/campaign/exact.py REPORT.json…`` prints how often each element was in a training that was called what.
+
 All processes of a case are forked from one that has imported TensorFlow, and has not used it yet.
 """
 
@@ -30,6 +32,7 @@ from _common import HERE, Campaign, Case, Outcome
 sys.path.insert(0, str(HERE.parent / "keras"))
 
 N_BATCHES = 30
+EXACT = "share reported exact"
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,11 @@ def run(case: Case) -> Outcome:
     resumed = _train(case.scratch / "run", names, every)
     if "compiles_again" in names and "error" in resumed.told:
         is_reported = level == "state" and "compiled again" in "; ".join(straight[0].told["reasons"])
-        return Outcome("detected" if is_reported else "wrong", "not resumed, as reported", f"{about}\n{resumed.told}")
-    if "error" in resumed.told:
-        return Outcome("wrong", "a run that was killed failed", f"{about}\n{resumed.told['error']}")
+        figures = {f"{name}: {EXACT}": 0.0 for name in names}
+        text = f"{about}\n{resumed.told}"
+        return Outcome("detected" if is_reported else "wrong", "not resumed, as reported", text, figures)
+    if "error" in resumed.told or resumed.signal:
+        return Outcome("wrong", "a run that was killed failed", f"{about}\n{resumed.told.get('error', resumed.signal)}")
     return _judge(names, reasons, straight[0].told, resumed.told, about)
 
 
@@ -84,7 +89,7 @@ def _judge(names: list[str], reasons: list[str], straight: Any, resumed: Any, ab
     is_same = straight["sha256"] == resumed["sha256"]
     text = f"{about}\n{straight['level']} {straight['reasons']}\n{resumed['level']} {resumed['reasons']}"
     level = resumed["level"] if resumed["level"] == straight["level"] else "state"
-    figures = {f"{name}: reported exact": float(level == "exact") for name in names}
+    figures = {f"{name}: {EXACT}": float(level == "exact") for name in names}
     if not is_same and "exact" in (straight["level"], resumed["level"], resumed["began"]):
         different = [name for name, digest in straight["tensors"].items() if resumed["tensors"].get(name) != digest]
         return Outcome("wrong", "called exact and is not", f"{text}\n{different}", figures)
@@ -100,11 +105,14 @@ def _judge(names: list[str], reasons: list[str], straight: Any, resumed: Any, ab
 
 
 def _drawn(case: Case) -> list[str]:
-    """Return the elements of a case: one that the issue of wrong claims names, and some others."""
+    """Return the elements of a case: two that the issue of wrong claims names, each in turn, and some others."""
     known: dict[str, Any] = case.prepared
     is_exact = case.number % 2 == 0
     claimed = [name for name, one in known.items() if one["claimed"] and bool(one["reason"]) != is_exact]
-    chosen = [claimed[case.number // 2 % len(claimed)]]
+    turn = case.number // 2
+    chosen = [claimed[turn % len(claimed)]]
+    second = [claimed[(turn + len(claimed) // 2 + more) % len(claimed)] for more in range(len(claimed))]
+    chosen += [name for name in second if _go_together(chosen[0], name, known)][:1]
     pool = [name for name, one in known.items() if not (is_exact and one["reason"])]
     for part in ("layer", "layer", "loss", "model", "callback", "data", "optimizer", "options"):
         fitting = [name for name in pool if known[name]["part"] == part and name not in chosen]
@@ -116,6 +124,10 @@ def _drawn(case: Case) -> list[str]:
     if "compiled_by_xla" in chosen and not _suits_xla(chosen):
         chosen.remove("compiled_by_xla")
     return chosen
+
+
+def _go_together(one: str, other: str, known: dict[str, Any]) -> bool:
+    return one != other and (known[one]["part"] != known[other]["part"] or known[one]["part"] in ("layer", "callback"))
 
 
 _SETTING_THE_RATE = {
@@ -206,3 +218,20 @@ CAMPAIGN = Campaign(
     in_memory=True,
     reason_to_skip=reason_to_skip,
 )
+
+
+def table(reports: list[Path]) -> str:
+    """Return, as a page, for each element in how many trainings it was, and how many of these were called what."""
+    counts: dict[str, list[int]] = {}
+    for report in reports:
+        for tally in json.loads(report.read_text())["campaigns"]:
+            for name, figure in tally["figures"].items():
+                found = counts.setdefault(name.removesuffix(f": {EXACT}"), [0, 0])
+                found[0] += figure["count"]
+                found[1] += round(figure["total"])
+    lines = ["| element | trainings | `exact` | `state` |", "|---|---:|---:|---:|"]
+    return "\n".join([*lines, *(f"| {name} | {n} | {k} | {n - k} |" for name, (n, k) in sorted(counts.items()))])
+
+
+if __name__ == "__main__":
+    print(table([Path(argument) for argument in sys.argv[1:]]))
