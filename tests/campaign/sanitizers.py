@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ def _library(name: str) -> str:
 def _tensorflow_flags() -> tuple[list[str], list[str]]:
     from hpcckpt.native import tfinfo
 
-    info = tfinfo.resolve()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow's own
+        info = tfinfo.resolve()
     folders = [flag[2:] for flag in info.link_flags if flag.startswith("-L")]
     return ["-DNDEBUG", *info.compile_flags], [*info.link_flags, *(f"-Wl,-rpath,{folder}" for folder in folders)]
 
