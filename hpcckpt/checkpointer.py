@@ -13,7 +13,7 @@ from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level, OnNewer, Options, Recycle, parse_best
 from hpcckpt.errors import ClosedError, StateError
 from hpcckpt.exiting import finish, raising, release_when_forgotten
-from hpcckpt.journal import Journal
+from hpcckpt.journal import Journal, exit_code_of
 from hpcckpt.opening import check_equal, open_run, patience_of
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
@@ -478,13 +478,13 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: object, error: object = None, *_: object) -> None:
         if self._run.is_forked:  # the block ends in a forked child: files, lock and messages are the parent's
             return
         if kind is None:
             self.close()
         elif not self._run.underway and not self.is_draining:  # other ranks may not come: give back what needs no peers
-            self._run.journal.end(getattr(kind, "__name__", ""))
+            self._run.journal.end(getattr(kind, "__name__", ""), exit_code_of(error))
             self._release()
 
     def _on_root(self, phase: str, fn: Callable[[], T]) -> T:

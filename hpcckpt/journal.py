@@ -3,7 +3,7 @@
 It is a side file: nothing that restores, keeps or removes a step reads it, and losing it costs nothing but its
 history.  Root alone writes it, and only while it holds the run's lock, so that whoever merely reads a run leaves no
 trace.  Lines go to its end whole, each with what came before it in one ``write``, and are not synced; a line that a
-crash has cut is passed over by readers.  What is told before the first step stands is kept in memory until it does.
+crash has cut is passed over by readers.  What happens before the first save ends is kept in memory until then.
 
 The file is bounded: beyond `MAX_NBYTES` the older half of its lines is dropped.
 """
@@ -105,7 +105,8 @@ class Journal:
         first = min(failures)
         kind, text = failures[first].kind, failures[first].text
         ranks = sorted(failures)[:16]
-        self._note("failed", {"step": step, "phase": phase, "kind": kind, "message": text, "ranks": ranks})
+        facts = {"step": step, "phase": phase, "kind": kind, "message": text, "ranks": ranks}
+        self._note("failed", facts, is_step=True)  # also of the first save: else nothing in the run would show it
 
     @contextlib.contextmanager
     def telling(self, step: int, phase: str) -> Iterator[None]:
@@ -154,10 +155,14 @@ class Journal:
         """Tell that the job saves and stops, and why. Root only."""
         self._note("halted" if reason.startswith(layout.HALT) else "preempted", {"step": step, "reason": reason})
 
-    def end(self, error: str = "") -> None:
-        """Tell that the job has done with the run; `error` is what broke it off. Root only, under the lock."""
+    def listening(self, *, halt: bool) -> None:
+        """Record whether the job looks for the file ``HALT`` from now on. Root only."""
+        self._note("listening", {"halt": halt})
+
+    def end(self, error: str = "", exit_code: int | None = None) -> None:
+        """Record that the job has finished with the run; `error` is what ended it. Root only, under the lock."""
         if self._is_begun:
-            self._note("end", {"error": error} if error else {})
+            self._note("end", {"error": error, "exit_code": exit_code} if error else {})
             self._is_begun = False
 
     # -- how it is written -----------------------------------------------------------------------
@@ -215,6 +220,13 @@ class Journal:
         if not self._has_complained:
             self._has_complained = True
             _log.warning("hpcckpt: the journal %s cannot be written (%s); the run goes on without it", self.path, error)
+
+
+def exit_code_of(error: object) -> int | None:
+    """Return the exit code of ``sys.exit``; ``None`` of any other error. Pure."""
+    if not isinstance(error, SystemExit):
+        return None
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ import click
 from hpcckpt import layout
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
-from hpcckpt.errors import CorruptError, OptionError, StepNotFoundError
+from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepNotFoundError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class _Outcome:
     before: str | None
     writing: str
     newest_step: int | None
+    listening: bool
 
 
 @click.command("halt")
@@ -48,7 +49,8 @@ def command(
 
     It writes a file HALT into the run directory. The job looks for it every few seconds, saves, exits with 75, and
     takes the file away. Without an option it stops behind the next batch. Only a job that watches for it can hear it:
-    hpcckpt train, Keras callbacks with save_before_preemption=, preemption.watch.
+    hpcckpt train, Keras callbacks with save_before_preemption=, preemption.watch. If no job is known to, the file is
+    written all the same, and the exit code is 6.
     """
     from hpcckpt.preemption.halt import nobody_is_there
 
@@ -65,7 +67,7 @@ def command(
         output.write_json(asdict(done))
     else:
         _tell(done, is_quiet=is_quiet)
-    return ExitCode.OK
+    return ExitCode.OK if done.cancelled or done.listening else ExitCode.PARTLY_DONE
 
 
 def read_moment(text: str, now: float) -> float:
@@ -165,7 +167,22 @@ def _outcome(
     newest = [step for place in places for step in discovery.step_numbers(place)[-1:]]
     file = str(directory / layout.HALT)
     writing, step = "".join(holders[-1:]), newest[-1] if newest else None
-    return _Outcome(str(directory), file, asked, after_step, at, cancelled, before, writing, step)
+    is_heard = any(holder_of(place) and _is_listening(place) for place in places)
+    return _Outcome(str(directory), file, asked, after_step, at, cancelled, before, writing, step, is_heard)
+
+
+def _is_listening(place: Path) -> bool:
+    """Return whether the last job of a run recorded in the journal that it looks for HALT."""
+    from hpcckpt.journal import read_journal
+
+    is_listening = False
+    try:
+        for entry in read_journal(place):
+            if entry["event"] in {"start", "listening"}:
+                is_listening = entry.get("halt") is True
+    except HpcckptError:
+        return False
+    return is_listening
 
 
 def _tell(done: _Outcome, *, is_quiet: bool) -> None:
@@ -179,7 +196,13 @@ def _tell(done: _Outcome, *, is_quiet: bool) -> None:
         output.say(f"step {done.newest_step} is there already: the job stops at once", is_quiet=is_quiet)
     if not done.writing:
         output.say(
-            "no job has saved here and goes on now: the next one that runs here will stop, unless you --cancel",
+            "no job is writing here now: the next one that looks for HALT will save and stop, unless you --cancel",
+            is_quiet=is_quiet,
+        )
+    elif not done.listening:
+        output.say(
+            "this job is not known to look for HALT (see --help): it continues, and the next one that looks for it "
+            "will save and stop, unless you --cancel",
             is_quiet=is_quiet,
         )
 

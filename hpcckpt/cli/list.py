@@ -13,7 +13,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary, iso_of
 from hpcckpt.cli.text import count_text, labelled, metric_text, time_text
-from hpcckpt.errors import StepNotFoundError
+from hpcckpt.errors import HpcckptError, StepNotFoundError
 from hpcckpt.leftovers import Usage
 from hpcckpt.units import nbytes_text
 
@@ -39,7 +39,7 @@ def command(
     rows = [row for row in run.checkpoints if row.valid or not is_valid_only]
     if not rows:
         what = "restorable checkpoint" if is_valid_only else "checkpoint"
-        used = "".join(f"; {line}" for line in usage_lines(run.other))
+        used = "".join(f"; {line}" for line in (*_last_failure(directory), *usage_lines(run.other)))
         raise StepNotFoundError(f"no {what} in {directory}{elsewhere.hint(directory)}{used}")
     run = replace(run, checkpoints=tuple(sorted(rows, key=lambda row: _sort_key(row, order, run.metric))))
     if is_json:
@@ -99,6 +99,19 @@ def _closing_lines(run: RunSummary) -> Sequence[str]:
     if run.resume_step is None:
         return [*problems, *used, f"{total}; there is nothing to resume from"]
     return [*problems, *used, f"{total}; a restart would use step {run.resume_step}"]
+
+
+def _last_failure(directory: Path) -> list[str]:
+    """Return what the journal says of the last save, if it failed."""
+    from hpcckpt.journal import read_journal
+
+    try:
+        saves = [entry for entry in read_journal(directory) if entry["event"] in {"saved", "failed"}]
+    except HpcckptError:
+        return []
+    if not saves or saves[-1]["event"] != "failed":
+        return []
+    return [f"the last save, of step {saves[-1].get('step')}, failed: {saves[-1].get('message')}"]
 
 
 def usage_lines(other: Sequence[Usage]) -> list[str]:

@@ -30,9 +30,11 @@ def command(directory: Path, every_s: float, *, is_once: bool, is_until_end: boo
 
     Its last saves, its speed, when the next save is due, the metrics, who writes. On a terminal one view is kept up to
     date; elsewhere a line is printed for each thing that happens, with --json one JSON document a line for each look.
-    Ctrl-C ends it, with 130, and nothing of the run: it only reads.
+    A directory that does not exist yet is waited for, unless --once is given. Ctrl-C ends it, with 130, and nothing of
+    the run: it only reads.
     """
-    options.existing(directory)
+    if is_once or directory.exists():
+        options.existing(directory)
     looks = _looks(directory, every_s, is_once=is_once)
     show = _live if output.is_fancy(sys.stdout) else _print_news
     try:
@@ -58,7 +60,8 @@ def _looks(directory: Path, every_s: float, *, is_once: bool) -> Iterator[Any]:
                 raise
             if not is_waiting:
                 is_waiting = True
-                output.say(f"{directory}: nothing is saved there yet; waiting")
+                what = "nothing is saved there yet" if directory.is_dir() else "does not exist yet"
+                output.say(f"{directory}: {what}; waiting")
         time.sleep(every_s)
 
 
@@ -95,7 +98,9 @@ def _is_over(frame: Any, *, is_until_end: bool) -> bool:
     return is_until_end and frame.state not in {"running", "unknown"}
 
 
-def _code(frame: Any) -> int:
+def _end(frame: Any) -> int:
+    """Report how the job ended, and return the exit code."""
+    output.say(frame.state_words)
     return ExitCode.ERROR if frame.state == "died" else ExitCode.OK
 
 
@@ -105,7 +110,7 @@ def _print_json(looks: Iterator[Any], *, is_until_end: bool) -> int:
         click.echo(json.dumps(output.plain(frame)))
         output.flush_stdout()
         if _is_over(frame, is_until_end=is_until_end):
-            return _code(frame)
+            return _end(frame)
     return ExitCode.OK
 
 
@@ -123,7 +128,7 @@ def _print_news(looks: Iterator[Any], *, is_until_end: bool) -> int:
         output.flush_stdout()
         before = story
         if _is_over(frame, is_until_end=is_until_end):
-            return _code(frame)
+            return _end(frame)
     return ExitCode.OK
 
 
@@ -138,5 +143,5 @@ def _live(looks: Iterator[Any], *, is_until_end: bool) -> int:
             frame = _frame(story)
             live.update(panel_of(frame), refresh=True)
             if _is_over(frame, is_until_end=is_until_end):
-                return _code(frame)
+                return _end(frame)
     return ExitCode.OK

@@ -117,6 +117,9 @@ class Guard:
         self._advice = NOTHING
         self._stop: Advice | None = None
         self._is_open = True
+        self._is_halting = bool(options.halt_every_s)
+        if self._is_halting:
+            ckpt.journal.listening(halt=True)
         self._forget_saves = ckpt.on_saved(self._take_in)
         self._forget_drains = ckpt.on_drained(self._learned.drained)
         self._voice.say(what_is_watched(options, self._learned, left_s, self._requests.halt_path))
@@ -302,6 +305,8 @@ class Guard:
             raise CodeError("this guard is closed; watch() makes a new one")
 
     def _give_back(self) -> None:
+        if self._is_halting:
+            self._ckpt.journal.listening(halt=False)
         self._forget_saves()
         self._forget_drains()
         self._requests.give_back()

@@ -151,8 +151,10 @@ class JobDraft:
     def finish(self, event: str, entry: Entry) -> None:
         """Take in how it stopped, and that it ended."""
         if event == "end":
-            error = text_of(entry, "error")
-            self.end, self.reason = (self.end or ("failed" if error else "ended")), self.reason or error
+            error, code = text_of(entry, "error"), count_of(entry, "exit_code")
+            has_failed = bool(error) and code != 0
+            why = f"{error}, exit code {code}" if has_failed and code is not None else error if has_failed else ""
+            self.end, self.reason = (self.end or ("failed" if has_failed else "ended")), self.reason or why
         else:
             self.end, self.reason = event, text_of(entry, "reason")
 

@@ -135,12 +135,12 @@ def _state_words(story: Story, job: Job | None, now: float) -> str:
         since = f" for {duration_words(now - job.began)}" if job is not None and job.end == "running" else ""
         return f"running{since}: {story.writing}"
     if job is None:
-        return "nobody writes here now; no journal says who did"
+        return "no job writes here now, and there is no journal of earlier ones"
     ago = f"{duration_words(max(0.0, now - job.last))} ago"
     why = f" ({job.reason})" if job.reason else ""
     words = {
-        "died": f"the last job is gone without a word; last heard of {ago}",
-        "failed": f"the last job was broken off by an error{why} {ago}",
+        "died": f"the last job died{f': {job.reason}' if job.reason else ''}; last activity {ago}",
+        "failed": f"the last job was ended by an error{why} {ago}",
         "halted": f"halted{why} {ago}",
         "preempted": f"preempted{why} {ago}",
     }

@@ -221,7 +221,7 @@ def _jobs_table(jobs: Sequence[Job]) -> Element | None:
     return element("section", element("h2", "Jobs"), _table("Jobs", heads, rows, texts=(6, 7)))
 
 
-_ENDS = {"died": "died without a word", "failed": "broken off by an error"}
+_ENDS = {"died": "died without reporting it", "failed": "ended by an error"}
 
 
 def _ranks(job: Job) -> str:

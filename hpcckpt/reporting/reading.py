@@ -22,6 +22,7 @@ from hpcckpt.reporting.chapters import Chapter, Entry, joined, read_entries
 from hpcckpt.reporting.fields import count_of, iso_time, metrics_of, time_of
 from hpcckpt.reporting.parts import LOG, Part, parts_of
 from hpcckpt.reporting.story import Epoch, Save, Story
+from hpcckpt.reporting.words import duration_words
 
 JUST_NOW_S = 5.0
 
@@ -58,6 +59,8 @@ def read_story(
     log = read_entries(directory / LOG)
     chapters = [Chapter(part).read(log) for part in parts]
     jobs = joined([job for chapter in chapters for job in chapter.jobs], is_running=bool(holders))
+    if jobs and jobs[-1].end == "died":
+        jobs[-1] = replace(jobs[-1], reason=_how_it_died([part.path for part in parts]))
     saves = [save for chapter in chapters for save in _with_fate(chapter, standing[chapter.part.name])]
     problems = [info.problem for found in standing.values() for info in found.steps if info.problem]
     return Story(
@@ -88,6 +91,29 @@ def _by_time(events: Iterable[Any]) -> tuple[Any, ...]:
 def _holder(directory: Path) -> str:
     found = lock.describe(directory)
     return "" if found is None or found[1] else str(found[0])
+
+
+def _how_it_died(places: Sequence[Path]) -> str:
+    """Return what the lock that a dead job left shows of its end. Independent."""
+    for place in places:
+        found = lock.read_holder(place / layout.LOCK)
+        if found is None:
+            continue
+        here = lock.this_holder()
+        if found.host != here.host or found.pid_ns != here.pid_ns:
+            age = duration_words(max(0.0, time.time() - _modified(place / layout.LOCK)))
+            return f"no heartbeat of {found} for {age}: it was killed, or its node was lost"
+        if found.boot_id != here.boot_id:
+            return f"{found.host} was restarted while {found} was running"
+        return f"{found} was killed: it does not exist any more, and has left its lock"
+    return "it ended without closing its checkpointer"
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def _asked(places: Sequence[Path]) -> str:

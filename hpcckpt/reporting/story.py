@@ -17,7 +17,7 @@ class Job:
     began, last : float
         When it began, and the last that is heard of it; seconds since 1970.
     end : str
-        ``ended``, ``halted``, ``preempted``, ``failed``, ``running``, or ``died``: without a word.
+        ``ended``, ``halted``, ``preempted``, ``failed``, ``running``, or ``died``: without reporting it.
     reason : str
         Why it stopped, or the error that broke it off.
     job, scheduler, host : str

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+import hpcckpt as hc
 from hpcckpt import discovery, layout
 from hpcckpt.cli.halt import read_moment
 from hpcckpt.errors import OptionError
+from hpcckpt.preemption import watch
 from hpcckpt.preemption.halt import Halt, read_halt
 
 Cli = Callable[..., Any]
@@ -52,6 +54,7 @@ def job(tmp_path: Path, environment: Callable[..., dict[str, str]]) -> Any:
 def test_a_running_job_saves_exits_with_75_and_takes_the_request_away(cli: Cli, job: Any, tmp_path: Path) -> None:
     result = cli("halt", tmp_path / "run")
     assert result.code == 0
+    assert result.err == ""
     assert f"process {job.pid} on " in result.out
     assert result.out.endswith("is asked to save and stop now\n")
     assert job.wait(LIMIT_S) == 75
@@ -90,7 +93,7 @@ def test_there_must_be_something_to_take_back(cli: Cli, saved: Path) -> None:
 )
 def test_the_file_says_what_was_asked(cli: Cli, saved: Path, words: list[Any], halt: Halt) -> None:
     result = cli("halt", saved, *words, "--json")
-    assert result.code == 0
+    assert result.code == 6
     assert read_halt(saved) == halt
     assert result.json["asked"] == (str(halt) or "now")
     assert result.json["file"] == str(saved / layout.HALT)
@@ -107,7 +110,7 @@ def test_a_new_request_takes_the_place_of_an_older_one(cli: Cli, saved: Path) ->
 def test_it_says_when_no_job_is_there_and_when_the_step_is_past(cli: Cli, saved: Path) -> None:
     result = cli("halt", saved, "--after-step", 20)
     assert "step 30 is there already: the job stops at once" in result.err
-    assert "the next one that runs here will stop" in result.err
+    assert "no job is writing here now: the next one that looks for HALT will save and stop" in result.err
 
 
 def test_in_a_run_of_cycles_a_request_that_was_handed_on_counts_too(cli: Cli, save: Any, tmp_path: Path) -> None:
@@ -155,8 +158,8 @@ def test_a_job_that_begins_where_a_request_waits_stops_soon(
 ) -> None:
     (tmp_path / "run").mkdir()
     result = cli("halt", tmp_path / "run")
-    assert result.code == 0
-    assert "the next one that runs here will stop" in result.err
+    assert result.code == 6
+    assert "no job is writing here now: the next one that looks for HALT will save and stop" in result.err
     command = [sys.executable, "-c", JOB, str(tmp_path / "run")]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == 75, ended.stderr
@@ -170,3 +173,15 @@ def test_a_time_of_day_is_the_next_one() -> None:
     assert read_moment("+90m", noon) == noon + 5400
     with pytest.raises(OptionError):
         read_moment("25:00", noon)
+
+
+def test_a_job_that_does_not_look_for_the_file_is_said_not_to_listen(cli: Cli, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"w": 1.0}).result()
+        result = cli("halt", tmp_path / "run", "--json")
+        assert (result.code, result.json["listening"]) == (6, False)
+        assert "this job is not known to look for HALT" in cli("halt", tmp_path / "run").err
+        with watch(ckpt, signals=(), verbose=0):
+            assert cli("halt", tmp_path / "run", "--json").json["listening"]
+        assert cli("halt", tmp_path / "run").code == 6
+        assert cli("halt", tmp_path / "run", "--cancel").code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_runs import MadeRun, long_run
 
@@ -82,7 +84,9 @@ def test_a_job_that_was_killed_is_not_running(cli: Cli, job: Any, tmp_path: Path
     job.wait()
     frame = cli("watch", tmp_path / "run", "--once", "--json").json
     assert (frame["state"], frame["writing"], frame["n_deaths"]) == ("died", "", 1)
-    assert "gone without a word" in cli("watch", tmp_path / "run", "--once").out
+    words = cli("watch", tmp_path / "run", "--once").out
+    assert f"the last job died: process {job.pid} on " in words
+    assert "was killed: it does not exist any more, and has left its lock" in words
 
 
 def test_a_job_that_was_asked_to_stop_is_shown_so(cli: Cli, job: Any, tmp_path: Path) -> None:
@@ -132,6 +136,50 @@ def test_it_ends_with_1_when_the_job_has_died(job: Any, watching: Any, tmp_path:
     job.kill()
     job.wait()
     assert watch.wait(LIMIT_S) == 1
+    assert f"the last job died: process {job.pid} on " in watch.stderr.read()
+
+
+def test_it_waits_for_a_directory_that_does_not_exist_yet(watching: Any, tmp_path: Path) -> None:
+    watch = watching(tmp_path / "run", "--every", "0.1", "--until-end")
+    assert watch.stderr.readline() == f"{tmp_path / 'run'}: does not exist yet; waiting\n"
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"w": 1.0}).result()
+    assert watch.wait(LIMIT_S) == 0
+
+
+@pytest.mark.parametrize(("code", "state"), [(3, "died"), (0, "ended")])
+def test_the_exit_code_of_a_job_that_ends_itself_is_shown(code: int, state: str, cli: Cli, tmp_path: Path) -> None:
+    def train() -> None:
+        with hc.Checkpointer(tmp_path / "run") as ckpt:
+            ckpt.save(1, {"w": 1.0}).result()
+            ckpt.wait()
+            sys.exit(code)
+
+    with pytest.raises(SystemExit):
+        train()
+    frame = cli("watch", tmp_path / "run", "--once", "--json").json
+    assert frame["state"] == state
+    assert ("SystemExit, exit code 3" in frame["state_words"]) == (code == 3)
+
+
+def test_a_job_on_another_node_that_is_silent_is_said_to_have_no_heartbeat(cli: Cli, saved: Path) -> None:
+    journal = saved / "journal.jsonl"
+    journal.write_text("".join(f"{line}\n" for line in journal.read_text().splitlines() if '"end"' not in line))
+    holder = {"host": "node7", "pid": 12, "boot_id": "x", "started": "1", "job_id": "9", "nonce": "n"}
+    (saved / ".lock").write_text(json.dumps(holder))
+    os.utime(saved / ".lock", (time.time() - 3600,) * 2)
+    words = cli("watch", saved, "--once").out
+    assert "the last job died: no heartbeat of process 12 on node7, job 9 for 1 h" in " ".join(words.split())
+
+
+def test_a_job_whose_first_save_failed_can_be_seen(cli: Cli, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run", nan_guard=True) as ckpt, pytest.raises(FloatingPointError):
+        ckpt.save(7, {"w": np.array([np.nan])}).result()
+    result = cli("list", tmp_path / "run")
+    assert result.code == 4
+    assert "the last save, of step 7, failed: NaN or infinite values in 'w'" in result.err
+    assert "step 7: NaN" in cli("watch", tmp_path / "run", "--once").out
+    assert cli("report", tmp_path / "run", "--json").json["failures"][0]["step"] == 7
 
 
 def test_on_a_terminal_one_view_is_kept_up_to_date(
@@ -160,7 +208,7 @@ def test_it_reads_and_changes_nothing(cli: Cli, saved: Path) -> None:
 
 
 def test_no_run_is_said_so(cli: Cli, tmp_path: Path) -> None:
-    assert cli("watch", tmp_path / "none").code == 4
+    assert cli("watch", tmp_path / "none", "--once").code == 4
     assert cli("watch", tmp_path, "--once").code == 4
     assert "holds neither steps nor a journal" in cli("watch", tmp_path, "--once").err
 

@@ -69,7 +69,7 @@ def test_three_hundred_saves_of_four_jobs_are_all_there(tmp_path):
     assert marks(found, "stall") == 296 + 1
     assert marks(found, "bandwidth") == 296
     assert marks(found, "removed") == len([s for s in read_story(tmp_path / "run").saves if s.state == "removed"]) + 1
-    for words in ("died without a word", "broken off by an error", "RuntimeError", "the job ends in 0:04:12", "8 → 4"):
+    for words in ("died without reporting it", "ended by an error", "RuntimeError", "the job ends in 0:04:12", "8 → 4"):
         assert words in found.text
     assert "Saves that failed (4)" in found.text
     assert "no room: 3.2 GiB are needed" in found.text

@@ -144,10 +144,10 @@ def test_with_scratch_it_stands_in_the_run_directory(tmp_path):
 # -- when nothing may be written -------------------------------------------------------------------
 
 
-def test_nothing_is_written_before_a_step_stands(tmp_path):
+def test_a_job_whose_first_save_failed_leaves_a_journal(tmp_path):
     with hc.Checkpointer(tmp_path / "run", nan_guard=True) as ckpt, pytest.raises(FloatingPointError):
         ckpt.save(1, {"w": np.array([np.nan])}).result()
-    assert os.listdir(tmp_path / "run") == []
+    assert names_of(tmp_path / "run") == ["start", "failed", "end"]
 
 
 def test_what_failed_before_the_first_step_is_told_with_it(tmp_path):
