@@ -12,6 +12,7 @@ import argparse
 import pickle
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from _report import Table, machine_facts, place_of, publish
 
 import hpcckpt as hc
 from hpcckpt.backends.rankfile.backend import file_path
-from hpcckpt.collective.communicator import Communicator, Message
+from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.exchange import _Letter
 from hpcckpt.draining import Outcome
 from hpcckpt.plan import FileRecord, WriteReport
@@ -43,38 +44,33 @@ class CountingCommunicator(Communicator):
     """Root of ranks that say what root says, and report what was put into their `inbox`."""
 
     def __init__(self, size: int, count: Count, inbox: deque[tuple[int, bytes]]) -> None:
+        super().__init__()
         self.rank, self.size, self.count, self.inbox = 0, size, count, inbox
 
-    def allgather(self, value: T) -> list[T]:
-        return self.gather(value)
-
-    def gather(self, value: T) -> list[T]:
+    def _reduce(self, value: T, merge: Callable[[T, T], T]) -> T:
         message = pickle.dumps(value)
         self.count.collectives += 1
-        self.count.received_nbytes += len(message) * (self.size - 1)
-        return [value, *(pickle.loads(message) for _ in range(self.size - 1))]
+        for _ in range(self.size - 1):
+            self.count.received_nbytes += len(message)
+            value = merge(value, pickle.loads(message))
+        return value
 
-    def bcast(self, value: T | None) -> T:
+    def _spread(self, value: T | None) -> T:
         self.count.collectives += 1
         self.count.sent_nbytes += len(pickle.dumps(value))
-        assert value is not None or self.size
         return value  # type: ignore[return-value]
 
-    def barrier(self) -> None:
-        self.count.collectives += 1
-
-    def send(self, dest: int, value: Any) -> None:
+    def _post(self, dest: int, message: tuple[str, Any]) -> None:
         del dest
         self.count.sent += 1
-        self.count.sent_nbytes += len(pickle.dumps(value))
+        self.count.sent_nbytes += len(pickle.dumps(message))
 
-    def receive(self) -> Message | None:
-        if not self.inbox:
-            return None
-        source, message = self.inbox.popleft()
-        self.count.received += 1
-        self.count.received_nbytes += len(message)
-        return Message(source, pickle.loads(message))
+    def _take_in(self) -> None:
+        if self.inbox:
+            source, message = self.inbox.popleft()
+            self.count.received += 1
+            self.count.received_nbytes += len(message)
+            self._raw.append((source, pickle.loads(message)))
 
     def abort(self, code: int) -> None:
         raise SystemExit(code)
@@ -121,7 +117,7 @@ class Root:
             written = WriteReport((record,), underway.plan.shared_nbytes_of[rank])
             report = Report(self.number, written, None, ())
             letter = _Letter(underway.matter.number, Outcome(report, None))
-            self.inbox.append((rank, pickle.dumps(letter)))
+            self.inbox.append((rank, pickle.dumps(("saves", letter))))
 
 
 def measure(place: Path, n_ranks: int, state: dict[str, np.ndarray], repeat: int) -> dict[str, Any]:
