@@ -146,6 +146,7 @@ class Calls:
         self.n_calls = 0
         self._recent: deque[Call] = deque(maxlen=N_REMEMBERED)
         self._seen: dict[int, Call] = {}
+        self._early: dict[int, dict[int, Call]] = {}
         self._doing: dict[int, str] = {}
         self._ended: dict[int, _Ended] = {}
         self._left: dict[int, _Left] = {}
@@ -194,7 +195,7 @@ class Calls:
         self._doing.pop(self._comm.rank, None)
         if self._comm.size > 1:
             self._recent.append(self.current)
-            for rank, call in tuple(self._seen.items()):
+            for rank, call in self._early.pop(self.n_calls, {}).items():
                 self.compare(rank, call)
             self._comm.pump()
             self.check()
@@ -243,6 +244,9 @@ class Calls:
         if seen is None or call.number > seen.number:
             self._seen[rank] = call
             self._doing.pop(rank, None)
+        if call.number > self.n_calls:  # compared when this rank is there
+            self._early.setdefault(call.number, {})[rank] = call
+            return
         own = next((own for own in reversed(self._recent) if own.number == call.number), None)
         if own is not None and own.key != call.key and self.failure is None and not self._is_reporting:
             pair = sorted([(self._comm.rank, own.text), (rank, call.text)])

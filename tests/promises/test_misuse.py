@@ -95,6 +95,31 @@ def test_the_error_names_both_ranks_and_their_calls(run_dir):
     )
 
 
+def test_a_rank_that_was_several_calls_ahead_is_compared_at_each(run_dir):
+    """Root waits for no other rank in calls that only look."""
+    is_ahead = threading.Event()
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        comm.barrier()
+        with pytest.raises(errors.CollectiveMisuseError) as caught:
+            (ahead if comm.rank == 0 else behind)(ckpt)
+        return str(caught.value)
+
+    def ahead(ckpt):
+        for _ in range(4):
+            ckpt.latest_step()
+        is_ahead.set()
+        until_told(ckpt)
+
+    def behind(ckpt):
+        assert is_ahead.wait(60)
+        then_poll(ckpt, lambda c: (c.has_steps(), c.latest_step()))
+
+    texts = run_ranks(2, body, timeout_s=60.0, patience=SOON)
+    assert "rank 0 is in latest_step(), rank 1 in has_steps()" in texts[0]
+
+
 def test_ranks_that_save_different_steps_can_save_again(run_dir):
     """That is not fatal: what the ranks hold is known, and each save is a new one."""
 
