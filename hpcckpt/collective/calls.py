@@ -44,6 +44,7 @@ SPINS = 200
 """How often a wait only yields before it sleeps: most messages of a restore come within that."""
 POLL_S = 0.0005
 N_REMEMBERED = 64
+N_SENT = 8
 N_NAMED = 8
 
 _log = logging.getLogger("hpcckpt")
@@ -98,7 +99,7 @@ class Call(NamedTuple):
 
 
 class _Status(NamedTuple):
-    call: Call | None
+    calls: tuple[Call, ...]
     doing: str
     wants_answer: bool
 
@@ -158,9 +159,9 @@ class Calls:
         self._interrupt: BaseException | None = None
 
     @property
-    def latest(self) -> Call | None:
-        """The call that this rank is in, or was in last."""
-        return self._recent[-1] if self._recent else None
+    def latest(self) -> tuple[Call, ...]:
+        """The calls of this rank, the one that it is in or was in last at the end: it may be some ahead of root."""
+        return tuple(self._recent)[-N_SENT:]
 
     # -- a call ------------------------------------------------------------------------------------
 
@@ -317,7 +318,8 @@ class Calls:
         """Take in which call a rank is in, and what it does there; answer it. Root only."""
         if self.failure is None:
             with contextlib.suppress(CollectiveError):  # it is raised by `check`
-                self.compare(source, note.call)
+                for call in note.calls:
+                    self.compare(source, call)
         self._n_news += self._doing.get(source, "") != note.doing
         self._doing[source] = note.doing
         if note.wants_answer and self.failure is None:
