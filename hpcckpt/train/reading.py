@@ -94,6 +94,8 @@ def _text(name: str) -> str:
 
 def _data(name: str) -> bytes:
     if name == "-":
+        if sys.stdin is None:
+            _refuse("standard input", "is closed", "give a file, or a configuration on standard input")
         return sys.stdin.buffer.read(MOST_BYTES + 1)
     try:
         with Path(name).open("rb") as file:

@@ -116,6 +116,12 @@ def test_a_dash_is_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (document.raw, document.source) == (json.loads(ONE), "standard input")
 
 
+def test_a_closed_standard_input_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ConfigError, match="standard input: is closed"):
+        read("-")
+
+
 # -- what is not meant -----------------------------------------------------------------------------
 
 
