@@ -332,19 +332,6 @@ def test_ranks_that_name_different_steps_are_told(ranks, run_dir):
     assert ranks(body) == ([[10]] if ranks.size == 1 else [True] * ranks.size)
 
 
-def test_root_says_which_step_is_restored(ranks, run_dir):
-    """Ranks that ask for different steps must not end up with parts of both."""
-
-    def body(comm):
-        held = state(0)
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-            restored = ckpt.restore(held, step=1 if comm.rank == 0 else None)
-        return restored.step, held["w"][0]
-
-    save_steps(ranks, run_dir, 1, 2)
-    assert ranks(body) == [(1, 1.0)] * ranks.size
-
-
 def test_the_manifest_says_what_was_saved(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout
+from hpcckpt import errors, layout, restoring
 from hpcckpt.backends.rankfile.backend import RankfileBackend
 
 LENGTH = 6000
@@ -53,10 +53,16 @@ class Reads:
         self.failing: dict[int, dict[int, Any]] = {}
         self._real = RankfileBackend.read
         monkeypatch.setattr(RankfileBackend, "read", self._read_of())
+        monkeypatch.setattr(restoring._Reading, "__call__", self._call_of(restoring._Reading.__call__))
 
-    def of(self, comm: Any) -> None:
-        """Let the backend of this rank know which one it is."""
-        self._ranks.rank = comm.rank
+    def _call_of(self, real: Any) -> Any:
+        """Let the backend know which rank reads: each does so on a thread of its own."""
+
+        def call(reading: Any) -> Any:
+            self._ranks.rank = reading._rank
+            return real(reading)
+
+        return call
 
     def _read_of(self) -> Any:
         self._ranks = threading.local()
@@ -78,12 +84,8 @@ def reads(monkeypatch):
     return Reads(monkeypatch)
 
 
-def restored(
-    ranks: Any, run_dir: Path, reads: Reads | None = None, **options: Any
-) -> list[tuple[int, tuple[str, ...]]]:
+def restored(ranks: Any, run_dir: Path, **options: Any) -> list[tuple[int, tuple[str, ...]]]:
     def body(comm: Any) -> Any:
-        if reads:
-            reads.of(comm)
         held = state(-1)
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             found = ckpt.restore(held, **options)
@@ -111,7 +113,7 @@ def retired() -> errors.RetiredError:
 def test_a_disk_that_cannot_read_the_newest_step_costs_that_step_alone(ranks, run_dir, reads):
     save(ranks, run_dir, 10, 20, 30)
     reads.failing = {30: {ranks.size - 1: disk_error()}}
-    results = restored(ranks, run_dir, reads)
+    results = restored(ranks, run_dir)
     assert results == [results[0]] * ranks.size
     step, (warning,) = results[0]
     assert step == 20
@@ -155,7 +157,7 @@ def test_ranks_that_fail_in_different_ways_fall_back_together(ranks, run_dir, re
         pytest.skip("needs 3 ranks")
     save(ranks, run_dir, 10, 20)
     reads.failing = {20: MIXES[mix]}
-    results = restored(ranks, run_dir, reads)
+    results = restored(ranks, run_dir)
     assert results == [results[0]] * ranks.size
     step, (warning,) = results[0]
     assert step == 10
@@ -165,7 +167,6 @@ def test_ranks_that_fail_in_different_ways_fall_back_together(ranks, run_dir, re
 @pytest.mark.counts(1, 3)
 def test_what_is_not_the_step_s_fault_is_not_fallen_back_from(ranks, run_dir, reads):
     def body(comm):
-        reads.of(comm)
         with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.CollectiveError, match="no memory"):
             ckpt.restore(state(0))
 
@@ -278,12 +279,10 @@ def test_a_mismatch_after_a_damaged_step_does_not_claim_that_nothing_was_changed
 # -- evidence ------------------------------------------------------------------------------------------
 
 
-def go_on(ranks: Any, run_dir: Path, *steps: int, reads: Reads | None = None, **options: Any) -> list[Any]:
+def go_on(ranks: Any, run_dir: Path, *steps: int, **options: Any) -> list[Any]:
     """Restore what can be, then save steps, in one job; return the step that was restored and the last outcome."""
 
     def body(comm: Any) -> Any:
-        if reads:
-            reads.of(comm)
         with hc.Checkpointer(run_dir, comm=comm, **options) as ckpt:
             held = state(0)
             found = ckpt.restore(held)
@@ -355,7 +354,6 @@ def test_a_step_the_disk_could_not_read_is_kept_and_read_when_it_can(ranks, run_
     reads.failing = {20: {0: disk_error()}}
 
     def body(comm):
-        reads.of(comm)
         with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
             first = ckpt.restore(state(0)).step
             ckpt.save(30, state(30)).result()
@@ -372,7 +370,6 @@ def test_a_step_that_could_be_read_later_counts_as_good_again(ranks, run_dir, re
     reads.failing = {20: {0: disk_error()}}
 
     def body(comm):
-        reads.of(comm)
         with hc.Checkpointer(run_dir, comm=comm, max_to_keep=None) as ckpt:
             first = ckpt.restore(state(0)).step
             comm.barrier()
