@@ -88,7 +88,7 @@ def record(directory: PathLike, step: int, save_id: str, problem: str, found_by:
         native.fsync_dir(os.fspath(directory))
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(draft)
+            files.unlink(draft)
         return False
     return True
 
@@ -110,8 +110,7 @@ def _remove(directory: PathLike, names: Collection[str]) -> int:
         return 0
     for name in names:
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(place, name))
-            n_removed += 1
+            n_removed += files.unlink(os.path.join(place, name))
     if n_removed:
         with contextlib.suppress(OSError):  # the last record takes the directory with it
             native.fsync_dir(place)
