@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcckpt import files, layout, native
+from hpcckpt import damage, files, layout, native
 from hpcckpt.collective import commit
 from hpcckpt.errors import LockLostError, StorageError
 from hpcckpt.lock import RunLock
@@ -66,6 +66,7 @@ def publish(staged: commit.Staged, manifest: Manifest, lock: RunLock | None, way
             raise LockLostError(f"another job held {staged.directory} meanwhile; nothing was published, copy again")
         files.unlink(staged.path / layout.MANIFEST)  # of an attempt that was killed just before it got its name
         path = commit.publish(staged, manifest, lock, way)
+        damage.clear(staged.directory, manifest.step, manifest.save_id)  # found in the copy that this one replaces
         workspace.release(staged.name)
     if way.there == "good":
         with contextlib.suppress(OSError):  # the step is there: what cannot be removed is swept later
