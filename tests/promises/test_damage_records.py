@@ -15,6 +15,7 @@ import hpcckpt as hc
 from hpcckpt import damage as records
 from hpcckpt import discovery, errors, layout
 from hpcckpt.loading import open_step
+from hpcckpt.testing.groups import ThreadRanks
 
 pytestmark = pytest.mark.counts(1, 2)
 
@@ -134,10 +135,10 @@ HOSTILE = {
 }
 
 
-@pytest.mark.counts(1)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_is_no_record_is_ignored_and_never_followed(ranks, run_dir, kind, tmp_path):
-    save_steps(ranks, run_dir, 3)
+def test_what_is_no_record_is_ignored_and_never_followed(kind, tmp_path):
+    run_dir = tmp_path / "run"
+    save_steps(ThreadRanks(1), run_dir, 3)
     manifest = discovery.read_manifest(run_dir / layout.step_dirname(3))
     good = json.dumps({"format": 1, "step": 3, "save_id": manifest.save_id, "problem": "\x1b[31m", "found_by": "a",
                        "found": "b"})  # fmt: skip
