@@ -43,6 +43,8 @@ NOTES = "notes"
 SPINS = 200
 """How often a wait only yields before it sleeps: most messages of a restore come within that."""
 POLL_S = 0.0005
+ROOT_DECIDES_S = 0.4
+"""How long a rank that found a misuse lets root choose the text: less than an ending rank leaves to the others."""
 N_REMEMBERED = 64
 N_SENT = 8
 N_NAMED = 8
@@ -273,7 +275,7 @@ class Calls:
 
     def _wait_for_root(self) -> None:
         """Let root, if it is there, decide between what several ranks have found. Independent."""
-        until = time.monotonic() + self._comm.patience.interrupt_s
+        until = time.monotonic() + ROOT_DECIDES_S
         self._is_reporting = True
         try:
             while self.failure is None and time.monotonic() < until:
