@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import re
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcckpt.collective import launchers
-from hpcckpt.collective.calls import Patience
+from hpcckpt.collective.calls import POLL_S, Patience
 from hpcckpt.collective.communicator import Communicator, world_is
 from hpcckpt.errors import CollectiveError, MpiError
 from hpcckpt.streams import flush_or_discard
@@ -23,6 +24,10 @@ from hpcckpt.streams import flush_or_discard
 _log = logging.getLogger("hpcckpt")
 _open: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
 GRACE_S = 1.0
+EXIT_S = 10.0
+"""How long the end of the program waits for messages that have not left."""
+_unsent: list[MPI.Request] = []
+"""Messages of communicators that are gone. Their buffers must stay: a rank may not have received them yet."""
 _LIBMPI = re.compile(r"/lib(?:mpi|mpich|mpi_cray|mpi_intel)\.so[.\d]*$")
 
 
@@ -52,6 +57,7 @@ class MpiCommunicator(Communicator):
         self.size = comm.Get_size()
         self._comm = self._duplicated(comm)
         _open.add(self)
+        weakref.finalize(self, _unsent.extend, self._sends).atexit = False
 
     def _duplicated(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """Return a duplicate, when all ranks have asked for one. Collective."""
@@ -76,13 +82,16 @@ class MpiCommunicator(Communicator):
         return MPI.Info.Create(dict(values))
 
     def _post(self, dest: int, message: tuple[str, Any]) -> None:
-        self._sends.append(self._comm.isend(message, dest))
+        # without a step of Python's between, in which an interrupt could drop the request and with it the buffer
+        self._sends.extend(map(self._comm.isend, (message,), (dest,)))
 
     def _take_in(self) -> None:
         if self.size == 1:
             return
+        if _unsent:
+            _drop_sent()
         if self._sends:
-            self._sends = [request for request in self._sends if not request.Test()]
+            self._sends[:] = [request for request in self._sends if not request.Test()]
         if self._found is None:
             self._found = self._comm.improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
         found = self._found
@@ -105,6 +114,24 @@ class MpiCommunicator(Communicator):
     def abort(self, code: int) -> None:
         """End the whole job. Independent."""
         self._comm.Abort(code)
+
+
+def _drop_sent() -> None:
+    """Drop the messages of earlier communicators that have left. Independent."""
+    for request in tuple(_unsent):  # a copy, for the end of a communicator may add some at any moment
+        if request.Test():
+            _unsent.remove(request)
+
+
+@atexit.register
+def _send_all() -> None:
+    """Let messages leave before the program ends: afterwards their buffers are gone. Independent."""
+    until = time.monotonic() + EXIT_S
+    for comm in _open:
+        if comm.calls.failure is None:
+            _unsent.extend(comm._sends)
+    while not MPI.Is_finalized() and not MPI.Request.Testall(_unsent) and time.monotonic() < until:
+        time.sleep(POLL_S)
 
 
 def of_world_ranks(ranks: Sequence[int]) -> MpiCommunicator:
