@@ -458,7 +458,9 @@ class Checkpointer:
         try:
             with self._call("close()"):
                 finish(self._run)
-                self._run.comm.barrier()  # Horovod, where it has begun MPI, ends it for all as soon as one rank is done
+                self._release_lock()
+                # The directory is free when any rank returns; and Horovod ends MPI for all with its first rank.
+                self._run.comm.barrier()
         except KeyboardInterrupt:
             raise  # it is still open, and may be closed again
         except BaseException as error:
@@ -470,10 +472,15 @@ class Checkpointer:
         """Give back the run's lock and the communicator. Collective."""
         if self._run.closed:
             return  # nothing can be called any more, and all was given back
-        self._run.journal.end(failure)
         self._run.closed = True
-        self._release()
+        self._release_lock(failure)
         self._run.comm.free()
+
+    def _release_lock(self, failure: str = "") -> None:
+        """Note the end of the run in its journal, and give back its lock, once. Root only."""
+        if self._release.alive:
+            self._run.journal.end(failure)
+            self._release()
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -42,9 +42,9 @@ class HpcckptError(Exception):
     kind: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, *args: object) -> None:
-        """Take the text; names and contents of files that are in it may be hostile."""
-        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
+    def __str__(self) -> str:
+        """Return the text; names and contents of files that are in it may be hostile."""
+        return printable(super().__str__())  # no __init__: AutoGraph makes such an error again from its text alone
 
 
 class Failure(NamedTuple):

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 
 from hpcckpt import publishing, saving
-from hpcckpt.errors import CollectiveError, CollectiveMisuseError, PeerTimeoutError
+from hpcckpt.errors import CollectiveError, CollectiveMisuseError, LockLostError, PeerTimeoutError
 from hpcckpt.run import Run
 
 _log = logging.getLogger("hpcckpt")
@@ -48,7 +48,7 @@ def _release_lock(run: Run) -> None:
     """Remove what was prepared, and release the lock. Root only."""
     if run.lock is None:
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, LockLostError):
         if run.lock.is_mine():
             publishing.sweep_all(run, run.lock)
     problem = run.workspace.finish_removal()

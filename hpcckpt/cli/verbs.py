@@ -47,7 +47,7 @@ VERBS = (
     Verb("diff", "hpcckpt.cli.diff:command", LOOK, "Compare two checkpoints, tensor by tensor."),
     Verb("restore", "hpcckpt.cli.restore:command", TAKE, "Write a checkpoint as one file for other programs."),
     Verb("convert", "hpcckpt.cli.convert:command", TAKE, "Convert a checkpoint to another format, or from one."),
-    Verb("prune", "hpcckpt.cli.prune:command", CHANGE, "Remove old checkpoints and what killed jobs left behind."),
+    Verb("prune", "hpcckpt.cli.prune:command", CHANGE, "Remove old checkpoints and what killed jobs left."),
     Verb("repair", "hpcckpt.cli.repair:command", CHANGE, "Rebuild lost or damaged manifests from the data files."),
     Verb("reshard", "hpcckpt.cli.reshard:command", CHANGE, "Rewrite a checkpoint as another number of ranks would."),
     Verb("copy", "hpcckpt.cli.copy:command", CHANGE, "Copy checkpoints to another run directory, verified.", True),

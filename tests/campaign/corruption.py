@@ -55,7 +55,7 @@ def run(case: Case) -> Outcome:
     kind = _harm(_damage.Scene(case.rng, where, twin.path, case.scratch, 30), pristine)
     damaged = picture(where)
     problems = [*_read_each_step(run, where, pristine, damaged), *_restore_newest(run, where, pristine, damaged)]
-    if picture(where) != damaged:
+    if {name: found for name, found in picture(where).items() if not name.startswith(".damaged")} != damaged:
         problems.append("reading changed what was there")
     if problems:
         text = "\n".join([f"{kind} in a copy of {run.shape.name!r}", *_changes(pristine, damaged), *problems])

@@ -53,7 +53,7 @@ FAILURES = {
     "throw_int": (BackendError, "faulty.Save failed (code -2): something was thrown that is not a std::exception"),
     "no_space": (NoSpaceError, "faulty.Save failed (code -3): write: No space left on device"),
     "long": (BackendError, "faulty.Save failed (code 1): " + "x" * (abi.ERROR_BYTES - 1)),
-    "binary": (BackendError, "faulty.Save failed (code 1): \\xe9t\\xe9 \\xff\x01"),
+    "binary": (BackendError, "faulty.Save failed (code 1): \\xe9t\\xe9 \\xff\\x01"),
 }
 
 
