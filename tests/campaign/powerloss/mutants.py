@@ -70,6 +70,8 @@ def _role(path: str, run: str, ops: list[Op]) -> str:
     if not path.startswith(run):
         return "parent of the run directory"
     name = path.rpartition("/")[2]
+    if path.startswith(f"{run}/.pins/"):
+        return "pin"
     if name.endswith(".safetensors"):
         writes = [op for op in ops if op.kind == "write"]
         is_zeroed = bool(writes) and not any(any(op.data) for op in writes)
