@@ -208,11 +208,10 @@ class Workspace:
                     hidden += self._hidden(name)
                 except OSError as error:
                     errors.append(error)
-        for path in hidden:
-            try:
-                self._remove(path)
-            except OSError as error:
-                errors.append(error)
+        try:
+            self._remove_all(hidden)
+        except OSError as error:
+            errors.append(error)
         if errors:
             raise errors[0]
         return names
