@@ -217,7 +217,7 @@ NEEDED = [
     ("retention", ("run directory, step retired",)),
     ("aside", ("run directory, steps moved aside",)),
     ("incremental", ("frozen file",)),
-    ("unsynced", ("run directory, names given back",)),
+    ("unsynced", ("run directory, step retired",)),
     ("pinned", (".pins",)),
     ("pinned", ("run directory, nothing renamed",)),
     # Each of these makes up for the other.
