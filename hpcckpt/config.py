@@ -135,8 +135,8 @@ class Options:
     max_bytes_in_flight : int or None
         Bytes per rank that saves in the background may hold; beyond them a save waits, or is written at once.
     recycle : bool or "always"
-        Whether files of retired steps are written over by the next save: those that provably nobody has open, or
-        all of them.
+        Whether files of retired steps are written over by the next save: those that provably no program has open,
+        or all of them.
     incremental : bool
         Whether tensors that did not change since the newest step are linked instead of written.
     nan_guard : bool

@@ -1,10 +1,10 @@
-"""Rename, link and remove files, and look at the storage before an error is believed.
+"""Rename, link and remove files, and check the storage before an error is reported.
 
 A network file system can carry out a request and lose the answer, for instance when its server restarts.  The client
 repeats the request and reports ENOENT, EEXIST, ESTALE or EIO for something that has been done.  After an error each
 function here looks whether everything is as it is after success, and then returns normally.
 
-Callers pass names that nobody else chooses (they contain a nonce) or that the lock of the run protects.  So if the
+Callers pass names that no other process chooses (they contain a nonce) or that the lock of the run protects.  So if the
 source is gone and the target exists, it was this rename.
 """
 

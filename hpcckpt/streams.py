@@ -1,4 +1,4 @@
-"""The standard streams, which may be closed, full, or pipes that nobody reads: no result depends on a message.
+"""The standard streams, which may be closed, full, or pipes without a reader: no result depends on a message.
 
 Python tries to write what is still buffered when the interpreter exits, and exits with 120 if that fails, whatever
 the program's own exit code was.  What cannot be written is therefore dropped here.

@@ -134,7 +134,7 @@ def own_array(value: Any) -> Array:
     if isinstance(value, np.ndarray):
         raise StateError(
             f"{name} is a subclass of numpy.ndarray that may hold more than its elements, which would be lost: "
-            "save numpy.asarray(x), and what else it holds under names of its own"
+            "save numpy.asarray(x), and what else it holds under other names"
         )
     raise StateError(f"{name} is not a NumPy array: give numpy.asarray(x), and use what is restored into that array")
 

@@ -7,8 +7,8 @@ there does it in these steps:
 1. enter `Workspace.changing`
 2. list the directory, and decide what to change
 3. check the lock: what a job makes that takes the lock over is then not in the list
-4. rename what is to be removed to a name of our own; this fails if it was published or removed meanwhile
-5. remove it; no one else uses that name
+4. rename what is to be removed to a new name; this fails if it was published or removed meanwhile
+5. remove it; no other process uses that name
 
 Names in use are reserved, so that no sweep removes them.  The files of a retired step are removed on a thread, which
 ends before the next retirement and before the lock is released; a job that is killed before that leaves them to the
@@ -265,7 +265,7 @@ class Workspace:
     # -- the steps of a removal ----------------------------------------------------------------------
 
     def _hide(self, name: str, owner: object) -> Path | None:
-        """Rename a directory to a name of ours (steps a and b); of anything else remove the name."""
+        """Rename a directory to a new name; of anything else remove the name (steps a and b)."""
         path = self.directory / name
         if path.is_symlink() or not path.is_dir():  # what a link leads to is not ours
             if files.unlink(path):

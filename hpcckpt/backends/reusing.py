@@ -1,8 +1,8 @@
-"""Files of retired steps that are written over, for backends whose ranks have files of their own.
+"""Files of retired steps that are written over, for backends that write a file per rank.
 
-A program may still have such a file open, or mapped into memory, though its step is out of sight.  Whoever is about to
-write over it therefore asks the kernel for a write lease, which nobody gets while anybody else has the file open, and
-gives it back at once: the file's directory has a hidden name by then, so no one opens it any more.
+A program may still have such a file open, or mapped into memory, though its step has been retired.  The rank that is
+about to write over it therefore asks the kernel for a write lease, which is refused while another program has the file
+open, and returns it at once: the file's directory has a hidden name by then, so no program opens it later.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def open_again(where: str, *, is_forced: bool) -> int | None:
 
 
 def is_unused(fd: int) -> bool:
-    """Return True if nobody else on this machine has a file open or mapped; False if that is not known. Independent.
+    """Return True if it is known that no other program of this node has the file open or mapped. Independent.
 
-    A program that opens the file during the few microseconds of the lease waits for its end, and this process gets
-    SIGURG, which does nothing by default (the kernel's choice is SIGIO, which ends the process).
+    A program that opens the file during the few microseconds of the lease waits until it is returned, and this process
+    gets SIGURG, which is ignored by default (without F_SETSIG it would get SIGIO, which ends a process).
     """
     try:
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)

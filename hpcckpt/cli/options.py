@@ -135,9 +135,11 @@ def ask(question: str) -> None:
     Declined
         If the answer is no.
     UsageError
-        If nobody can answer.
+        If no answer can be read.
     """
-    no_answer = click.UsageError("there is nobody to ask: pass --yes, or --dry-run to see what would be done")
+    no_answer = click.UsageError(
+        "no answer can be read from standard input: pass --yes, or --dry-run to see what would be done"
+    )
     if sys.stdin is None or sys.stderr is None:  # the caller closed them
         raise no_answer
     try:

@@ -125,7 +125,7 @@ def new_ticket() -> Ticket:
 def prepare(backend: Backend, path: Path, n_ranks: int, design: Any = None, reusable: Path | None = None) -> None:
     """Make the staging directory of a save to come, of a retired one if there is one. Root only."""
     if reusable is None:
-        path.mkdir(exist_ok=True)  # step 1; nobody else has this name, so if it is there it was made
+        path.mkdir(exist_ok=True)  # step 1; the name has a nonce: if it exists, this call made it (NFS)
         backend.prepare(path, design)
     else:
         _remove_all_but_data(reusable)

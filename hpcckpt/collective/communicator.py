@@ -383,14 +383,14 @@ def default_communicator(patience: Patience | None = None) -> Communicator:
 
 
 def as_communicator(comm: Any, patience: Patience | None = None) -> Communicator:
-    """Return a communicator of ours for what a user passes as ``comm``. Collective.
+    """Return the `Communicator` for what a user passes as ``comm``. Collective.
 
     Parameters
     ----------
     comm : None, Communicator, or mpi4py communicator
         ``None`` means the default; an mpi4py communicator is duplicated.
     patience : Patience, optional
-        How long it waits; by default as long as `comm`, if that is one of ours.
+        How long it waits; by default as long as `comm`, if that is a `Communicator`.
 
     Raises
     ------

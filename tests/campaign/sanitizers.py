@@ -40,7 +40,7 @@ PROGRAMS = {
 }
 KINDS = [(name, sanitizer) for name in PROGRAMS for sanitizer in (ADDRESS, THREAD)]
 OPS_EVERY = 50
-"""Of so many cases one runs tests of the ops."""
+"""One case in this many runs the tests of the ops."""
 OPS_TESTS = ("tests/lms/test_tiers.py", "tests/native/test_tf_ops.py", "tests/tmci/test_calls.py")
 # The last reference to a buffer is counted by code of TensorFlow, which is not instrumented.
 SUPPRESSED = "race:hpcckpt::lms::MappedBuffer::~MappedBuffer\n"

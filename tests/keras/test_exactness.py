@@ -24,12 +24,12 @@ Names = Sequence[str]
 
 
 class Killed(Exception):  # noqa: N818 - it is no error
-    """Stands for SIGKILL."""
+    """Takes the place of SIGKILL."""
 
 
 @stateless
 class KillAt(keras.callbacks.Callback):
-    """Ends a run from outside, after so many batches."""
+    """Ends a run from outside, after a number of batches."""
 
     def __init__(self, batches: int) -> None:
         super().__init__()

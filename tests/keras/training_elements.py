@@ -165,7 +165,7 @@ def numpy_generator_by_numpy_function() -> list[Any]:
 
 
 class Helper:
-    """What a layer has of its own, that Keras does not know."""
+    """An object that a layer has and Keras does not track."""
 
     def __init__(self) -> None:
         self.seeds = keras.random.SeedGenerator(5)

@@ -1,4 +1,4 @@
-"""Plugins are found only where nobody but this user and root can put them."""
+"""Plugins are found only where only this user and root can put them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif("null" not in plugins.available(), reason="the s
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of the search path with one plugin, below one of our own."""
+    """A directory of the search path with one plugin, in a directory of this user."""
     directory = tmp_path / "above" / "plugins"
     directory.mkdir(parents=True, mode=0o755)
     for each in (tmp_path, tmp_path / "above", directory):

@@ -69,7 +69,7 @@ def test_a_library_that_others_may_have_put_there_is_not_loaded(place: Path) -> 
     place.chmod(0o777)
     with pytest.raises(BackendError, match=r"are not loaded from .*ops can be written by all users \(mode 0777\)"):
         tf_ops.load_ops()
-    place.chmod(0o1777)  # whoever predicts the name may have come first
+    place.chmod(0o1777)  # a user who predicts the name may have made the file
     assert tf_ops.find(WANTED) is None
     place.chmod(0o755)
     assert tf_ops.find(WANTED) == place / WANTED.filename

@@ -66,7 +66,7 @@ def test_a_restore_that_finds_damage_lets_later_restarts_and_readers_know(ranks,
 
 def test_a_step_with_a_record_is_not_read_again_by_a_restart(ranks, damaged, damage):
     assert restored(ranks, damaged) == 2
-    ranks.on_root(lambda: damage.flip(first_file(damaged, 3), -100))  # whole again, and nobody knows
+    ranks.on_root(lambda: damage.flip(first_file(damaged, 3), -100))  # whole again, but not verified
     assert restored(ranks, damaged) == 2
 
 

@@ -56,7 +56,7 @@ class Reads:
         monkeypatch.setattr(restoring._Reading, "__call__", self._call_of(restoring._Reading.__call__))
 
     def _call_of(self, real: Any) -> Any:
-        """Let the backend know which rank reads: each does so on a thread of its own."""
+        """Let the backend know which rank reads: each does so on a separate thread."""
 
         def call(reading: Any) -> Any:
             self._ranks.rank = reading._rank

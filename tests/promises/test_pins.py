@@ -1,4 +1,4 @@
-"""A pinned step stays where it is, its pin is of one save, and what stands in place of a pin hangs nothing."""
+"""A pinned step is not moved, its pin is of one save, and a pin that is no ordinary file hangs nothing."""
 
 from __future__ import annotations
 

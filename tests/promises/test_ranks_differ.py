@@ -121,7 +121,7 @@ def test_a_rank_that_is_shown_other_bytes_of_a_step_is_noticed_by_all(many, run_
     read = restoring._Reading.__call__
 
     def read_elsewhere(self):
-        """Each rank reads on a thread of its own."""
+        """Each rank reads on a separate thread."""
         reading.directory = run_dir.with_name("stale") if self._rank == many.size - 1 else run_dir
         return read(self)
 

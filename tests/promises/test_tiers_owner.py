@@ -17,7 +17,7 @@ from hpcckpt import discovery, errors, layout, tiers
 from hpcckpt.tiers import place
 
 pytestmark = pytest.mark.counts(1, 2)
-NOBODY = 65534
+OTHER_UID = 65534
 
 
 @pytest.fixture
@@ -77,21 +77,21 @@ def test_scratch_that_others_can_write_is_refused_by_all_ranks_and_left_alone(ra
 @pytest.mark.counts(1)
 def test_scratch_of_another_owner_is_refused_by_name(ranks, places, monkeypatch):
     save_steps(places, ranks, 1, 2)
-    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID)
     owner = places.near.stat().st_uid
     assert f"{owner}) (mode 0700), not to user" in refused(places, ranks)
     assert tiers.whole_on(places.disks / "node-0", places.home) == ()
 
 
-def as_nobody(act: Any) -> None:
+def as_other_user(act: Any) -> None:
     """Do something as another user, in a child."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(OTHER_UID)
+            os.setuid(OTHER_UID)
             act()
             code = 0
         finally:
@@ -121,9 +121,9 @@ def test_a_step_that_another_user_planted_on_scratch_is_not_restored(mode):
             shutil.copy(run / tiers.MARK, near)
             near.chmod(mode)
 
-        as_nobody(plant)
+        as_other_user(plant)
         held = {"w": np.zeros(4)}
-        with pytest.raises(errors.UnsafeDirectoryError, match=rf"belongs to user .*{NOBODY}\)? \(mode {mode:04o}\)"):
+        with pytest.raises(errors.UnsafeDirectoryError, match=rf"belongs to user .*{OTHER_UID}\)? \(mode {mode:04o}\)"):
             hc.Checkpointer(run, scratch=scratch).restore(held)
         assert held["w"].tolist() == [0.0] * 4
         assert tiers.whole_on(scratch, run) == ()

@@ -150,7 +150,7 @@ class Removals:
 
     def __call__(self, path: Any, *args: Any, **options: Any) -> None:
         if not self.may_end.wait(LIMIT_S):
-            raise AssertionError("nobody went on while a retired step was being removed")
+            raise AssertionError("nothing else ran while a retired step was being removed")
         self._rmtree(path, *args, **options)
         self.has_lock.append((self.run_dir / layout.LOCK).exists())
 

@@ -1,4 +1,4 @@
-"""Directories that this user alone may write, and files that nobody else can have written."""
+"""Directories that only this user may write, and files that no other user can have written."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A file of one rank: a standard HDF5 file of what that rank writes, with a table of its own.
+"""A file of one rank: a standard HDF5 file of what that rank writes, with a table in it.
 
     a  lay the file out in memory
-    b  open ``data/rank-NNNNN.h5``: that of a retired step, if one is there that has no other name and that nobody else
-       has open, invalidated and synced before anything else in it is written over; else a new file
+    b  open ``data/rank-NNNNN.h5``: that of a retired step, if one is there that has no other name and that no other
+       program has open, invalidated and synced before anything else in it is written over; else a new file
     c  write the data to their places, then the table and the structure, the first page last
     d  sync the file, and the directory if the file was created in it
 
-Values that the rank has for itself, and that have another size than at the save before, are laid out behind the others.
+Values that the rank has for itself, and that have another size than at the save before, are laid out after the others.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ std::atomic<int> n_unmapped{0}, n_misplaced{0};
 std::atomic<bool> is_pool_asked{false};
 std::atomic<int> threads_left{-1};         // before the system has no more; -1: all there are
 std::atomic<bool> refuses_direct{false};   // EINVAL for O_DIRECT
-std::atomic<int> short_bytes{-1};          // a direct transfer that is cut to so many bytes; the next one fails
+std::atomic<int> short_bytes{-1};          // a direct transfer is cut to this many bytes, and the next one fails
 std::atomic<bool> yields_unlocked{false};  // lets another thread run after each unlock
 int pwrite_fd = -1;
 
