@@ -201,13 +201,12 @@ class Workspace:
             replaced = [name for name in sorted(os.listdir(self.directory)) if layout.replaced_original(name)]
             if names or replaced:
                 lock.check()
-            for name in replaced:
-                hidden += self._give_back_name(name)
-            for name in names:
-                try:
-                    hidden += self._hidden(name)
-                except OSError as error:
-                    errors.append(error)
+            for act, each in ((self._give_back_name, replaced), (self._hidden, names)):
+                for name in each:
+                    try:
+                        hidden += act(name)
+                    except OSError as error:
+                        errors.append(error)
         try:
             self._remove_all(hidden)
         except OSError as error:
@@ -247,18 +246,21 @@ class Workspace:
         try:
             commit.check_space(self.directory, plan, n_ranks, staged_bytes)
         except NoSpaceError:
-            if self._removal is None:
+            removal = self._removal
+            if removal is None:
                 raise
-            self._removal.join()
+            removal.join()
             commit.check_space(self.directory, plan, n_ranks, staged_bytes)
 
     def finish_removal(self) -> str:
         """Wait until the files of retired steps are removed; return why they could not be, or "". Root only."""
-        with self.changing:
-            removal, self._removal = self._removal, None
+        removal = self._removal
         if removal is None:
             return ""
         removal.join()
+        with self.changing:
+            if self._removal is removal:  # last: an interrupted wait is repeated
+                self._removal = None
         outcome = removal.outcome
         return outcome.failure.text if outcome is not None and outcome.failure is not None else ""
 
@@ -309,7 +311,7 @@ class Workspace:
     def _remove_later(self, paths: Sequence[Path]) -> None:
         """Remove directories on a thread."""
         if paths:
-            self._removal = Task(lambda: self._remove_all(paths), Flag())
+            self._removal = Task(lambda: self._remove_all(paths), Flag()).start()
 
     def _remove_all(self, paths: Sequence[Path]) -> None:
         errors: list[OSError] = []

@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import copying, discovery, errors, layout, lock, phases, publishing
+from hpcckpt import copying, discovery, errors, files, layout, lock, phases, publishing
 from hpcckpt.collective import commit
 from hpcckpt.collective.communicator import as_communicator
 from hpcckpt.config import Options
+from hpcckpt.draining import Flag, Task
 from hpcckpt.lock import RunLock
 from hpcckpt.pruning import carry_out, plan_prune
+from hpcckpt.workspace import Workspace
 
 LIMIT_S = 60.0
 MIB = 1 << 20
@@ -145,7 +147,8 @@ class Removals:
     """Holds removals of directories back until they are let through, and notes what is there when one ends."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.may_end, self.run_dir, self.has_lock = threading.Event(), run_dir, []
+        self.may_end, self.has_ended = threading.Event(), threading.Event()
+        self.run_dir, self.has_lock = run_dir, []
         self._rmtree = shutil.rmtree
 
     def __call__(self, path: Any, *args: Any, **options: Any) -> None:
@@ -153,6 +156,7 @@ class Removals:
             raise AssertionError("nothing else ran while a retired step was being removed")
         self._rmtree(path, *args, **options)
         self.has_lock.append((self.run_dir / layout.LOCK).exists())
+        self.has_ended.set()
 
 
 @pytest.fixture
@@ -173,6 +177,14 @@ def test_a_save_returns_before_the_files_of_a_retired_step_are_removed(run_dir, 
         removals.may_end.set()
     assert set(removals.has_lock) == {True}, "the lock is held until they are removed"
     assert sorted(os.listdir(run_dir)) == ["journal.jsonl", layout.step_dirname(2)]
+
+
+def test_a_retired_step_is_removed_without_another_call(run_dir, removals):
+    removals.may_end.set()
+    with hc.Checkpointer(run_dir, max_to_keep=1, recycle=False) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state(step)).result()
+        assert removals.has_ended.wait(LIMIT_S)
 
 
 def test_a_retired_step_is_removed_before_the_next_retirement(run_dir, removals):
@@ -225,6 +237,40 @@ def test_a_save_waits_for_the_space_of_a_step_that_is_being_removed(run_dir, rem
         for step in (1, 2, 3):
             ckpt.save(step, state(step)).result()
         assert ckpt.all_steps() == [3]
+
+
+def test_free_space_is_checked_again_if_another_thread_ends_the_removal(run_dir, monkeypatch):
+    removals, free = [Task(lambda: None, Flag())], [False, True]
+
+    def check_space(*_: Any) -> None:
+        if not free.pop(0):
+            raise errors.NoSpaceError("full")
+
+    monkeypatch.setattr(commit, "check_space", check_space)
+    once = property(lambda _self: removals.pop() if removals else None)
+    workspace = Workspace(run_dir)
+    monkeypatch.setattr(Workspace, "_removal", once, raising=False)
+    workspace.check_space(None, 1)
+    assert free == []
+
+
+def test_a_sweep_removes_the_rest_though_a_name_cannot_be_given_back(run_dir, monkeypatch):
+    run_dir.mkdir()
+    good, waiting = run_dir / layout.staging_dirname(layout.new_nonce()), layout.step_dirname(3)
+    kept = run_dir / layout.replaced_dirname(waiting, layout.new_nonce())
+    good.mkdir()
+    kept.mkdir()
+    rename = files.rename
+
+    def refuse(source: Any, target: Any, *args: Any) -> None:
+        if source == kept:
+            raise PermissionError(13, "Permission denied", str(source))
+        rename(source, target, *args)
+
+    monkeypatch.setattr(files, "rename", refuse)
+    with RunLock.take(run_dir) as held, pytest.raises(PermissionError):
+        Workspace.at(run_dir).sweep(held)
+    assert os.listdir(run_dir) == [kept.name]
 
 
 KILLED = """
