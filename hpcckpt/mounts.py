@@ -53,7 +53,7 @@ _ONE_WRITER = ("btrfs", "ext", "nfs", "overlay", "tmpfs", "xfs")
 
 @functools.lru_cache(maxsize=64)
 def admits_writers(directory: Path) -> bool:
-    """Say whether several threads get on faster than one with writing a file there. Independent.
+    """Return True if several threads write a file there faster than one does. Independent.
 
     Local file systems and NFS let one in at a time, whatever part of the file it writes, and the others burn a core
     each while they wait. Parallel file systems do not; of what is not known, the best is believed.

@@ -67,6 +67,7 @@ class _Core(Protocol):
         path: str,
         on_piece: Callable[[int], object] | None,
         nice: int,
+        is_one_writer: bool,
     ) -> list[list[int]]: ...
     def read_blocks(
         self,
@@ -167,6 +168,7 @@ def write_blocks(
     path: Path = "",
     on_piece: Callable[[int], object] | None = None,
     nice: int = 0,
+    is_one_writer: bool = False,
 ) -> list[list[int]]:
     """Write pieces to a file and checksum them in the same pass.
 
@@ -192,6 +194,9 @@ def write_blocks(
         if there is no other reference to it: give `pieces` as an iterator, because a list would have one.
     nice
         Above 0, the threads that write give way to others with this nice value (Linux), and the caller only waits.
+    is_one_writer
+        One thread writes, and with `nice` 0 a second one takes the checksums meanwhile: for file systems that let one
+        writer at a time into a file.
 
     Returns
     -------
@@ -207,9 +212,9 @@ def write_blocks(
     """
     _check(block_bytes, threads)
     if on_piece is None:
-        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fsdecode(path), None, nice)
+        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fsdecode(path), None, nice, is_one_writer)
     with CallingBack(on_piece) as call:
-        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fsdecode(path), call, nice)
+        return _core.write_blocks(fd, pieces, block_bytes, threads, os.fsdecode(path), call, nice, is_one_writer)
 
 
 def read_blocks(

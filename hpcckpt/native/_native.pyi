@@ -35,6 +35,7 @@ def write_blocks(
     path: str,
     on_piece: Callable[[int], object] | None,
     nice: int,
+    is_one_writer: bool,
 ) -> list[list[int]]: ...
 def read_blocks(
     fd: int, pieces: Iterable[tuple[BytesLike, int, Sequence[int] | None]], block_bytes: int, threads: int, path: str

@@ -67,6 +67,7 @@ def write_blocks(
     path: str,
     on_piece: Callable[[int], object] | None,
     nice: int,  # noqa: ARG001 - Python's threads share the GIL, and none of them may give way while it has it
+    is_one_writer: bool,
 ) -> list[list[int]]:
     todo = [_Piece(bytes_of(data), _offset_of(offset)) for data, offset in pieces]
     countdown = None if on_piece is None else _Countdown(todo, block_bytes, on_piece)
@@ -82,7 +83,7 @@ def write_blocks(
 
     crcs: list[list[int]] = [[] for _ in todo]
     with naming(path):
-        for block, crc in _run(write, list(_blocks_of(todo, block_bytes)), threads):
+        for block, crc in _run(write, list(_blocks_of(todo, block_bytes)), 1 if is_one_writer else threads):
             crcs[block.piece].append(crc)
     return crcs
 

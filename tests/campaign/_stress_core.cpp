@@ -53,8 +53,8 @@ std::vector<Piece> lay_out(std::vector<Bytes>& pieces) {
 void round_trip(int fd, std::mt19937& random) {
     std::vector<Bytes> pieces = make_pieces(random);
     const std::vector<Piece> placed = lay_out(pieces);
-    const BlockOptions options{1 + random() % 50'000, 1 + random() % 4, random() % 3 == 0 ? 1 : 0,
-                               [] { return false; }};
+    const BlockOptions options{1 + random() % 50'000, 1 + random() % 4, random() % 3 == 0 ? 1 : 0, [] { return false; },
+                               random() % 2 == 0};
     std::vector<std::atomic<int>> n_reports(placed.size());
     EXPECT(preallocate(fd, 1 << 20) == 0);
     const WriteResult written = write_blocks(fd, placed, options, [&](std::size_t piece) { ++n_reports[piece]; });
@@ -76,8 +76,8 @@ void stop_early(int fd, std::mt19937& random) {
     Bytes data(400'000);
     std::atomic<int> n_asked{0};
     const int n_allowed = static_cast<int>(random() % 4);
-    const BlockOptions options{1000, 1 + random() % 4, random() % 2 == 0 ? 1 : 0,
-                               [&] { return ++n_asked > n_allowed; }};
+    const BlockOptions options{1000, 1 + random() % 4, random() % 2 == 0 ? 1 : 0, [&] { return ++n_asked > n_allowed; },
+                               random() % 2 == 0};
     const WriteResult written = write_blocks(fd, {{data.data(), data.size(), 0}}, options);
     EXPECT(!written.failure.is_failed);
 }

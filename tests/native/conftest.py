@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,13 @@ def fd(tmp_path: Path) -> Iterator[int]:
     number = os.open(tmp_path / "data", os.O_RDWR | os.O_CREAT, 0o600)
     yield number
     os.close(number)
+
+
+@pytest.fixture(params=[(1, False), (3, False), (2, True)], ids=["one thread", "three", "one that writes"])
+def sharing(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return how threads share the work of ``write_blocks``."""
+    threads, is_one_writer = request.param
+    return {"threads": threads, "is_one_writer": is_one_writer}
 
 
 # -- plugins ---------------------------------------------------------------------------------------

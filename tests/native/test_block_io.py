@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from types import ModuleType
+from typing import Any
 
 import crc32c as reference
 import numpy as np
@@ -25,17 +26,16 @@ def crcs_of(data: bytes, block_bytes: int = BLOCK) -> list[int]:
     return [reference.crc32c(data[i : i + block_bytes]) for i in range(0, len(data), block_bytes)]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("offset", [0, 1, 4095])
 @pytest.mark.parametrize("nbytes", EDGES)
 def test_what_is_written_is_read_back_and_verified(
-    io: ModuleType, fd: int, nbytes: int, offset: int, threads: int
+    io: ModuleType, fd: int, nbytes: int, offset: int, sharing: dict[str, Any]
 ) -> None:
     data = random_bytes(nbytes)
-    assert io.write_blocks(fd, [(data, offset)], block_bytes=BLOCK, threads=threads) == [crcs_of(data)]
+    assert io.write_blocks(fd, [(data, offset)], block_bytes=BLOCK, **sharing) == [crcs_of(data)]
     assert os.pread(fd, nbytes + 1, offset) == data
     target = bytearray(nbytes)
-    assert io.read_blocks(fd, [(target, offset, crcs_of(data))], block_bytes=BLOCK, threads=threads) == []
+    assert io.read_blocks(fd, [(target, offset, crcs_of(data))], block_bytes=BLOCK, threads=sharing["threads"]) == []
     assert target == data
 
 
@@ -49,15 +49,25 @@ def test_blocks_larger_than_the_cache_parts_are_whole(io: ModuleType, fd: int, n
     assert target.tobytes() == data
 
 
-@given(lengths=st.lists(st.integers(0, 300), max_size=12), block_bytes=st.integers(1, 120), threads=st.integers(1, 4))
+@given(
+    lengths=st.lists(st.integers(0, 300), max_size=12),
+    block_bytes=st.integers(1, 120),
+    threads=st.integers(1, 4),
+    is_one=st.booleans(),
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_list_of_pieces_comes_back(
-    io: ModuleType, fd: int, lengths: list[int], block_bytes: int, threads: int
+    io: ModuleType, fd: int, lengths: list[int], block_bytes: int, threads: int, is_one: bool
 ) -> None:
     pieces = [random_bytes(n, seed) for seed, n in enumerate(lengths)]
     offsets = [1000 * (len(pieces) - i) for i in range(len(pieces))]  # backwards, with holes
     written = io.write_blocks(
-        fd, list(zip(pieces, offsets, strict=True)), block_bytes=block_bytes, threads=threads, path="p"
+        fd,
+        list(zip(pieces, offsets, strict=True)),
+        block_bytes=block_bytes,
+        threads=threads,
+        path="p",
+        is_one_writer=is_one,
     )
     assert written == [crcs_of(piece, block_bytes) for piece in pieces]
     targets = [bytearray(len(piece)) for piece in pieces]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,8 @@ try:
     if "{call}" == "read":
         native.read_blocks(fd, [(data, 0, None)], block_bytes=1000, threads=threads)
     else:
-        native.write_blocks(fd, [(data, 0)], block_bytes=1000, threads=threads, nice=nice)
+        apart = "apart" in "{call}"
+        native.write_blocks(fd, [(data, 0)], block_bytes=1000, threads=threads, nice=nice, is_one_writer=apart)
 except KeyboardInterrupt:
     print("interrupted", os.fstat(fd).st_size < len(data) or "{call}" == "read")
 """
@@ -134,7 +136,8 @@ except KeyboardInterrupt:
 
 @needs_shim
 @pytest.mark.parametrize(
-    ("call", "threads", "nice"), [("write", 1, 0), ("write", 3, 0), ("write", 2, 5), ("read", 1, 0)]
+    ("call", "threads", "nice"),
+    [("write", 1, 0), ("write", 3, 0), ("write", 2, 5), ("write, apart", 2, 0), ("read", 1, 0)],
 )
 def test_an_interrupt_ends_a_long_transfer_before_its_end(
     io: ModuleType, shim: Path, tmp_path: Path, call: str, threads: int, nice: int
@@ -170,23 +173,21 @@ native.preallocate(os.open(sys.argv[1] + "/file", os.O_RDWR), 2 * 4096)
     assert (tmp_path / "file").read_bytes() == b"x" * 3 * BLOCK
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_full_device_is_an_error_with_number_and_path(io: ModuleType, threads: int) -> None:
+def test_a_full_device_is_an_error_with_number_and_path(io: ModuleType, sharing: dict[str, Any]) -> None:
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(OSError, match="No space left on device: 'over/there'") as caught:
-            io.write_blocks(fd, [(bytes(10 * BLOCK), 0)], block_bytes=BLOCK, threads=threads, path="over/there")
+            io.write_blocks(fd, [(bytes(10 * BLOCK), 0)], block_bytes=BLOCK, **sharing, path="over/there")
     finally:
         os.close(fd)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "over/there")
     assert caught.value.strerror == os.strerror(errno.ENOSPC)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.usefixtures("small_files")
-def test_a_write_cut_in_the_middle_of_a_block_is_an_error(io: ModuleType, fd: int, threads: int) -> None:
+def test_a_write_cut_in_the_middle_of_a_block_is_an_error(io: ModuleType, fd: int, sharing: dict[str, Any]) -> None:
     with pytest.raises(OSError, match="File too large") as caught:
-        io.write_blocks(fd, [(bytes(10 * BLOCK), 0)], block_bytes=BLOCK, threads=threads)
+        io.write_blocks(fd, [(bytes(10 * BLOCK), 0)], block_bytes=BLOCK, **sharing)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, None)
 
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,21 +24,21 @@ def pieces_of(lengths: list[int]) -> list[tuple[np.ndarray, int]]:
     return [(np.full(n, 1 + i % 250, np.uint8), int(offsets[i])) for i, n in enumerate(lengths)]
 
 
-@given(lengths=st.lists(st.integers(0, 3 * BLOCK), max_size=15), threads=st.integers(1, 20))
+@given(lengths=st.lists(st.integers(0, 3 * BLOCK), max_size=15), threads=st.integers(1, 20), is_one=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_piece_is_told_of_once_and_nothing_else_changes(
-    io: ModuleType, fd: int, lengths: list[int], threads: int
+    io: ModuleType, fd: int, lengths: list[int], threads: int, is_one: bool
 ) -> None:
     told: list[int] = []
     pieces = pieces_of(lengths)
-    crcs = io.write_blocks(fd, pieces, block_bytes=BLOCK, threads=threads, on_piece=told.append)
+    sharing = {"threads": threads, "is_one_writer": is_one}
+    crcs = io.write_blocks(fd, pieces, block_bytes=BLOCK, on_piece=told.append, **sharing)
     assert sorted(told) == list(range(len(lengths)))
-    assert crcs == io.write_blocks(fd, pieces, block_bytes=BLOCK, threads=threads)
+    assert crcs == io.write_blocks(fd, pieces, block_bytes=BLOCK, **sharing)
     assert os.pread(fd, sum(lengths) + 1, 0)[: sum(lengths)] == b"".join(data.tobytes() for data, _ in pieces)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_bytes_are_in_the_file_when_it_is_told(io: ModuleType, fd: int, threads: int) -> None:
+def test_the_bytes_are_in_the_file_when_it_is_told(io: ModuleType, fd: int, sharing: dict[str, Any]) -> None:
     pieces = pieces_of(LENGTHS)
     wrong: list[int] = []
 
@@ -46,12 +47,11 @@ def test_the_bytes_are_in_the_file_when_it_is_told(io: ModuleType, fd: int, thre
         if os.pread(fd, data.nbytes, offset) != data.tobytes():
             wrong.append(piece)
 
-    io.write_blocks(fd, pieces, block_bytes=BLOCK, threads=threads, on_piece=compare)
+    io.write_blocks(fd, pieces, block_bytes=BLOCK, **sharing, on_piece=compare)
     assert wrong == []
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_piece_nobody_else_holds_is_dead_when_it_is_told(io: ModuleType, fd: int, threads: int) -> None:
+def test_a_piece_nobody_else_holds_is_dead_when_it_is_told(io: ModuleType, fd: int, sharing: dict[str, Any]) -> None:
     owners: list[weakref.ref[np.ndarray]] = []
     alive: list[int] = []
 
@@ -64,15 +64,14 @@ def test_a_piece_nobody_else_holds_is_dead_when_it_is_told(io: ModuleType, fd: i
         if owners[piece]() is not None:
             alive.append(piece)
 
-    io.write_blocks(fd, give(), block_bytes=BLOCK, threads=threads, on_piece=look)
+    io.write_blocks(fd, give(), block_bytes=BLOCK, **sharing, on_piece=look)
     assert len(owners) == len(LENGTHS)
     assert alive == []
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bad", [[0], [1], [5, 2], range(8)])
 def test_the_first_error_of_the_function_comes_after_all_is_written(
-    io: ModuleType, fd: int, bad: list[int], threads: int
+    io: ModuleType, fd: int, bad: list[int], sharing: dict[str, Any]
 ) -> None:
     told: list[int] = []
     raised: list[int] = []
@@ -85,19 +84,18 @@ def test_the_first_error_of_the_function_comes_after_all_is_written(
 
     pieces = pieces_of(LENGTHS)
     with pytest.raises(RuntimeError) as caught:
-        io.write_blocks(fd, pieces, block_bytes=BLOCK, threads=threads, on_piece=fail)
+        io.write_blocks(fd, pieces, block_bytes=BLOCK, **sharing, on_piece=fail)
     assert str(caught.value) == f"piece {raised[0]}"
     assert sorted(told) == list(range(len(LENGTHS)))
     assert os.pread(fd, 1 << 20, 0) == b"".join(data.tobytes() for data, _ in pieces)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_piece_that_could_not_be_written_is_not_told_of(io: ModuleType, threads: int) -> None:
+def test_a_piece_that_could_not_be_written_is_not_told_of(io: ModuleType, sharing: dict[str, Any]) -> None:
     told: list[int] = []
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(OSError, match="No space left") as caught:
-            io.write_blocks(fd, pieces_of([0, 100, 0, 200]), threads=threads, path="there", on_piece=told.append)
+            io.write_blocks(fd, pieces_of([0, 100, 0, 200]), **sharing, path="there", on_piece=told.append)
     finally:
         os.close(fd)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "there")

@@ -24,15 +24,9 @@ from typing import Any, NamedTuple
 
 from hpcckpt import files, layout, native, phases
 from hpcckpt.backends.base import Payload
+from hpcckpt.backends.data_files import make_room, write_payloads
 from hpcckpt.backends.hdf5.arrangement import RESERVED, Alias, Linked, Stored, arrange, first_element
-from hpcckpt.backends.hdf5.driver import (
-    MASTER,
-    Driver,
-    create,
-    make_room,
-    write_around,
-    write_payloads,
-)
+from hpcckpt.backends.hdf5.driver import MASTER, Driver, create, write_around
 from hpcckpt.backends.hdf5.image import Layout, extend, finish
 from hpcckpt.backends.hdf5.rank_file import RankFile, rank_path
 from hpcckpt.backends.hdf5.table import Table
@@ -214,12 +208,16 @@ class DirectDriver(Driver):
         fd = os.open(where, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             make_room(fd, job.design.nbytes, where)
-            crcs = write_payloads(fd, placed, job.block_bytes, self.threads, self.nice, where)
+            crcs = write_payloads(
+                fd, placed, block_bytes=job.block_bytes, threads=self.threads, nice=self.nice, where=where
+            )
             phases.reached("2-written", rank)
             native.fdatasync(fd, where)
         finally:
             os.close(fd)
-        return tuple((payload.item, at, blocks) for (payload, at), blocks in zip(placed, crcs, strict=True))
+        for (payload, _), blocks in zip(placed, crcs, strict=True):
+            payload.landed(blocks)
+        return tuple((payload.item, at, tuple(blocks)) for (payload, at), blocks in zip(placed, crcs, strict=True))
 
     # -- 4: root -----------------------------------------------------------------------------------
 

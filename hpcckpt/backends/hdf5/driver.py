@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcckpt import layout, native
 from hpcckpt._version import __version__
-from hpcckpt.backends.base import Bytes, Payload
+from hpcckpt.backends.base import Payload
 from hpcckpt.backends.hdf5 import library
 from hpcckpt.backends.hdf5.image import Complete
 from hpcckpt.backends.hdf5.options import PAGE_BYTES, Hdf5Options
@@ -114,37 +114,6 @@ def create(where: str, options: Hdf5Options) -> None:
         if done.returncode != 0:
             _log.warning("hpcckpt: lfs setstripe %s: %s", " ".join(asked), done.stderr.strip())
     os.close(os.open(where, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
-
-
-def make_room(fd: int, nbytes: int, where: str) -> None:
-    """Give a file its blocks if it lacks some: to ask for those that are there costs time too. Independent."""
-    found = os.fstat(fd)
-    if found.st_size < nbytes or found.st_blocks * 512 < nbytes:
-        native.preallocate(fd, nbytes, where)
-
-
-def write_payloads(
-    fd: int, placed: Sequence[tuple[Payload, int]], block_bytes: int, threads: int, nice: int, where: str
-) -> list[tuple[int, ...]]:
-    """Write payloads to their offsets, and let go of each as soon as it is written; return the CRC32Cs. Independent."""
-
-    def lay_out() -> Iterator[tuple[Bytes, int]]:
-        for payload, at in placed:
-            yield payload.data, at
-
-    is_held = any(payload.is_held for payload, _ in placed)  # else nobody gains from letting go early
-    crcs = native.write_blocks(
-        fd,
-        lay_out(),
-        block_bytes=block_bytes,
-        threads=threads,
-        path=where,
-        on_piece=(lambda number: placed[number][0].let_go()) if is_held else None,
-        nice=nice,
-    )
-    for (payload, _), blocks in zip(placed, crcs, strict=True):
-        payload.landed(blocks)
-    return [tuple(blocks) for blocks in crcs]
 
 
 def write_around(fd: int, around: Complete, where: str, values: Iterable[tuple[bytes, int]] = ()) -> None:

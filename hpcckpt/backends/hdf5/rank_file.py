@@ -18,8 +18,9 @@ from pathlib import Path
 
 from hpcckpt import layout, native, phases
 from hpcckpt.backends.base import Payload
+from hpcckpt.backends.data_files import make_room, write_payloads
 from hpcckpt.backends.hdf5.arrangement import Stored, arrange_rank
-from hpcckpt.backends.hdf5.driver import Driver, make_room, write_around, write_payloads
+from hpcckpt.backends.hdf5.driver import Driver, write_around
 from hpcckpt.backends.hdf5.image import Layout, extend, finish
 from hpcckpt.backends.hdf5.table import Table
 from hpcckpt.backends.reusing import open_to_write
@@ -66,9 +67,13 @@ class RankFile:
             make_room(fd, layout.nbytes, where)
             placed = [(p, layout.offsets[each.path]) for p, each in zip(payloads, known.stored, strict=True)]
             driver = self._driver
-            crcs = write_payloads(fd, placed, job.block_bytes, driver.threads, driver.nice, where)  # step c
+            crcs = write_payloads(  # step c
+                fd, placed, block_bytes=job.block_bytes, threads=driver.threads, nice=driver.nice, where=where
+            )
+            for payload, blocks in zip(payloads, crcs, strict=True):
+                payload.landed(blocks)
             entries = [
-                StoredEntry(payload.item, rank, rank_path(rank), at, blocks)
+                StoredEntry(payload.item, rank, rank_path(rank), at, tuple(blocks))
                 for (payload, at), blocks in zip(placed, crcs, strict=True)
             ]
             around = finish(layout, driver.root_attributes(job), Table(job, driver.name, entries))

@@ -20,13 +20,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcckpt import layout, native, phases
-from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
+from hpcckpt.backends.base import Backend, Payload, ReadRequest
+from hpcckpt.backends.data_files import make_room, write_payloads
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.frozen import frozen_path, link_unchanged, worth_a_file
 from hpcckpt.backends.rankfile.known import Key, KnownHeaders
@@ -35,7 +36,6 @@ from hpcckpt.backends.spans import read_spans
 from hpcckpt.discovery import open_regular
 from hpcckpt.errors import CorruptError
 from hpcckpt.manifest import Manifest
-from hpcckpt.mounts import admits_writers
 from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteItem, WriteReport
 
 _known = KnownHeaders()
@@ -101,35 +101,27 @@ class RankfileBackend(Backend):
         items = [payload.item for payload in file.payloads]
         header = codec.encode_header(job, file.rank, items, file.frozen)
         end = len(header) + sum(item.nbytes for item in items)
-        _make_room(fd, end, where)
-        crcs = self._write_data(fd, job, path, file, len(header))  # step b
+        make_room(fd, end, where)
+        if os.fstat(fd).st_size > end:
+            os.ftruncate(fd, end)
+        offsets = [*itertools.accumulate((item.nbytes for item in items), initial=len(header))]
+        crcs = write_payloads(  # step b
+            fd,
+            [*zip(file.payloads, offsets, strict=False)],
+            block_bytes=job.block_bytes,
+            threads=self.threads,
+            nice=self.nice,
+            where=where,
+        )
         sealed = codec.fill_in(header, crcs, native.crc32c)
         native.write_blocks(fd, [(sealed, 0)], path=where)  # step c
         record = FileRecord(file.path, end, codec.sealed_crc(sealed), job.save_id if file.is_frozen else "")
-        if file.is_frozen:
-            for payload, blocks in zip(file.payloads, crcs, strict=True):
-                payload.landed(blocks, record, len(items))
+        shared = (record, len(items)) if file.is_frozen else ()
+        for payload, blocks in zip(file.payloads, crcs, strict=True):
+            payload.landed(blocks, *shared)
         key = Key(record, record.save_id or job.save_id, job.n_ranks, job.block_bytes)
-        _known.keep(key, memoryview(sealed)[8:], lambda: _entries(items, file, len(header), crcs))
+        _known.keep(key, memoryview(sealed)[8:], lambda: _entries(items, file, offsets, crcs))
         return record
-
-    def _write_data(self, fd: int, job: SaveJob, path: Path, file: _File, start: int) -> list[Sequence[int]]:
-        is_held = any(payload.is_held for payload in file.payloads)  # else nobody gains from letting go early
-        crcs: list[Sequence[int]] = [
-            *native.write_blocks(
-                fd,
-                _lay_out(file.payloads, start),
-                block_bytes=job.block_bytes,
-                threads=self.threads if admits_writers(path.parent) else 1,
-                path=path / file.path,
-                on_piece=(lambda number: file.payloads[number].let_go()) if is_held else None,
-                nice=self.nice,
-            )
-        ]
-        if not file.is_frozen:
-            for payload, blocks in zip(file.payloads, crcs, strict=True):
-                payload.landed(blocks)
-        return crcs
 
     def index(self, path: Path, manifest: Manifest) -> Index:
         """Read the headers of all files. Independent."""
@@ -155,25 +147,10 @@ class _File:
     is_frozen: bool = False
 
 
-def _make_room(fd: int, nbytes: int, where: str) -> None:
-    """Give a file its length, and its blocks if it lacks some: to ask for those that are there costs time too."""
-    found = os.fstat(fd)
-    if found.st_size < nbytes or found.st_blocks * 512 < nbytes:
-        native.preallocate(fd, nbytes, where)
-    if found.st_size > nbytes:
-        os.ftruncate(fd, nbytes)
-
-
-def _lay_out(payloads: Sequence[Payload], start: int) -> Iterator[tuple[Bytes, int]]:
-    """Yield the bytes of each payload with its file offset; nobody else is to hold them when they are written."""
-    for payload in payloads:
-        yield payload.data, start
-        start += payload.item.nbytes
-
-
-def _entries(items: Sequence[WriteItem], file: _File, start: int, crcs: Sequence[Sequence[int]]) -> list[StoredEntry]:
+def _entries(
+    items: Sequence[WriteItem], file: _File, offsets: Sequence[int], crcs: Sequence[Sequence[int]]
+) -> list[StoredEntry]:
     """Return where the items of a file were written."""
-    offsets = itertools.accumulate((item.nbytes for item in items), initial=start)
     return [
         StoredEntry(item, file.rank, file.path, offset, tuple(blocks))
         for item, blocks, offset in zip(items, crcs, offsets, strict=False)

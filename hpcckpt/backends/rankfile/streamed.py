@@ -10,6 +10,7 @@ from hpcckpt import native
 from hpcckpt.backends.base import Bytes
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.backend import file_path
+from hpcckpt.mounts import admits_writers
 from hpcckpt.plan import FileRecord, SaveJob, WriteItem, WriteReport
 
 Parts = Callable[[WriteItem], Iterable[Bytes]]
@@ -64,7 +65,14 @@ def _write_item(
         if done % job.block_bytes:
             raise AssertionError(f"{item.spec.name!r}: a part that is not the last one must be of whole blocks")
         pieces = [(part, position + done)]
-        crcs += native.write_blocks(fd, pieces, block_bytes=job.block_bytes, threads=threads, path=where)[0]
+        crcs += native.write_blocks(
+            fd,
+            pieces,
+            block_bytes=job.block_bytes,
+            threads=threads,
+            path=where,
+            is_one_writer=not admits_writers(where.parent),
+        )[0]
         done += part.nbytes
     if done != item.nbytes:
         raise AssertionError(f"{item.spec.name!r}: {done} of {item.nbytes} bytes came")

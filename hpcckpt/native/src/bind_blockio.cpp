@@ -95,7 +95,7 @@ WriteResult write_watched(int fd, const Request& request, const BlockOptions& op
 }
 
 std::vector<Crcs> write(int fd, nb::iterable items, std::size_t block_bytes, std::size_t threads, const nb::str& path,
-                        nb::handle on_piece, int nice) {
+                        nb::handle on_piece, int nice, bool is_one_writer) {
     Request request;
     const nb::iterator each = nb::iter(items);
     while (const nb::object item = next_of(each)) {
@@ -103,7 +103,7 @@ std::vector<Crcs> write(int fd, nb::iterable items, std::size_t block_bytes, std
         request.add(fields[0], fields[1], Access::kRead);
     }
     SignalCheck signals;
-    const BlockOptions options{block_bytes, threads, nice, signals.stop_check()};
+    const BlockOptions options{block_bytes, threads, nice, signals.stop_check(), is_one_writer};
     PieceWatcher watcher(on_piece, request.buffers);
     WriteResult result;
     {
@@ -155,7 +155,7 @@ void reserve(int fd, std::int64_t nbytes, const nb::str& path) {
 
 void bind_blockio(nb::module_& m) {
     m.def("write_blocks", &write, nb::arg("fd"), nb::arg("pieces"), nb::arg("block_bytes"), nb::arg("threads"),
-          nb::arg("path"), nb::arg("on_piece").none(), nb::arg("nice"));
+          nb::arg("path"), nb::arg("on_piece").none(), nb::arg("nice"), nb::arg("is_one_writer"));
     m.def("read_blocks", &read, nb::arg("fd"), nb::arg("pieces"), nb::arg("block_bytes"), nb::arg("threads"),
           nb::arg("path"));
     m.def("preallocate", &reserve, nb::arg("fd"), nb::arg("nbytes"), nb::arg("path"));

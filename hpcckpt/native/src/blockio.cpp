@@ -110,24 +110,86 @@ class FirstFailure {
     BlockFailure failure_;
 };
 
-// Counts the blocks of each piece down and says when the last one is done.
+// Counts down how often the blocks of each piece are still to be used, and reports each piece once that is 0.
 class PieceCountdown {
    public:
-    PieceCountdown(const std::vector<Piece>& pieces, std::size_t block_bytes, const OnPiece& on_piece)
-        : blocks_left_(on_piece ? pieces.size() : 0), on_piece_(on_piece) {
-        for (std::size_t p = 0; p < blocks_left_.size(); ++p) {
-            blocks_left_[p] = count_blocks(pieces[p].nbytes, block_bytes);
-            if (blocks_left_[p] == 0) on_piece_(p);
+    PieceCountdown(const std::vector<Piece>& pieces, std::size_t block_bytes, std::size_t uses, const OnPiece& on_piece)
+        : uses_left_(on_piece ? pieces.size() : 0), on_piece_(on_piece) {
+        for (std::size_t p = 0; p < uses_left_.size(); ++p) {
+            uses_left_[p] = count_blocks(pieces[p].nbytes, block_bytes) * uses;
+            if (uses_left_[p] == 0) on_piece_(p);
         }
     }
 
-    void block_is_done(std::size_t piece) {
-        if (on_piece_ && --blocks_left_[piece] == 0) on_piece_(piece);
+    void block_was_used(std::size_t piece) {
+        if (on_piece_ && --uses_left_[piece] == 0) on_piece_(piece);
     }
 
    private:
-    std::vector<std::atomic<std::size_t>> blocks_left_;
+    std::vector<std::atomic<std::size_t>> uses_left_;
     const OnPiece& on_piece_;
+};
+
+// Writes blocks and takes their checksums.
+class Writer {
+   public:
+    Writer(int fd, const std::vector<Piece>& pieces, const BlockOptions& options, const OnPiece& on_piece)
+        : fd_(fd),
+          options_(options),
+          is_apart_(options.is_one_writer && options.n_threads > 1 && options.nice == 0),
+          blocks_(list_blocks(pieces, options.block_bytes)),
+          crcs_(room_for_crcs(pieces, options.block_bytes)),
+          countdown_(pieces, options.block_bytes, is_apart_ ? 2 : 1, on_piece) {}
+
+    WriteResult run() {
+        if (is_apart_) {
+            // A second thread takes checksums faster than the first one writes; a third would have nothing to do.
+            for_each_item_besides([this] { return write_all(); }, blocks_.size(), 2,
+                                  [this](std::size_t i) { return check(i); }, options_.should_stop);
+        } else {
+            for_each_item(
+                blocks_.size(), options_.is_one_writer ? 1 : options_.n_threads,
+                [this](std::size_t i) { return write_and_check(i); }, options_.should_stop, options_.nice);
+        }
+        return {failure_.get(), std::move(crcs_)};
+    }
+
+   private:
+    bool write_and_check(std::size_t i) {
+        return was_written(i, write_block(fd_, blocks_[i].bytes, crcs_[blocks_[i].piece][blocks_[i].index]));
+    }
+
+    bool write_all() {
+        for (std::size_t i = 0; i < blocks_.size(); ++i) {
+            if (options_.should_stop && options_.should_stop()) return false;
+            const Piece& bytes = blocks_[i].bytes;
+            if (!was_written(i, pwrite_all(fd_, bytes.data, bytes.nbytes, bytes.offset))) return false;
+        }
+        return true;
+    }
+
+    bool check(std::size_t i) {
+        const Block& block = blocks_[i];
+        crcs_[block.piece][block.index] = crc32c(0, block.bytes.data, block.bytes.nbytes);
+        countdown_.block_was_used(block.piece);
+        return true;
+    }
+
+    // Returns true if the block was written whole.
+    bool was_written(std::size_t i, const Transfer& transfer) {
+        write_back_behind(fd_, blocks_[i].bytes);
+        if (!failure_.record(i, blocks_[i], options_.block_bytes, transfer)) return false;
+        countdown_.block_was_used(blocks_[i].piece);
+        return true;
+    }
+
+    const int fd_;
+    const BlockOptions& options_;
+    const bool is_apart_;  // one thread writes while another one takes checksums
+    const std::vector<Block> blocks_;
+    PieceCrcs crcs_;
+    PieceCountdown countdown_;
+    FirstFailure failure_;
 };
 
 }  // namespace
@@ -151,21 +213,7 @@ PieceCrcs checksum_blocks(const std::vector<Piece>& pieces, const BlockOptions& 
 
 WriteResult write_blocks(int fd, const std::vector<Piece>& pieces, const BlockOptions& options,
                          const OnPiece& on_piece) {
-    PieceCrcs crcs = room_for_crcs(pieces, options.block_bytes);
-    const std::vector<Block> blocks = list_blocks(pieces, options.block_bytes);
-    PieceCountdown countdown(pieces, options.block_bytes, on_piece);
-    FirstFailure failure;
-    for_each_item(
-        blocks.size(), options.n_threads,
-        [&](std::size_t i) {
-            const Transfer transfer = write_block(fd, blocks[i].bytes, crcs[blocks[i].piece][blocks[i].index]);
-            write_back_behind(fd, blocks[i].bytes);
-            if (!failure.record(i, blocks[i], options.block_bytes, transfer)) return false;
-            countdown.block_is_done(blocks[i].piece);
-            return true;
-        },
-        options.should_stop, options.nice);
-    return {failure.get(), std::move(crcs)};
+    return Writer(fd, pieces, options, on_piece).run();
 }
 
 ReadResult read_blocks(int fd, const std::vector<Piece>& pieces,

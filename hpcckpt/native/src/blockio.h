@@ -26,6 +26,7 @@ struct BlockOptions {
     std::size_t n_threads;
     int nice = 0;  // of the threads that write; see for_each_item
     StopCheck should_stop = nullptr;
+    bool is_one_writer = false;  // one thread writes; a second one, if there is one, takes checksums
 };
 
 // The first block, in the order of pieces and blocks, that could not be moved whole.

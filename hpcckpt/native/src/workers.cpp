@@ -110,4 +110,13 @@ void for_each_item(std::size_t n_items, std::size_t n_threads, const std::functi
     }
 }
 
+void for_each_item_besides(const std::function<bool()>& besides, std::size_t n_items, std::size_t n_threads,
+                           const std::function<bool(std::size_t)>& work, const StopCheck& should_stop) {
+    Loop loop(n_items, work);
+    Helpers helpers(loop, 0);
+    helpers.start(std::min(n_threads, n_items + 1) - 1);
+    if (!besides()) loop.stop();
+    loop.take_items(should_stop);
+}
+
 }  // namespace hpcckpt

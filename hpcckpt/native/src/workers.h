@@ -23,4 +23,9 @@ using StopCheck = std::function<bool()>;
 void for_each_item(std::size_t n_items, std::size_t n_threads, const std::function<bool(std::size_t)>& work,
                    const StopCheck& should_stop = nullptr, int nice = 0);
 
+// The same while the calling thread calls `besides`, and works on items after that; where it returns false, no further
+// item is handed out.  `besides` asks `should_stop` itself.
+void for_each_item_besides(const std::function<bool()>& besides, std::size_t n_items, std::size_t n_threads,
+                           const std::function<bool(std::size_t)>& work, const StopCheck& should_stop = nullptr);
+
 }  // namespace hpcckpt
