@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import hpcckpt as hc
-from hpcckpt import discovery, files, journal, layout
+from hpcckpt import discovery, files, journal, layout, lock
 from hpcckpt.cli.app import tool
 from hpcckpt.collective.communicator import as_communicator
 from hpcckpt.copying import copy_step
@@ -93,7 +93,8 @@ def test_steps_that_are_moved_aside(run_dir, losing, damage):
 
 
 @pytest.mark.usefixtures("losing")
-def test_a_lock_that_is_taken_over(run_dir):
+def test_a_lock_that_is_taken_over(run_dir, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)  # two beats of it are watched
     run_dir.mkdir()
     (run_dir / layout.LOCK).write_text("{}")
     os.utime(run_dir / layout.LOCK, (0, 0))
