@@ -11,7 +11,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -329,30 +329,14 @@ def pins(directory: PathLike) -> set[int]:
 
 
 def pins_to_obey(directory: PathLike) -> set[int]:
-    """Return the same, for whoever removes the others. Independent.
+    """Return the same for a caller that removes the other steps. Independent.
 
     Raises
     ------
     StorageError
         If they cannot be read: then nothing may be removed.
     """
-    place = _pins_place(directory)
-    try:
-        names = os.listdir(place)
-    except FileNotFoundError:
-        return set()
-    except OSError as error:
-        raise from_os_error(error, "look which steps are pinned") from error
-    found = (_pinned_step(os.path.join(place, name), name) for name in names)
-    return {step for step in found if step is not None}
-
-
-def _pins_place(directory: PathLike) -> str:
-    """Return where the pins are, if that is a directory of the run's own. Independent."""
-    place = os.path.join(directory, layout.PINS)
-    if os.path.islink(place):
-        raise StorageError(f"{place}: is a symbolic link, which run directories never hold; not followed")
-    return place
+    return _pinned(directory, is_counted=lambda _name: True)
 
 
 def pinned_by_users(directory: PathLike) -> set[int]:
@@ -363,15 +347,27 @@ def pinned_by_users(directory: PathLike) -> set[int]:
     StorageError
         If they cannot be read.
     """
+    return _pinned(directory, is_counted=lambda name: "." not in name)
+
+
+def _pinned(directory: PathLike, is_counted: Callable[[str], bool]) -> set[int]:
     place = _pins_place(directory)
     try:
-        names = [name for name in os.listdir(place) if "." not in name]
+        names = os.listdir(place)
     except FileNotFoundError:
         return set()
     except OSError as error:
         raise from_os_error(error, "look which steps are pinned") from error
-    found = (_pinned_step(os.path.join(place, name), name) for name in names)
+    found = (_pinned_step(os.path.join(place, name), name) for name in names if is_counted(name))
     return {step for step in found if step is not None}
+
+
+def _pins_place(directory: PathLike) -> str:
+    """Return where the pins are, if that is a directory of the run's own. Independent."""
+    place = os.path.join(directory, layout.PINS)
+    if os.path.islink(place):
+        raise StorageError(f"{place}: is a symbolic link, which run directories never hold; not followed")
+    return place
 
 
 def _pinned_step(path: str, name: str) -> int | None:

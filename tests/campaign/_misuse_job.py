@@ -19,6 +19,7 @@ from hpcckpt import errors
 N_RANKS = 3
 KINDS = ("call", "argument", "option", "exit", "exception", "stop")
 STOP_S = 5.0
+"""How long a rank is stopped or busy elsewhere: the kind of difference itself, not a wait for something."""
 CALLS = ("save", "latest_step", "all_steps", "has_steps", "restore")
 OPTIONS: dict[str, Any] = {
     "max_in_flight": 2,
@@ -105,8 +106,9 @@ def main() -> None:
     (Path(directory) / f"rank-{MPI.COMM_WORLD.Get_rank()}.json").write_text(json.dumps(found))
     n_expected = N_RANKS - 1 if kind in {"exit", "exception"} else N_RANKS
     end = time.monotonic() + 30.0
+    # the first rank that ends may end the job, so each waits until all have reported
     while len(list(Path(directory).glob("rank-*.json"))) < n_expected and time.monotonic() < end:
-        time.sleep(0.05)  # the first rank that ends may end the job
+        time.sleep(0.05)
     sys.stdout.flush()
     if found[0] != "none":
         os._exit(0)

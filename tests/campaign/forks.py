@@ -85,7 +85,7 @@ def run(case: Case) -> Outcome:
         for step, name in enumerate(uses, start=1):
             state["w"][:] = step
             pending = ckpt.save(step, state)
-            time.sleep(rng.choice([0.0, 0.0, 0.0005, 0.003]))
+            time.sleep(rng.choice([0.0, 0.0, 0.0005, 0.003]))  # only varies how far the save is at the fork
             pid = os.fork()
             if pid == 0:
                 _child(ckpt, pending, USES[name])

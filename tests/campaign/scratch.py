@@ -29,7 +29,7 @@ def _slow_down(rng: random.Random) -> None:
 
     def publish(*args: Any) -> Path:
         path = _publish(*args)
-        time.sleep(rng.random() * pause_s)
+        time.sleep(rng.random() * pause_s)  # only makes it likelier that drains overlap
         return path
 
     copying.publish = publish

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from hpcckpt.keras import stateless
+
 layers = keras.layers
 IS_KERAS_3 = keras.__version__.startswith("3")
 
@@ -87,3 +89,21 @@ def assert_equal(left: dict[str, Any], right: dict[str, Any]) -> None:
     assert left.keys() == right.keys()
     different = [name for name in left if left[name].tobytes() != right[name].tobytes()]
     assert not different
+
+
+class Killed(Exception):  # noqa: N818 - it is no error
+    """Takes the place of SIGKILL."""
+
+
+@stateless
+class KillAt(keras.callbacks.Callback):
+    """Ends a run from outside, after a number of batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches -= 1
+        if self.batches == 0:
+            raise Killed

@@ -14,30 +14,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import IS_KERAS_3, assert_equal, rows, values
+from models import IS_KERAS_3, KillAt, Killed, assert_equal, rows, values
 
 from hpcckpt.keras import BackupAndRestore
 
 layers = keras.layers
 STEPS = 10
 EPOCHS = 4
-
-
-class Killed(Exception):  # noqa: N818 - it is no error
-    """Stands for SIGKILL."""
-
-
-class KillAt(keras.callbacks.Callback):
-    """Ends a run from outside, after so many batches."""
-
-    def __init__(self, batches: int) -> None:
-        super().__init__()
-        self.batches = batches
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.batches -= 1
-        if self.batches == 0:
-            raise Killed
 
 
 class Draws(keras.callbacks.Callback):

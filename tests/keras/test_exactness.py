@@ -12,33 +12,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import training_elements
+from models import KillAt, Killed
 from training_elements import ELEMENTS, IS_KERAS_3
 
 from hpcckpt.errors import StateMismatchError
-from hpcckpt.keras import BackupAndRestore, stateless
+from hpcckpt.keras import BackupAndRestore
 from hpcckpt.keras.exactness import Exactness
 from hpcckpt.keras.python_values import Values
 from hpcckpt.train.seeding import repeatable
 
 Names = Sequence[str]
-
-
-class Killed(Exception):  # noqa: N818 - it is no error
-    """Takes the place of SIGKILL."""
-
-
-@stateless
-class KillAt(keras.callbacks.Callback):
-    """Ends a run from outside, after a number of batches."""
-
-    def __init__(self, batches: int) -> None:
-        super().__init__()
-        self.batches = batches
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.batches -= 1
-        if self.batches == 0:
-            raise Killed
 
 
 @pytest.fixture(autouse=True)

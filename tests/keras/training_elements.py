@@ -320,38 +320,33 @@ def schedule_plateau_and_early_stopping() -> list[Any]:
     ]
 
 
+class WarmUp(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raises the learning rate with each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.count += 1
+        self.model.optimizer.learning_rate = 0.002 * self.count
+
+
 @element("callback", CALLBACK, claimed=True)
 def warm_up_counted_in_an_attribute() -> list[Any]:
-    class WarmUp(keras.callbacks.Callback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = 0
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self.count += 1
-            self.model.optimizer.learning_rate = 0.002 * self.count
-
     return [WarmUp()]
 
 
 @element("callback")
 def callback_with_state_dict() -> list[Any]:
-    class WarmUp(keras.callbacks.Callback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = 0
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self.count += 1
-            self.model.optimizer.learning_rate = 0.002 * self.count
-
+    class SavedWarmUp(WarmUp):
         def state_dict(self) -> dict[str, Any]:
             return {"count": self.count}
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.count = state["count"]
 
-    return [WarmUp()]
+    return [SavedWarmUp()]
 
 
 @element("callback")

@@ -19,12 +19,15 @@ ckpt = hc.Checkpointer(sys.argv[1], peer_timeout_s=8.0)
 ckpt.save(1, state).result()
 MPI.COMM_WORLD.Barrier()
 
-def said(call):
+def said(call, others=(0, 1, 2)):
     try:
         call()
     except errors.HpcckptError as error:
         print(f"<{type(error).__name__} {error.kind}: {error}>", flush=True)
-        time.sleep(1.0)  # until all have printed: the first that ends may end the job
+        open(f"{sys.argv[1]}/said-{rank}", "x").close()
+        end = time.monotonic() + 30.0
+        while time.monotonic() < end and not all(os.path.exists(f"{sys.argv[1]}/said-{other}") for other in others):
+            time.sleep(0.01)  # the first rank that ends may end the job, so each waits until all have printed
         os._exit(0)
 """
 
@@ -59,7 +62,7 @@ ENDS = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_process_that_ends_is_an_error_in_the_calls_of_the_others(tmp_path: Path, how: str) -> None:
-    job = f"{JOB}\nif rank == 1:\n    {ENDS[how]}\nsaid(lambda: (ckpt.save(2, state).result(), ckpt.close()))"
+    job = f"{JOB}\nif rank == 1:\n    {ENDS[how]}\nsaid(lambda: (ckpt.save(2, state).result(), ckpt.close()), (0, 2))"
     ended = mpirun(3, "-c", job, str(tmp_path))
     found = kinds_of(ended.out)
     assert found, ended
@@ -68,7 +71,7 @@ def test_a_process_that_ends_is_an_error_in_the_calls_of_the_others(tmp_path: Pa
 
 
 def test_a_process_that_is_blocked_elsewhere_ends_the_job_with_a_message(tmp_path: Path) -> None:
-    job = f"{JOB}\nif rank == 1:\n    time.sleep(600)\nckpt.restore(state)"
+    job = f"{JOB}\nif rank == 1:\n    signal.pause()\nckpt.restore(state)"
     ended = mpirun(3, "-c", job, str(tmp_path))
     assert ended.code != 0
     assert re.search(r"rank 0 waited 8 s \(peer_timeout_s\): .*rank 1 has not entered a call of hpcckpt", ended.err)
@@ -78,7 +81,7 @@ def test_a_process_that_is_blocked_elsewhere_ends_the_job_with_a_message(tmp_pat
 STOP = """
 pid = os.fork() if rank == 1 else 1
 if pid == 0:
-    time.sleep({s})
+    time.sleep({s})  # the stop itself: nothing waits for its end but the rank that is stopped
     os.kill(os.getppid(), signal.SIGCONT)
     os._exit(0)
 """

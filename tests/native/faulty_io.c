@@ -23,7 +23,7 @@ static long decide(size_t wanted) {
     while (is_mode("gate") && gate != NULL && access(gate, F_OK) != 0) usleep(1000);
     if (is_mode("signal")) {
         if (__atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED) == 0) kill(getpid(), SIGINT);
-        usleep(5000);
+        usleep(5000); /* each transfer takes long enough for the signal check between two of them */
     }
     if (is_mode("short") && __atomic_fetch_add(&n_calls, 1, __ATOMIC_RELAXED) % 3 == 0) {
         errno = EINTR;

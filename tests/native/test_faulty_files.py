@@ -104,16 +104,18 @@ except OSError as error:
     assert run_with_shim(shim, "nothing", io, script, tmp_path) == f"{errno.EIO} there"
 
 
-@needs_shim
-def test_a_file_system_that_cannot_preallocate_is_not_an_error(io: ModuleType, shim: Path, tmp_path: Path) -> None:
-    script = """
+PREALLOCATE = """
 import os, sys
 from hpcckpt import native
 fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
-native.preallocate(fd, 1 << 50)
+native.preallocate(fd, {nbytes})
 print(os.fstat(fd).st_size)
 """
-    assert run_with_shim(shim, "no-fallocate", io, script, tmp_path) == "0"
+
+
+@needs_shim
+def test_a_file_system_that_cannot_preallocate_is_not_an_error(io: ModuleType, shim: Path, tmp_path: Path) -> None:
+    assert run_with_shim(shim, "no-fallocate", io, PREALLOCATE.format(nbytes=1 << 50), tmp_path) == "0"
 
 
 INTERRUPTED = """
@@ -149,14 +151,7 @@ def test_an_interrupt_ends_a_long_transfer_before_its_end(
 
 @needs_shim
 def test_a_preallocation_that_is_always_interrupted_is_given_up(io: ModuleType, shim: Path, tmp_path: Path) -> None:
-    script = """
-import os, sys
-from hpcckpt import native
-fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
-native.preallocate(fd, 1 << 20)
-print(os.fstat(fd).st_size)
-"""
-    assert run_with_shim(shim, "signal", io, script, tmp_path) == "0"
+    assert run_with_shim(shim, "signal", io, PREALLOCATE.format(nbytes=1 << 20), tmp_path) == "0"
 
 
 @needs_shim

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from twotiers import Trap
+from twotiers import Nodes, Trap, on_one_node
 
 from hpcckpt import phases
 from hpcckpt.testing.groups import is_with_mpi
+
+
+@pytest.fixture
+def places(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Nodes:
+    """A run with ranks on one node, and its directories."""
+    where = Path(ranks.on_root(lambda: tmp_path_factory.mktemp("tiers")))
+    (where / "kept").mkdir(exist_ok=True)
+    return Nodes(where / "run", where / "disks", where / "kept", on_one_node)
+
+
+@pytest.fixture
+def nodes(places: Nodes) -> Nodes:
+    """The same with ranks on two nodes."""
+    return Nodes(places.home, places.disks, places.kept)
 
 
 @pytest.fixture

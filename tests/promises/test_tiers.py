@@ -10,10 +10,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from twotiers import Nodes, Trap, are_whole, kill, on_one_node, raising, restored, save_steps, state
+from twotiers import Trap, are_whole, kill, raising, restored, save_steps, state
 
 import hpcckpt as hc
 from hpcckpt import discovery, errors, layout, tiers
@@ -30,13 +29,6 @@ assert {*INSTANTS, "copy-verified", "4-check", "6-parent-synced"} == {
     *tiers.PHASES,
     *PUBLISHING,
 }  # the rest say no more
-
-
-@pytest.fixture
-def places(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Nodes:
-    where = Path(ranks.on_root(lambda: tmp_path_factory.mktemp("tiers")))
-    (where / "kept").mkdir(exist_ok=True)
-    return Nodes(where / "run", where / "disks", where / "kept", on_one_node)
 
 
 @pytest.fixture

@@ -24,19 +24,6 @@ pytestmark = pytest.mark.counts(1, 2)
 FAILURE = OSError(errno.EIO, "Input/output error", "/a/file")
 
 
-@pytest.fixture
-def places(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Nodes:
-    where = Path(ranks.on_root(lambda: tmp_path_factory.mktemp("again")))
-    (where / "kept").mkdir(exist_ok=True)
-    return Nodes(where / "run", where / "disks", where / "kept", on_one_node)
-
-
-@pytest.fixture
-def nodes(places: Nodes) -> Nodes:
-    """The same with ranks on two nodes."""
-    return Nodes(places.home, places.disks, places.kept)
-
-
 def fail_to_drain(ckpt: Any, comm: Any, trap: Trap, step: int) -> None:
     """Save a step whose drain fails; all ranks are told. Collective."""
     comm.barrier()

@@ -20,19 +20,6 @@ pytestmark = pytest.mark.counts(1, 2)
 OTHER_UID = 65534
 
 
-@pytest.fixture
-def places(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Nodes:
-    where = Path(ranks.on_root(lambda: tmp_path_factory.mktemp("owner")))
-    (where / "kept").mkdir(exist_ok=True)
-    return Nodes(where / "run", where / "disks", where / "kept", on_one_node)
-
-
-@pytest.fixture
-def nodes(places: Nodes) -> Nodes:
-    """The same with ranks on two nodes."""
-    return Nodes(places.home, places.disks, places.kept)
-
-
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
