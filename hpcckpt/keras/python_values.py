@@ -240,20 +240,24 @@ def _flat(value: Any, path: str, depth: int = 2) -> Iterator[tuple[str, Any]]:
 
 def _taken(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function takes from around it: closure, defaults, globals, and parts of the program's modules."""
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
+    yield from closure_of(function)
     yield "defaults", [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    names = _names_of(code)
+    names = _names_of(function.__code__)
     for name in sorted(names & function.__globals__.keys()):
         value = function.__globals__[name]
         if not isinstance(value, types.ModuleType):
             yield name, value
         elif value.__name__.partition(".")[0] not in _LIBRARIES:
             yield from ((f"{name}.{part}", vars(value)[part]) for part in sorted(names & vars(value).keys()))
+
+
+def closure_of(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of the enclosing functions that a function of Python uses, by name."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcckpt.keras.declarations import is_stateless
+from hpcckpt.keras.python_values import closure_of
 
 _PYTHON = re.compile(r"^(Eager)?PyFunc$")
 _RANDOM = re.compile(
@@ -169,5 +170,4 @@ def _tf_functions(function: Any) -> list[Any]:
 
 def _cells(function: Any) -> dict[str, Any]:
     """Return what a function of Python has taken from the function around it, by name."""
-    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
-    return {} if code is None else dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    return dict(closure_of(function)) if hasattr(function, "__code__") else {}

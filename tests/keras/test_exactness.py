@@ -19,6 +19,7 @@ from hpcckpt.errors import StateMismatchError
 from hpcckpt.keras import BackupAndRestore
 from hpcckpt.keras.exactness import Exactness
 from hpcckpt.keras.python_values import Values
+from hpcckpt.keras.traced import concrete_functions
 from hpcckpt.train.seeding import repeatable
 
 Names = Sequence[str]
@@ -184,3 +185,12 @@ def test_a_value_of_python_that_changed_is_found(change: Any, path: str) -> None
     assert before.changed(Values.read({"held": held})) == []
     change(held)
     assert before.changed(Values.read({"held": held}))[0] == path
+
+
+def test_a_step_whose_closure_is_not_assigned_yet_is_not_an_error() -> None:
+    def make(is_assigned: bool) -> Any:
+        if is_assigned:
+            late = tf.function(lambda: 1)
+        return lambda: late()
+
+    assert concrete_functions(make(is_assigned=False)) == []
