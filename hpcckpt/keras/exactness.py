@@ -181,8 +181,9 @@ class Exactness:
         key = (id(function), len(compiled))
         if known is None or known[0] != key:
             step, handles = inspect(function), self._handles()
-            left = tuple(variable for variable in step.variables if id(variable.handle) not in handles)
-            known = self._steps[name] = (key, replace(step, variables=left))
+            left = [variable for variable in step.variables if id(variable.handle) not in handles]
+            left = [variable for variable in left if not is_stateless(variable)]
+            known = self._steps[name] = (key, replace(step, variables=tuple(left)))
         return known[1]
 
     def _handles(self) -> set[int]:

@@ -9,6 +9,7 @@ from keras.callbacks import Callback
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.keras.callbacks import plain_metrics
+from hpcckpt.keras.declarations import stateless
 
 __all__ = ["MetricMeans", "ValidatedRows", "mean_metrics"]
 
@@ -27,7 +28,7 @@ class ValidatedRows:
     def __init__(self, model: Any) -> None:
         import tensorflow as tf
 
-        self._count = count = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._count = count = stateless(tf.Variable(0, dtype=tf.int64, trainable=False))
         step = model.test_step
 
         def counting_step(batch: Any) -> Any:

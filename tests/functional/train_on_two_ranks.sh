@@ -17,7 +17,9 @@ cat >"$work/two.hjson" <<'HJSON'
 }]
 HJSON
 
-mpirun -n 2 hpcckpt train -c "$work/two.hjson" --run "$work/run"
+mpirun -n 2 hpcckpt train -c "$work/two.hjson" --run "$work/run" 2>&1 | tee "$work/output"
+grep -q "level=exact" "$work/output"
+if grep "level=state" "$work/output"; then exit 1; fi
 hpcckpt info "$work/run/cycle-1" --json >"$work/info.json"
 # 1000 images, 2 ranks, 25 images each: 20 steps
 python3 - "$work/info.json" <<'PY'

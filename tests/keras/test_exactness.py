@@ -100,6 +100,26 @@ def test_a_variable_that_a_callback_sets_between_epochs_comes_back_before_that(t
     assert training_elements.weights(model) == training_elements.weights(straight)
 
 
+@pytest.mark.parametrize(("declare", "level"), [(stateless, "exact"), (lambda variable: variable, "state")])
+def test_a_variable_of_the_validation_step_has_a_state_unless_declared_otherwise(
+    tmp_path: Path, declare: Any, level: str
+) -> None:
+    count = declare(tf.Variable(0))
+
+    class Counting(keras.Model):
+        def test_step(self, *args: Any) -> Any:
+            count.assign_add(1)
+            return super().test_step(*args)
+
+    inputs = keras.Input((3,))
+    model = Counting(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    backup = BackupAndRestore(tmp_path, verbose=0)
+    x, y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
+    model.fit(x, y, validation_data=(x, y), epochs=2, shuffle=False, verbose=0, callbacks=[backup])
+    assert backup.level == level, backup.reasons
+
+
 def test_a_model_that_is_compiled_again_is_reported_with_what_to_do(tmp_path: Path) -> None:
     _, backup = run(["compiles_again"], tmp_path, KillAt(17))
     remedy = "a resumed run has to compile it in the same way"
