@@ -16,7 +16,7 @@ from models import KillAt, Killed
 from training_elements import ELEMENTS, IS_KERAS_3
 
 from hpcckpt.errors import StateMismatchError
-from hpcckpt.keras import BackupAndRestore
+from hpcckpt.keras import BackupAndRestore, stateless
 from hpcckpt.keras.exactness import Exactness
 from hpcckpt.keras.python_values import Values
 from hpcckpt.keras.traced import concrete_functions
