@@ -10,6 +10,7 @@ source is gone and the target exists, it was this rename.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -67,13 +68,13 @@ def exchange(a: PathLike, b: PathLike, spare: PathLike, is_done: Callable[[], bo
             if is_there(a) and is_there(b) and (is_done() if is_done else (_inode(b), _inode(a)) == before):
                 return
             raise OSError(code, os.strerror(code), os.fspath(b))
-    rename(b, spare)
-    try:
+    with contextlib.ExitStack() as undo:
+        rename(b, spare)
+        undo.callback(rename, spare, b)
         rename(a, b, is_done)
-    except OSError:
-        rename(spare, b)
-        raise
-    rename(spare, a)
+        undo.callback(rename, b, a)
+        rename(spare, a)
+        undo.pop_all()
 
 
 def link(source: PathLike, target: PathLike) -> None:

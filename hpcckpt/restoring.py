@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcckpt import damage, discovery, layout, phases
-from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import StepInfo
 from hpcckpt.draining import Flag, Task
 from hpcckpt.dtypes import numpy_dtype
@@ -203,7 +202,7 @@ def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Atte
         step=step,
         metrics=dict(reader.manifest.metrics),
         objects=dict(reader.manifest.objects.get("user", {})),
-        warnings=(*attempt.skipped, *_shared(run.comm, match.warnings)),
+        warnings=(*attempt.skipped, *run.comm.distinct(match.warnings)),
         path=reader.path,
         n_ranks=reader.manifest.n_ranks,
         level=reader.manifest.level,
@@ -213,11 +212,6 @@ def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Atte
         unexpected=match.unexpected,
         logged=(*attempt.skipped, *match.not_restored),
     )
-
-
-def _shared(comm: Communicator, own: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all ranks' warnings, each once, in the order of the ranks. Collective."""
-    return tuple(dict.fromkeys(text for theirs in comm.allgather(own) for text in theirs))
 
 
 # -- choose --------------------------------------------------------------------------------------

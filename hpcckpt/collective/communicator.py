@@ -16,7 +16,7 @@ import operator
 import os
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from hpcckpt.collective import launchers
@@ -215,6 +215,17 @@ class Communicator(ABC):
             return [value]
         with self._operation("allgather"):
             return self._spread(self._reduce([value], operator.add))
+
+    def distinct(self, values: Iterable[T]) -> list[T]:
+        """Return the values of all ranks, each once, in the order of the ranks. Collective.
+
+        They are merged on the way to root, so what all ranks have in common is sent once.
+        """
+        own = list(dict.fromkeys(values))
+        if self.size == 1:
+            return own
+        with self._operation("distinct"):
+            return self._spread(self._reduce(own, lambda some, others: list(dict.fromkeys((*some, *others)))))
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""

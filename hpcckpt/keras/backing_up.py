@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,7 +204,7 @@ class Backup:
         n_ranks = comm.size
         of_run = levels.reasons_against_exact(self.model, feed, self.what.statistics, n_ranks)
         own = [*of_run, *self._exactness.reasons()]
-        self.reasons = list(dict.fromkeys(chain.from_iterable(comm.allgather(own))))
+        self.reasons = comm.distinct(own)
         self.level = levels.level_of(self.reasons)
         self._say(level_line(self.level, self.reasons, feed.method if feed is not None else "none"))
         self._say(*_warnings(feed.warnings if feed is not None else ()))

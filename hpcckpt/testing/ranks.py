@@ -27,7 +27,7 @@ class _Group:
         self.timeout_s = timeout_s
         self.is_broken = False
         self.inboxes: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
-        self.n_messages = 0
+        self.n_sent = [0] * size
         self.duplicates: dict[int, _Group] = {}
         self.guard = threading.Lock()
 
@@ -36,6 +36,11 @@ class _Group:
         self.is_broken = True
         for group in list(self.duplicates.values()):
             group.abort()
+
+    @property
+    def n_messages(self) -> int:
+        """How many messages all ranks have sent; counted per rank, because ranks are threads."""
+        return sum(self.n_sent)
 
     def duplicate(self, number: int) -> _Group:
         """Return the duplicate of this number, the same for all ranks."""
@@ -66,7 +71,7 @@ class ThreadCommunicator(Communicator):
         self._n_duplicates = 0
 
     def _post(self, dest: int, message: tuple[str, Any]) -> None:
-        self._group.n_messages += 1
+        self._group.n_sent[self.rank] += 1
         self._group.inboxes[dest].append((self.rank, pickle.dumps(message)))
 
     def _take_in(self) -> None:

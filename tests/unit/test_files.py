@@ -146,6 +146,25 @@ def test_an_exchange_counts_if_it_was_done(place, monkeypatch, code, is_done):
         assert (place / "a" / "inner").exists()
 
 
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_an_exchange_by_renames_that_fails_gives_all_names_back(place, monkeypatch, failing):
+    (place / "b").mkdir()
+    rename, asked = os.rename, []
+
+    def call(source: Any, target: Any) -> None:
+        asked.append(source)
+        if len(asked) == failing:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_args, **_options: object())
+    monkeypatch.setattr(os, "rename", call)
+    with pytest.raises(PermissionError):
+        files.exchange(place / "a", place / "b", place / "spare")
+    assert (place / "a" / "inner").exists()
+    assert sorted(os.listdir(place)) == ["a", "b", "file"]
+
+
 RAW = {("os", name) for name in ("rename", "renames", "replace", "link", "unlink", "remove")} | {("shutil", "rmtree")}
 METHODS = {"unlink", "rename", "hardlink_to"}
 EXEMPT = ("files.py", "diagnosis/", "testing/")

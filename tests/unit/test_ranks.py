@@ -1,14 +1,15 @@
-"""Ranks as threads behave as processes do: nothing shared, nobody left waiting."""
+"""Ranks as threads behave as processes do: nothing shared, no rank left waiting."""
 
 from __future__ import annotations
 
+import pickle
 import time
 
 import pytest
 
 from hpcckpt.collective.communicator import SerialCommunicator, as_communicator, launched_rank, launched_size
 from hpcckpt.errors import CollectiveError, StepNotFoundError
-from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 
 
 def body_of_all(comm):
@@ -32,6 +33,27 @@ def test_messages_are_copies_and_arrive_in_rank_order(n):
         assert shared == [1, 2, rank]
         assert gathered == ([10 * r for r in everyone] if rank == 0 else None)
         assert (every, agreed, of_root) == (everyone, rank, 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_distinct_values_are_in_rank_order(n):
+    assert run_ranks(n, lambda comm: comm.distinct(["all", comm.rank, "all"])) == [["all", *range(n)]] * n
+
+
+def test_values_that_all_ranks_have_are_sent_once(monkeypatch):
+    def longest(n: int) -> int:
+        lengths = []
+
+        def measured(comm, dest, message):
+            lengths.append(len(pickle.dumps(message)))
+            post(comm, dest, message)
+
+        monkeypatch.setattr(ThreadCommunicator, "_post", measured)
+        run_ranks(n, lambda comm: comm.distinct(["a" * 1000]))
+        return max(lengths)
+
+    post = ThreadCommunicator._post
+    assert longest(6) < longest(2) + 500
 
 
 def test_one_rank_is_like_a_group_of_one():
