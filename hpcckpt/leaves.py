@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from hpcckpt.containers import cast_like
 from hpcckpt.errors import StateError
 from hpcckpt.plan import Declaration
 from hpcckpt.tensors import TensorSpec
@@ -66,8 +67,8 @@ class ObjectLeaf:
         return self.value
 
     def assign(self, new: Any) -> None:
-        """Replace it in its container."""
-        put(self.container, self.key, new)
+        """Replace it in its container; lists become tuples where the state has tuples."""
+        put(self.container, self.key, cast_like(new, self.value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,12 +125,25 @@ def put(container: Any, key: Any, new: Any) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateTree:
-    """The leaves of a state, sorted by name."""
+    """The leaves of a state, sorted by name.
+
+    Attributes
+    ----------
+    tensors, objects : dict
+        The leaves by name.
+    finishes : tuple
+        What is to be done after a restore, and the open parts.
+    unasked : frozenset of str
+        Names in the checkpoint that are not compared with the state.
+    lists : dict of str to ObjectLeaf
+        Lists whose items are leaves, and which can be replaced as a whole: all items are JSON or NumPy scalars.
+    """
 
     tensors: Mapping[str, TensorLeaf]
     objects: Mapping[str, ObjectLeaf]
     finishes: tuple[Finish | Open, ...] = ()
     unasked: frozenset[str] = frozenset()
+    lists: Mapping[str, ObjectLeaf] = field(default_factory=dict)
 
     def fitted(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
         """Return the tree with its open parts as a checkpoint has them. Independent."""
@@ -146,9 +160,20 @@ class StateTree:
             leaves |= {leaf_name(leaf): leaf for leaf in fitted.leaves}
             finishes += [fitted.finish] if fitted.finish else []
             unasked.update(fitted.unasked)
+        return StateTree.of(leaves, tuple(finishes), frozenset(unasked), self.lists)
+
+    @classmethod
+    def of(
+        cls,
+        leaves: Mapping[str, TensorLeaf | ObjectLeaf],
+        finishes: tuple[Finish | Open, ...],
+        unasked: frozenset[str],
+        lists: Mapping[str, ObjectLeaf],
+    ) -> StateTree:
+        """Return the tree of leaves of both kinds. Pure."""
         tensors = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], TensorLeaf)}
         values = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], ObjectLeaf)}
-        return StateTree(tensors, values, tuple(finishes), frozenset(unasked))
+        return cls(tensors, values, finishes, unasked, lists)
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:

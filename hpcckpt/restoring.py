@@ -42,6 +42,7 @@ from hpcckpt.run import Candidate, Lineage, Restored, Run
 from hpcckpt.scalars import match_scalars
 from hpcckpt.snapshot import Finish, StateTree, TensorLeaf, flatten
 from hpcckpt.tensors import Extent
+from hpcckpt.values import ScalarLeaf
 
 _log = logging.getLogger("hpcckpt")
 
@@ -185,10 +186,10 @@ def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Atte
     reader = _open(run, candidate)
     where = f"restore step {step}"
     try:
-        tree, match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm.size, attempt))
+        tree, match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm, attempt))
         is_same_size = reader.manifest.n_ranks == run.comm.size  # else per-rank tensors may be left out, and shards
         attempt.is_complete = is_same_size and not match.unexpected and not tree.unasked
-        attempt.touched |= {name for name in match.tensors if reader.specs[name].kind != "per-rank"}
+        attempt.touched |= {name for name in match.tensors if _is_filled(tree.tensors[name])}
         reading = run.comm.agree(f"{where}: prepare", lambda: _Reading(reader, tree, match, run.comm.rank))
         arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(run, reading, attempt))
     finally:
@@ -212,6 +213,11 @@ def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Atte
         unexpected=match.unexpected,
         logged=(*attempt.skipped, *match.not_restored),
     )
+
+
+def _is_filled(leaf: TensorLeaf) -> bool:
+    """Return True if a restore that fails may leave a part of the values in the leaf. Pure."""
+    return leaf.declaration.spec.kind != "per-rank" and not isinstance(leaf, ScalarLeaf)
 
 
 # -- choose --------------------------------------------------------------------------------------
@@ -336,14 +342,14 @@ class Match(NamedTuple):
     not_restored: tuple[str, ...] = ()
 
 
-def _match(tree: StateTree, reader: StepReader, n_ranks: int, attempt: _Attempt) -> tuple[StateTree, Match]:
+def _match(tree: StateTree, reader: StepReader, comm: Communicator, attempt: _Attempt) -> tuple[StateTree, Match]:
     """Fit the state to a step, and match them. Independent.
 
     A step has to overwrite all that one before it may have left half overwritten.
     """
     tree = tree.fitted(reader.specs, reader.manifest.objects.get("state", {}))
     try:
-        match = match_state(tree, reader, n_ranks, strict=attempt.strict)
+        tree, match = match_state(tree, reader, comm, strict=attempt.strict)
     except StateMismatchError as error:
         raise StateMismatchError(f"{error}{attempt.caution}") from error
     left = sorted(attempt.touched - {*match.tensors, *match.scalars, *match.objects})
@@ -352,33 +358,35 @@ def _match(tree: StateTree, reader: StepReader, n_ranks: int, attempt: _Attempt)
     return tree, match
 
 
-def match_state(tree: StateTree, reader: StepReader, n_ranks: int, *, strict: bool) -> Match:
-    """Compare a state with a step, and say what to read. Pure.
+def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, strict: bool) -> tuple[StateTree, Match]:
+    """Compare a state with a step; return the state's leaves that fit it, and what to read. Independent.
 
     Raises
     ------
     StateMismatchError
         Naming every difference in names, shapes and dtypes, as far as `strict` asks.
     """
-    stored_objects: Mapping[str, Any] = reader.manifest.objects.get("state", {})
-    saved, own = {*reader.specs, *stored_objects} - tree.unasked, {*tree.tensors, *tree.objects}
+    is_same_size = reader.manifest.n_ranks == comm.size
+    scalars = match_scalars(tree, reader, comm.rank if is_same_size else None)
+    tree, (specs, stored_objects) = scalars.tree, scalars.stored
+    saved, own = {*specs, *stored_objects} - tree.unasked, {*tree.tensors, *tree.objects}
     missing, unexpected = tuple(sorted(own - saved)), tuple(sorted(saved - own))
-    scalars = match_scalars(tree, reader, stored_objects)
-    shared = [name for name in tree.tensors if name in reader.specs and name not in scalars.names]
+    shared = [name for name in tree.tensors if name in specs and name not in scalars.names]
     problems = [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
     converted = set(map(repr, scalars.names))
-    problems += [p for p in _nature_problems(tree, reader.specs, stored_objects) if p.loc not in converted]
+    problems += [p for p in _nature_problems(tree, specs, stored_objects) if p.loc not in converted]
     problems += scalars.problems
-    gone = [] if reader.manifest.n_ranks == n_ranks else [n for n in shared if reader.specs[n].kind == "per-rank"]
+    own_values = [] if is_same_size else [name for name in shared if specs[name].kind == "per-rank"]
+    gone = sorted([*own_values, *scalars.gone])
     if strict:
         problems += _absences(missing, unexpected)
     unfit = {problem.loc for problem in problems}
     fitting = [name for name in shared if repr(name) not in unfit]
-    objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | dict(scalars.objects)
-    if (strict and problems) or (own and not fitting and not objects and not scalars.tensors):
+    objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | scalars.objects
+    if (strict and problems) or (own and not (fitting or objects or scalars.tensors or scalars.gone)):
         raise StateMismatchError(_refusal(reader, problems))
-    not_restored = _not_restored(gone, reader.manifest.n_ranks, n_ranks)
-    return Match(
+    not_restored = _not_restored(gone, reader.manifest.n_ranks, comm.size)
+    return tree, Match(
         tuple(name for name in fitting if name not in gone),
         objects,
         scalars.tensors,

@@ -115,7 +115,7 @@ def flatten(state: Any) -> StateTree:
         raise StateError(f"this state cannot be saved: {list_problems(walk.problems)}")
     tensors = {name: walk.tensors[name] for name in sorted(walk.tensors)}
     objects = {name: walk.objects[name] for name in sorted(walk.objects)}
-    return StateTree(tensors, objects, tuple(walk.finishes))
+    return StateTree(tensors, objects, tuple(walk.finishes), lists=walk.lists)
 
 
 def _clashes(tensors: Mapping[str, TensorLeaf]) -> Iterator[Problem]:
@@ -137,6 +137,7 @@ class Walk:
     tensors: dict[str, TensorLeaf] = field(default_factory=dict)
     objects: dict[str, ObjectLeaf] = field(default_factory=dict)
     finishes: list[Finish | Open] = field(default_factory=list)
+    lists: dict[str, ObjectLeaf] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def visit(self, value: Any, name: str, container: Any, key: Any) -> None:
@@ -246,15 +247,26 @@ class _EmptyLeaf(ObjectLeaf):
 
     def assign(self, new: Any) -> None:
         if new != {}:
-            put(self.container, self.key, new)
+            super().assign(new)
 
 
 def _visit_sequence(walk: Walk, value: Sequence[Any], name: str, container: Any, key: Any) -> None:
     if is_json(value):
         walk.add(_object_leaf(name, value, container, key))
         return
+    if isinstance(value, list) and isinstance(container, list | MutableMapping) and _is_of_scalars(value):
+        walk.lists[name] = ObjectLeaf(name, value, container, key)
     for number, item in enumerate(value):
         walk.visit(item, join(name, str(number)), value, number)
+
+
+def _is_of_scalars(value: Any) -> bool:
+    """Return True if nothing in a value is restored in place: all is JSON or NumPy scalars. Pure."""
+    if isinstance(value, list):
+        return all(map(_is_of_scalars, value))
+    if type(value) is dict:
+        return all(map(_is_of_scalars, value.values()))
+    return isinstance(value, np.generic) or is_json(value)
 
 
 def _visit_array(walk: Walk, value: Array, name: str, container: Any, key: Any) -> None:

@@ -18,13 +18,13 @@ look after that itself.
 from __future__ import annotations
 
 import importlib
-from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import numpy as np
 
+from hpcckpt.containers import cast_like, dict_like, item_of
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import Problem, StateError, StateMismatchError, list_problems
 from hpcckpt.plan import Declaration
@@ -42,6 +42,7 @@ from hpcckpt.snapshot import (
     join,
 )
 from hpcckpt.tensors import Extent, TensorSpec
+from hpcckpt.values import JSON_SUFFIX
 
 TYPES = ".types"
 """Last part of the name under which it stands what paths are that do not show it."""
@@ -233,8 +234,10 @@ class _Part:
     def _gone(self, paths: Collection[str]) -> set[str]:
         """Return the paths that the checkpoint has not, of containers that it has."""
         tops = set(map(_top, paths))
+        own = {path for path, leaf in self.tensors.items() if leaf.declaration.spec.kind == "per-rank"}
+        found = {*paths, *(path for path in own if join(path, JSON_SUFFIX) in paths)}
         foreign = {path for path in self.values if f"{join(self.name, path)}/" in self.foreign}
-        return {p for p in self.values if p not in paths and p not in foreign and (self.is_free or _top(p) in tops)}
+        return {p for p in self.values if p not in found and p not in foreign and (self.is_free or _top(p) in tops)}
 
 
 def _top(path: str) -> str:
@@ -378,7 +381,7 @@ def _converted(value: Any, path: str, types: Mapping[str, Any], like: Any) -> An
         return _as_leaf(value, kind, like)
     keys = _keys_of(value, kind, path)
     parts = {
-        key: _converted(item, join(path, segment), types, _below(like, key))
+        key: _converted(item, join(path, segment), types, item_of(like, key))
         for key, (segment, item) in zip(keys, value.items(), strict=True)
     }
     if kind in ("list", "tuple"):
@@ -386,7 +389,7 @@ def _converted(value: Any, path: str, types: Mapping[str, Any], like: Any) -> An
         return tuple(items) if kind == "tuple" else items
     if all(isinstance(key, int) for key in parts):
         parts = {key: parts[key] for key in sorted(parts)}
-    return _as_dict(parts, like)
+    return dict_like(parts, like)
 
 
 def _keys_of(node: _Node, kind: Any, path: str) -> list[Any]:
@@ -401,35 +404,9 @@ def _keys_of(node: _Node, kind: Any, path: str) -> list[Any]:
     return keys_by_rule
 
 
-def _below(like: Any, key: Any) -> Any:
-    if isinstance(like, Mapping):
-        return like.get(key)
-    is_there = isinstance(like, list | tuple) and isinstance(key, int) and 0 <= key < len(like)
-    return like[key] if is_there else None
-
-
 def _as_leaf(value: Any, kind: Any, like: Any) -> Any:
     if kind in ("set", "frozenset") and isinstance(value, list):
         return set(value) if kind == "set" else frozenset(value)
     if kind == "tuple" and isinstance(value, list):
         value = tuple(value)
-    return _cast_like(value, like)
-
-
-def _cast_like(value: Any, like: Any) -> Any:
-    """Return JSON with tuples, and kinds of dicts, where `like` has them."""
-    if isinstance(value, list | tuple):
-        items = [_cast_like(item, _below(like, number)) for number, item in enumerate(value)]
-        is_tuple = isinstance(value, tuple) or isinstance(like, tuple)
-        if is_tuple and hasattr(like, "_fields") and len(like) == len(items):
-            return type(like)(*items)
-        return tuple(items) if is_tuple else items
-    if isinstance(value, dict):
-        return _as_dict({key: _cast_like(item, _below(like, key)) for key, item in value.items()}, like)
-    return value
-
-
-def _as_dict(value: dict[Any, Any], like: Any) -> dict[Any, Any]:
-    if isinstance(like, defaultdict):
-        return defaultdict(like.default_factory, value)
-    return type(like)(value) if isinstance(like, Counter | OrderedDict) else value
+    return cast_like(value, like)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hpcckpt.containers import cast_like
 from hpcckpt.dtypes import dtype_token, numpy_dtype
 from hpcckpt.errors import ShardingError, StateError
 from hpcckpt.leaves import Array, Assign, TensorLeaf, join
@@ -246,12 +247,49 @@ def root_only_leaf(value: RootOnly, name: str) -> TensorLeaf:
 JSON_SUFFIX = "json"
 
 
+class PerRankJsonLeaf(TensorLeaf):
+    """The leaf of a JSON value that each rank has for itself, as its UTF-8 bytes under ``NAME/json``.
+
+    Attributes
+    ----------
+    value : PerRank
+        What the leaf is of.
+    base : str
+        Its name without ``/json``, which arrays and NumPy scalars have.
+    """
+
+    __slots__ = ("base", "value")
+
+    holder = None
+
+    def __init__(self, value: PerRank, name: str) -> None:
+        self.value, self.base = value, name
+        self.source = json_bytes(value.value)
+        self.declaration = declare(self.source, join(name, JSON_SUFFIX), "per-rank")
+
+    def read(self) -> Array:
+        """Return the bytes."""
+        return self.source  # type: ignore[no-any-return]
+
+    def assign(self, new: Array) -> None:
+        """Replace the value; lists become tuples where the value is a tuple now."""
+        self.value.value = cast_like(json.loads(new.tobytes()), self.value.value)
+
+    def target(self) -> None:
+        """Offer no memory to restore into."""
+
+
+def json_bytes(value: Any) -> npt.NDArray[np.uint8]:
+    """Return a JSON value as it is stored for one rank. Pure."""
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
 def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
-    """Return the leaf of a per-rank array, or of a JSON value as its UTF-8 bytes under ``NAME/json``."""
+    """Return the leaf of a per-rank array, NumPy scalar or JSON value."""
     own = value.value
     if isinstance(own, np.generic):
         scalar = _scalar(own)
-        return TensorLeaf(
+        return ScalarLeaf(
             declare(scalar, name, "per-rank"), lambda: plain(scalar), lambda new: setattr(value, "value", new[()])
         )
     if isinstance(own, np.ndarray):
@@ -262,13 +300,18 @@ def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
             lambda new: setattr(value, "value", like(own, new.copy())),
         )
     if not is_json(own):
-        raise StateError(f"a per-rank value must be an array or JSON, not {type(own).__qualname__}")
-    encoded = np.frombuffer(json.dumps(own).encode(), np.uint8)
+        raise StateError(
+            f"a per-rank value must be an array, a NumPy scalar or JSON, not {_not_json(own)}: convert it, "
+            "for example with int(x), float(x) or x.tolist()"
+        )
+    return PerRankJsonLeaf(value, name)
 
-    def assign(new: Array) -> None:
-        value.value = json.loads(new.tobytes())
 
-    return TensorLeaf(declare(encoded, join(name, JSON_SUFFIX), "per-rank"), lambda: encoded, assign)
+def _not_json(value: Any) -> str:
+    """Return the class of what in a value is not JSON. Pure."""
+    items = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
+    name = type(value).__qualname__
+    return next((f"{name} of {_not_json(item)}" for item in items if not is_json(item)), name)
 
 
 def as_bytes(array: Array) -> npt.NDArray[np.uint8]:

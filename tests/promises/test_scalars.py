@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
+from hpcckpt.scalars import as_array, as_python
 
 
 def saved_and_restored(run_dir: Any, before: Any, after: Any, *, strict: bool = True) -> Any:
@@ -134,12 +137,291 @@ def test_a_number_is_restored_into_its_own_type_within_wrappers(run_dir):
     assert (type(state["root"].value), state["root"].value) == (np.int64, 7)
 
 
+OWN = PAIRS | {
+    "None into float64": (None, np.float64(1), None),
+    "tuple into list": ((1, 2.5, None), [0], [1, 2.5, None]),
+    "list into tuple": ([1, (2, 3)], (0, (0, 0)), (1, (2, 3))),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_number_of_each_rank_comes_back_whatever_kind_of_number_it_was(run_dir, case):
+    before, after, expected = OWN[case]
+    state = {"x": hc.PerRank(after)}
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"x": hc.PerRank(before)}).result()
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(state)
+    assert repr(state["x"].value) == repr(expected)
+
+
+@pytest.mark.parametrize("case", [each for each in LOSSES if "text" not in each and "complex" not in each])
+def test_a_number_of_each_rank_that_the_state_cannot_hold_is_refused(run_dir, case):
+    before, after = LOSSES[case]
+    state = {"x": hc.PerRank(after)}
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"x": hc.PerRank(before)}).result()
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(StateMismatchError, match="'x"):
+        ckpt.restore(state)
+    assert state["x"].value is after
+
+
+FORMS = {"Python": float, "NumPy": np.float64, "array": np.array}
+
+
+@pytest.mark.parametrize("after", FORMS)
+@pytest.mark.parametrize("before", FORMS)
+def test_each_rank_gets_its_own_number_or_on_other_ranks_a_warning(run_dir, group, before, after):
+    def save(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"n": 7, "x": hc.PerRank(FORMS[before](comm.rank + 0.5))}).result()
+
+    def restore(comm):
+        state = {"n": 0, "x": hc.PerRank(FORMS[after](0.0))}
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            restored = ckpt.restore(state)
+        return state["n"], float(state["x"].value), ["per-rank x" in text for text in restored.warnings]
+
+    group(2, save)
+    assert group(2, restore) == [(7, 0.5, []), (7, 1.5, [])]
+    assert group(3, restore) == [(7, 0.0, [True])] * 3
+
+
+LISTS = {
+    "NumPy into Python": ([np.float64(0.1), np.int32(2)], [0.0, 0], [0.1, 2]),
+    "Python into NumPy": ([0.5, 2], [np.float32(0), np.int64(0)], [np.float32(0.5), np.int64(2)]),
+    "mixed into Python": ([1, np.float64(0.1), "a", None], [0, 0.0, "", None], [1, 0.1, "a", None]),
+    "Python into mixed": ([1, 0.1, "a"], [0, np.float64(0), np.str_("")], [1, np.float64(0.1), np.str_("a")]),
+    "mixed into mixed": ([np.float64(0.1), 2], [0.0, np.int64(0)], [0.1, np.int64(2)]),
+    "NumPy into an empty list": ([np.float64(0.1), np.str_("a")], [], [0.1, "a"]),
+    "NumPy into a shorter list of NumPy": ([np.float64(0.1)] * 3, [np.float64(0)], [0.1] * 3),
+    "NumPy into a longer list of NumPy": ([np.float64(0.1)], [np.float64(0)] * 3, [0.1]),
+    "Python into a longer list of NumPy": ([0.1], [np.float64(0)] * 3, [0.1]),
+    "NumPy into a longer list of Python": ([np.float64(0.1)], [0.0] * 3, [0.1]),
+    "nested": ([[1, np.float64(2)], [3]], [[0, 0.0], [0]], [[1, 2.0], [3]]),
+    "nested, the inner one NumPy now": ([[1, 2.0], [3]], [[0, np.float64(0)], [0]], [[1, np.float64(2)], [3]]),
+    "dicts": ([{"a/b": np.float64(1), "c": 2}], [{"a/b": 0.0, "c": 0}], [{"a/b": 1.0, "c": 2}]),
+    "dicts of NumPy": (
+        [{"a/b": 1.0, "0": [2]}],
+        [{"a/b": np.float64(0), "0": [0]}],
+        [{"a/b": np.float64(1), "0": [2]}],
+    ),
+    "0-d arrays into a tuple": ((np.array(0.5), np.array(2)), (0.0, 0), (0.5, 2)),
+    "what Python has no number for, into an empty list": ([np.complex64(1j)], [], [np.complex64(1j)]),
+    "complex into float": ([np.complex64(1j)], [0.0], [np.complex64(1j)]),
+    "dates into an empty list": ([np.datetime64("2026-11-23")], [], [np.datetime64("2026-11-23")]),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_numbers_in_lists_come_back_whatever_kind_of_numbers_they_were(run_dir, case):
+    before, after, expected = LISTS[case]
+    assert repr(saved_and_restored(run_dir, before, after)) == repr(expected)
+
+
+def test_a_tuple_comes_back_as_a_tuple_where_the_state_has_one(run_dir):
+    assert saved_and_restored(run_dir, (1, [2, (3,)]), (0, [0, (0,)])) == (1, [2, (3,)])
+
+
+def test_arrays_without_axes_in_a_list_are_filled_in_place(run_dir):
+    after = [np.array(0.0), np.array(0)]
+    arrays = list(after)
+    assert saved_and_restored(run_dir, [0.5, 2], after) == [0.5, 2]
+    assert after[0] is arrays[0]
+    assert after[1] is arrays[1]
+
+
+LISTS_THAT_DIFFER = {
+    "arrays into an empty list": ([np.zeros(3)], []),
+    "lists of NumPy into an empty list": ([[np.float64(1)]], []),
+    "a longer list into arrays": ([1.0, 2.0], [np.array(0.0)]),
+    "a list that lacks an item": ({"0": np.float64(1), "2": np.float64(1)}, [0.0]),
+    "what float32 cannot hold": ([0.1], [np.float32(0)]),
+}
+
+
+@pytest.mark.parametrize("case", LISTS_THAT_DIFFER)
+def test_a_list_that_does_not_fit_is_refused_and_nothing_changes(run_dir, case):
+    before, after = LISTS_THAT_DIFFER[case]
+    items = list(after)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"u": np.arange(3.0), "x": before}).result()
+    state = {"u": np.zeros(3), "x": after}
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(StateMismatchError, match="'x"):
+        ckpt.restore(state)
+    assert state["x"] is after
+    assert repr(after) == repr(items)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(state, strict=False)
+    assert state["u"].tolist() == [0.0, 1.0, 2.0]
+
+
+DATES = {
+    "another unit": (np.datetime64("2026-11-23T01", "s"), np.datetime64("NaT"), np.datetime64("2026-11-23T01", "s")),
+    "a duration": (np.timedelta64(5, "s"), np.timedelta64(0, "ms"), np.timedelta64(5, "s")),
+    "other bytes": (np.void(b"abc"), np.void(b"a"), np.void(b"abc")),
+    "an array of another unit": (np.array(5, "m8[D]"), np.array(0, "m8[s]"), np.array(5 * 86400, "m8[s]")),
+    "None": (None, np.float64(1), None),
+    "a shard without axes": (hc.Sharded(np.array(0.5), (), ()), 0.0, 0.5),
+}
+
+
+@pytest.mark.parametrize("case", DATES)
+def test_other_single_values_come_back_exactly_too(run_dir, case):
+    before, after, expected = DATES[case]
+    assert repr(saved_and_restored(run_dir, before, after)) == repr(expected)
+
+
+def test_a_date_that_the_unit_of_the_array_cannot_hold_is_refused(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"x": np.datetime64("2026-11-23T01", "s")}).result()
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(StateMismatchError, match="'x'"):
+        ckpt.restore({"x": np.array(0, "M8[D]")})
+
+
+class Counter:
+    """Something with a ``state_dict`` that holds a number in many places."""
+
+    def __init__(self, number):
+        self.held = {"x": number, "list": [number, 1], "tuple": (number, 1), "deep": {3: [{"y": number}]}}
+
+    def state_dict(self):
+        return self.held | {"own": hc.PerRank(self.held["x"])}
+
+    def load_state_dict(self, state):
+        self.held = {**state, "own": state["own"].value}
+
+
+@pytest.mark.parametrize("after", FORMS)
+@pytest.mark.parametrize("before", FORMS)
+def test_numbers_of_a_state_dict_come_back_in_any_form(run_dir, before, after):
+    found = Counter(FORMS[after](0.0))
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"c": Counter(FORMS[before](0.5))}).result()
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore({"c": found})
+    assert found.held == {"x": 0.5, "list": [0.5, 1], "tuple": (0.5, 1), "deep": {3: [{"y": 0.5}]}, "own": 0.5}
+
+
+def _as_torch(value):
+    return pytest.importorskip("torch").tensor(value, dtype=pytest.importorskip("torch").bfloat16)
+
+
+def _as_tensorflow(value):
+    return pytest.importorskip("tensorflow").Variable(value, dtype="bfloat16")
+
+
+FRAMEWORKS = [
+    pytest.param(_as_torch, id="torch"),
+    pytest.param(_as_tensorflow, id="tensorflow", marks=[pytest.mark.tf, pytest.mark.stack_b]),
+]
+
+
+@pytest.mark.parametrize("after", [float, np.float32, None], ids=str)
+@pytest.mark.parametrize("before", [float, np.float32, None], ids=str)
+@pytest.mark.parametrize("make", FRAMEWORKS)
+def test_numbers_and_tensors_without_axes_are_restored_into_one_another(run_dir, make, before, after):
+    before, after = before or make, after or make
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"x": before(0.5), "list": [before(1.5), 2]}).result()
+    state = {"x": after(0.0), "list": [after(0.0), 0]}
+    tensor = state["x"]
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(state)
+    assert [float(value) for value in (state["x"], *state["list"])] == [0.5, 1.5, 2.0]
+    assert type(state["x"]) is type(tensor)
+    assert state["x"] is tensor or after is not make
+
+
+# -- any value in any form -------------------------------------------------------------------------
+
+NUMBERS = st.one_of(
+    st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.sampled_from([0.5, -0.0, 3, 2**53 + 1])
+)
+TOKENS = [
+    "bool",
+    "int8",
+    "uint64",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "<f16",
+]
+
+
+def _in_a_form(data: Any, value: Any) -> Any:
+    """Return the same number as Python, as a NumPy scalar or as an array, if such a one holds it."""
+    found = [value]
+    for token in TOKENS:
+        array = as_array(value, token)
+        found += [] if array is None else [array[()], array.copy()]
+    return data.draw(st.sampled_from(found))
+
+
+def _plain(value: Any) -> Any:
+    """Return a state as Python values that compare as equal if the state does."""
+    if isinstance(value, hc.PerRank):
+        return _plain(value.value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    number = as_python(value.item() if hasattr(value, "item") else value, None)
+    return "nan" if number != number else "-0" if number == 0 and math.copysign(1, number) < 0 else number
+
+
+def _shape(draw_leaf: Any) -> Any:
+    """Return a strategy of containers of numbers."""
+    return st.recursive(
+        draw_leaf,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["a", "0", "b/c"]), inner, max_size=2)
+        ),
+        max_leaves=6,
+    )
+
+
+def _map(make: Any, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _map(make, item) for key, item in value.items()}
+    return [_map(make, item) for item in value] if isinstance(value, list) else make(value)
+
+
+@given(data=st.data())
+def test_any_numbers_come_back_in_any_form_that_holds_them(tmp_path_factory, data):
+    numbers = data.draw(st.dictionaries(st.sampled_from(["x", "y"]), _shape(NUMBERS), min_size=1))
+    own = data.draw(NUMBERS)
+    before = _map(lambda value: _in_a_form(data, value), numbers)
+    after = _map(lambda value: _in_a_form(data, value), numbers)
+    after = _map(_zeroed, after)
+    run_dir = tmp_path_factory.mktemp("run")
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"u": 1, **before, "own": hc.PerRank(_in_a_form(data, own))}).result()
+    state = {"u": 0, **after, "own": hc.PerRank(_zeroed(_in_a_form(data, own)))}
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(state)
+    assert _plain(state) == _plain({"u": 1, **numbers, "own": own})
+
+
+def _zeroed(value: Any) -> Any:
+    """Return zero in the form of a number."""
+    if isinstance(value, np.ndarray):
+        return np.zeros_like(value)
+    return type(value)(0)
+
+
 UNRESTORABLE = {
     "a number in a tuple": {"t": (np.float64(1), np.zeros(2))},
     "JSON in a tuple": {"t": ("a", np.zeros(2))},
     "an array that cannot be written, in a tuple": {"t": (np.broadcast_to(np.float64(1), (3,)), np.zeros(2))},
     "a mapping that takes no values": types.MappingProxyType({"x": 1.0}),
     "a number of RootOnly": {"x": hc.RootOnly(1.0)},
+    "NumPy scalars in a list of PerRank": {"x": hc.PerRank([1.0, np.float64(1)])},
+    "a complex number of PerRank": {"x": hc.PerRank(1j)},
 }
 
 
