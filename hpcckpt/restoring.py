@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcckpt import damage, discovery, layout, phases
+from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import StepInfo
 from hpcckpt.draining import Flag, Task
 from hpcckpt.dtypes import numpy_dtype
