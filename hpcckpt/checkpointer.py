@@ -114,7 +114,7 @@ class Checkpointer:
         is larger by itself is written before `save` returns.
     recycle : bool or "always"
         Write over the files of retired steps, which is several times faster than new files on most file systems:
-        those that no program on this machine has open or mapped, where the kernel can tell (local file systems).
+        those that no program on this machine has open or mapped, where the kernel knows that (local file systems).
         ``"always"`` writes over them without asking, on parallel file systems too: a program that has a step open
         then reads the values of a later one.
     incremental : bool
@@ -469,7 +469,7 @@ class Checkpointer:
         self._give_back()
 
     def _give_back(self, failure: str = "") -> None:
-        """Give back the run's lock and the communicator. Collective."""
+        """Release the run's lock and the communicator. Collective."""
         if self._run.closed:
             return  # nothing can be called any more, and all was given back
         self._run.closed = True
@@ -477,7 +477,7 @@ class Checkpointer:
         self._run.comm.free()
 
     def _release_lock(self, failure: str = "") -> None:
-        """Note the end of the run in its journal, and give back its lock, once. Root only."""
+        """Note the end of the run in its journal, and release its lock, once. Root only."""
         if self._release.alive:
             self._run.journal.end(failure)
             self._release()

@@ -1,9 +1,8 @@
 """Records of damage, ``RUN/.damaged/``: steps whose bytes a restore or ``hpcckpt verify`` found damaged.
 
-A step can have its manifest and all files in their sizes, and damaged bytes; only who has read all of them knows.  A
-record makes that known to everybody: discovery counts such a step as damaged until a later check finds it whole.  A
-record belongs to a `save_id`: another save of the same step is not affected.  Losing a record costs no more than that
-the damage has to be found again.
+A step can have a valid manifest, files of the right sizes, and damaged bytes, which only reading all bytes finds.  With
+a record discovery counts such a step as damaged until a later check finds it whole.  A record belongs to a `save_id`:
+another save of the same step is not affected.  If a record is lost, the damage is only found again.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ def _name(step: int, save_id: str) -> str:
 
 
 def _plain(text: object) -> str:
-    """Return a text of somebody else without control characters. Pure."""
+    """Return a text from a file without control characters. Pure."""
     if not isinstance(text, str):
         raise TypeError("not a text")
     return "".join(letter if letter.isprintable() else "?" for letter in text[:MAX_TEXT])

@@ -328,7 +328,7 @@ class ClosedError(CodeError, RuntimeError):
 
 
 class ForkedError(CodeError, RuntimeError):
-    """A forked child used a checkpointer of its parent; nothing of the parent was touched."""
+    """A forked child used a checkpointer of its parent; the parent is not affected."""
 
     kind = "forked"
 

@@ -96,7 +96,7 @@ def _check_stat(path: Path, found: os.stat_result) -> None:
     problem = problem_of(found)
     if problem:
         raise UnsafeDirectoryError(
-            f"{path} {problem}: what is in it may be from somebody else. Remove it, or choose another directory"
+            f"{path} {problem}: what is in it may be from another user. Remove it, or choose another directory"
         )
 
 
@@ -120,7 +120,7 @@ def problem_of(found: os.stat_result) -> str:
 
 
 def why_not_trusted(path: Path, owners: Collection[int] = ()) -> str:
-    """Return why a file whose code would be run may be from somebody else; "" if it is not. Independent.
+    """Return why a file whose code would be run may be from another user; "" if it is not. Independent.
 
     Root, this user and `owners` are trusted; the file and its directory must not be writable by all users.
 

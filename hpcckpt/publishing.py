@@ -278,7 +278,7 @@ def give_name(run: Run, staged: commit.Staged, manifest: Manifest, *, overwrite:
     HpcckptError
         Whatever keeps the step from being published.
     """
-    with run.workspace.changing:  # a later save that looks ahead meanwhile must know this step for ours
+    with run.workspace.changing:  # a later save that looks ahead meanwhile must find this step in the lineage
         check_reserved(run, staged.name)
         way = look_ahead(run, staged.job.step, overwrite=overwrite)
         path = commit.publish(staged, manifest, run.lock, way)  # steps 4 to 6
@@ -366,7 +366,7 @@ def _retire(run: Run, staged: commit.Staged) -> tuple[int, tuple[str, ...]]:
     run.reusable, n_kept, problem = None, 0, ""
     try:
         phases.reached("8-retention", 0)
-        lock = open_for_writing(run)  # it may have been lost since step 4: then what is here is not ours
+        lock = open_for_writing(run)  # it may have been lost since step 4: then another job has written here
         n_kept, problem = _keep_some(run, lock)
         run.workspace.sweep(lock)  # the step that was replaced, if any
     except Exception as error:  # noqa: BLE001 - whatever it is, the step is there

@@ -1,4 +1,4 @@
-"""Reading files of a run directory, where somebody else may have put something that is no ordinary file."""
+"""Reading files of a run directory, where another user may have put something that is not an ordinary file."""
 
 from __future__ import annotations
 

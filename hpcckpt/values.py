@@ -220,7 +220,7 @@ def _scalar(value: np.generic) -> Array:
     Raises
     ------
     StateError
-        If it would not come back: NumPy drops the zeros at the end of text.
+        If it would not be restored as it is: NumPy drops zeros at the end of text.
     """
     scalar: Array = np.asarray(value)
     if isinstance(value, np.str_ | np.bytes_) and scalar[()] != value:

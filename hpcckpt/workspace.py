@@ -149,7 +149,7 @@ class Workspace:
         Parameters
         ----------
         lock : RunLock
-            Ours; checked again.
+            Of this process; checked again.
         options : Options
             What is to be kept.
         mark : callable
@@ -183,7 +183,7 @@ class Workspace:
         Parameters
         ----------
         lock : RunLock
-            Ours; checked again.
+            Of this process; checked again.
         is_swept : callable
             Chooses among the names of temporary and retired directories.
 
@@ -269,7 +269,7 @@ class Workspace:
     def _hide(self, name: str, owner: object) -> Path | None:
         """Rename a directory to a new name; of anything else remove the name (steps a and b)."""
         path = self.directory / name
-        if path.is_symlink() or not path.is_dir():  # what a link leads to is not ours
+        if path.is_symlink() or not path.is_dir():  # a link is never followed
             if files.unlink(path):
                 native.fsync_dir(str(self.directory))
             return None

@@ -94,7 +94,7 @@ def passed_over(directory: Path, step: str | None, chosen: discovery.StepInfo) -
 
 
 def readable(info: discovery.StepInfo) -> Manifest:
-    """Return the manifest of a step that can be read, be it one that a record says is damaged.
+    """Return the manifest of a step that can be read, even if a record says that it is damaged.
 
     Raises
     ------

@@ -30,8 +30,8 @@ def command(directory: Path, every_s: float, *, is_once: bool, is_until_end: boo
 
     Its last saves, its speed, when the next save is due, the metrics, who writes. On a terminal one view is kept up to
     date; elsewhere a line is printed for each thing that happens, with --json one JSON document a line for each look.
-    A directory that does not exist yet is waited for, unless --once is given. Ctrl-C ends it, with 130, and nothing of
-    the run: it only reads.
+    A directory that does not exist yet is waited for, unless --once is given. Ctrl-C ends this
+    command, with exit code 130, and does not affect the job: the command only reads.
     """
     if is_once or directory.exists():
         options.existing(directory)

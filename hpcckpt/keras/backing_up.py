@@ -150,7 +150,7 @@ class Backup:
             self._limit_level()
 
     def _lose(self, *texts: str) -> None:
-        """Remember what did not come back: the run that goes on is not the one that was interrupted. Independent."""
+        """Remember what was not restored: this run differs from the one that was interrupted. Independent."""
         if not texts:
             return
         self._exactness.lost += texts
@@ -176,7 +176,7 @@ class Backup:
         if place is not None and (feed is None or is_over):
             begin_at(self.model, self.at)
         if not self.at.batch:
-            self._set_random()  # behind what was drawn to get there
+            self._set_random()  # after what was drawn to get there
 
     def _arrived(self, iterator: Any) -> None:
         """Go on, now that the first iterator is at its place."""
@@ -191,7 +191,7 @@ class Backup:
         self._tell(self._training.set_random())
 
     def _tell(self, lost: list[str]) -> None:
-        """Remember what did not come back behind the first lines, and say so once. Independent."""
+        """Remember what was not restored after the first lines were written, and report it once. Independent."""
         new = [text for text in lost if text not in self._exactness.lost]
         self._lose(*new)
         self._say(*_warnings(new))

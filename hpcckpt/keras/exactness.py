@@ -1,4 +1,4 @@
-"""What of a ``fit`` a checkpoint would not bring back: the proof, or its absence, that a resume is exact to the bit.
+"""The reasons why a resume of a ``fit`` would not give the same bits; if there is none, it is exact.
 
 1. Before the first batch: read the Python values that the program's code uses, compile the training step, and find the
    variables that it uses and that nothing else saves.  Those are saved with the rest.
@@ -46,7 +46,7 @@ class Exactness:
     variables : dict of str to tf.Variable
         Those that the training step uses and that nothing else saves, by name.
     lost : list of str
-        What did not come back when this run was resumed.
+        What was not restored when this run was resumed.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Exactness:
         return known[1]
 
     def _handles(self) -> set[int]:
-        """Return what tells the variables that are saved from all others."""
+        """Return the identities of the handles of all variables that are saved."""
         counters = [getattr(self.model, name) for name in _COUNTERS if hasattr(self.model, name)]
         metrics = [variable for metric in self.model.metrics for variable in metric.variables]
         streams = rng.variables()

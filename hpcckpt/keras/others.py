@@ -55,7 +55,7 @@ def has_state(callback: Any) -> bool:
 
 
 def is_known(callback: Any) -> bool:
-    """Return True if a callback has nothing of which neither it itself nor this library knows how to save it."""
+    """Return True if all state of a callback is saved, by itself or by this library."""
     own = type(callback)
     root = own.__module__.partition(".")[0]
     is_listed = own.__name__ in ATTRIBUTES or own.__name__ in WITHOUT_STATE

@@ -4,9 +4,9 @@ A checkpoint has variables, not attributes such as ``self.n_steps`` or a NumPy g
 saved as long as they are what the program itself sets them to before it trains.  So they are read once before the first
 batch, and again at each save: a difference means that a resumed run would begin with other values.
 
-Read are: of the program's classes the attributes that their own code names; of its functions what they take from
-around them; everything inside these.  Objects of Keras, TensorFlow and NumPy are passed over, but for arrays and
-generators: their states are variables.
+These are read: of the program's classes the attributes that their code names; of its functions the globals, closure
+variables and defaults; and everything in these.  Objects of Keras, TensorFlow and NumPy are not read, because their
+states are variables; NumPy arrays and generators are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Values:
     Attributes
     ----------
     digests : dict of str to object
-        Values, or what tells them apart, by path.
+        Values, or digests of them, by path.
     unknown : dict of str to str
         What cannot be compared: why, by path.
     """
@@ -239,7 +239,7 @@ def _flat(value: Any, path: str, depth: int = 2) -> Iterator[tuple[str, Any]]:
 
 
 def _taken(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function takes from around it: closure, defaults, globals, and parts of the program's modules."""
+    """Yield the closure variables, defaults and globals that a function uses, and parts of the program's modules."""
     yield from closure_of(function)
     yield "defaults", [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     names = _names_of(function.__code__)
@@ -300,7 +300,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _stream(value: Any) -> str | None:
-    """Return what tells the states of a generator of random numbers apart."""
+    """Return a digest of the state of a generator of random numbers; ``None`` of anything else."""
     if isinstance(value, random.Random):
         return _digest(repr(value.getstate()))
     if isinstance(value, np.random.RandomState):

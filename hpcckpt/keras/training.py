@@ -11,12 +11,12 @@ What stands in a checkpoint beside ``model/…`` and ``optimizer/…``:
 
 When it is given back, with the numbers of the rules in ``docs/keras.md``:
 
-1. Behind every ``on_train_begin``: weights, optimizer, callbacks.  (An earlier one would reset callbacks later.)  Then,
-   once the training step is compiled, the variables that it uses besides.
-2. Behind the first iterator: position in the data.  Then random streams, which making an iterator may draw from.
-3. Behind every ``on_epoch_begin``, if the run begins within an epoch: once more callbacks, learning rate, variables
-   of the step and random streams, for an epoch begins once, and its beginning was before the save; and metrics, which
-   Keras has just reset.  (Keras 3 makes its first iterator behind it, and metrics may not be there before.)
+1. After every ``on_train_begin``: weights, optimizer, callbacks, which reset themselves there.  Then, when the training
+   step is compiled, the other variables that it uses.
+2. After the first iterator was made: position in the data.  Then random streams: making an iterator may draw from them.
+3. After every ``on_epoch_begin``, if the run begins within an epoch: callbacks, learning rate, variables of the step
+   and random streams again, because that epoch had begun before the save; and metrics, which Keras has just reset.
+   (Keras 3 makes its first iterator after it, and metrics may not exist before.)
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Training:
         return state
 
     def set_captured(self) -> list[str]:
-        """Set the variables that the training step uses besides; return what did not come back, in words."""
+        """Set the other variables that the training step uses; return what was not restored, in words."""
         arrays, own = self._captured.arrays, self.exactness.variables
         gone, new = self.exactness.restore(arrays, self._identity), sorted(own.keys() - arrays.keys())
         texts = (

@@ -41,7 +41,7 @@ def whole_on(scratch: Path, directory: Path) -> tuple[StepInfo, ...]:
     near, mark = scratch_directory(directory, scratch), mark_of(directory)
     try:
         is_ours = bool(mark) and mark == mark_on_scratch(near)
-    except HpcckptError:  # from a disk that is broken, or a directory of somebody else, nothing is restored
+    except HpcckptError:  # from a disk that is broken, or a directory of another user, nothing is restored
         is_ours = False
     if not is_ours:
         return ()
