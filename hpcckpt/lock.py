@@ -370,15 +370,15 @@ class RunLock:
         _sweep_leftovers(self.path.parent)
 
     def _link_or_take_over(self, silent: Seen | None) -> None:
-        for _ in range(5):
+        for n_left in reversed(range(5)):
             if self._link():
                 return
             seen, holder, age_s = _look(self.path), _read_holder(self.path), self._age_s()
             verdict = "suspect" if holder is None else judge(holder, age_s, self.expiry_s)
-            if seen is None or (holder is None and age_s < 10.0):  # another job is just giving it back or taking it
-                time.sleep(0.05)
-            elif verdict == "dead" or (verdict == "suspect" and seen == silent):
+            if verdict == "dead" or (verdict == "suspect" and seen is not None and seen == silent):
                 self._remove_stale(holder)
+            elif seen is None or (holder is None and age_s < 10.0 and n_left > 0):
+                time.sleep(0.05)  # another job is just giving it back or taking it
             elif verdict == "suspect":
                 raise _SuspectError(seen, holder, age_s)
             else:

@@ -292,6 +292,8 @@ def _open(run: Run, candidate: Candidate) -> StepReader:
 
 def _usable(run: Run, step: int) -> StepInfo:
     info = discovery.inspect_step(run.directory, step, run.manifests)
+    if info.is_unread:  # proves nothing about the step
+        raise StorageError(info.problem)
     if info.manifest is None:  # what is wrong is raised in its own class
         discovery.find_step(run.directory, step)
         discovery.check_files(info.path, discovery.read_manifest(info.path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -68,6 +69,31 @@ def test_a_step_with_a_record_is_not_read_again_by_a_restart(ranks, damaged, dam
     assert restored(ranks, damaged) == 2
     ranks.on_root(lambda: damage.flip(first_file(damaged, 3), -100))  # whole again, but not verified
     assert restored(ranks, damaged) == 2
+
+
+@pytest.mark.parametrize("call", ["lstat", "fstat"])
+def test_a_file_that_cannot_be_read_just_now_is_no_damage(tmp_path, monkeypatch, call):
+    """Each call of the system fails once with EIO: the step may be skipped, and no record is made."""
+    ranks, run = ThreadRanks(2), tmp_path / "run"
+    save_steps(ranks, run, 1, 2)
+    data, real, left = str(run / layout.step_dirname(2) / "data"), getattr(os, call), 0
+
+    def failing(at, *args, **options):
+        nonlocal left
+        if data in str(os.readlink(f"/proc/self/fd/{at}") if isinstance(at, int) else at):
+            left -= 1
+            if left == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(at))
+        return real(at, *args, **options)
+
+    monkeypatch.setattr(os, call, failing)
+    n_calls = 0
+    while left <= 0:
+        n_calls += 1
+        left = n_calls
+        assert restored(ranks, run) in {1, 2}
+        assert not (run / layout.DAMAGED).exists(), n_calls
+    assert n_calls > 3
 
 
 def test_a_step_that_is_asked_for_is_tried_and_its_record_removed_if_it_reads_well(ranks, damaged, damage):
