@@ -308,7 +308,8 @@ class Checkpointer:
 
     def _make_room(self, tiers: Tiers, request: Request) -> None:
         """Wait for what a save must not overtake on its way to the run directory. Collective."""
-        tiers.open()
+        with saving.failures_in_journal(self._run, request.step, "open", opens=False):
+            tiers.open()
         saving.make_room(self._run, 0 if request.overwrite else self._run.options.max_in_flight - 1)
         tiers.make_room(self._run.n_saves)
         if request.overwrite:

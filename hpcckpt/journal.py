@@ -10,7 +10,6 @@ The file is bounded: beyond `MAX_NBYTES` the older half of its lines is dropped.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
@@ -21,14 +20,14 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcckpt import files, layout
 from hpcckpt._version import __version__
 from hpcckpt.discovery import open_regular
-from hpcckpt.errors import Failure, as_failure, from_os_error
+from hpcckpt.errors import CollectiveError, Failure, HpcckptError, as_failure, from_os_error
 from hpcckpt.lock import process_start
 
 NAME = "journal.jsonl"
@@ -72,7 +71,9 @@ class Journal:
     # -- what happened ---------------------------------------------------------------------------
 
     def begin(self, *, n_ranks: int, backend: str) -> None:
-        """Tell that a job begins to write in the run. Root only, under the lock."""
+        """Record that a job begins to write in the run, once. Root only, under the lock."""
+        if self._is_begun:
+            return
         self._is_begun = True
         facts = {"time": self._made, **this_job(), "n_ranks": n_ranks, "backend": backend}
         self._note("start", facts, is_first=True)
@@ -100,7 +101,7 @@ class Journal:
         """Tell that a step has come from scratch to the run directory, so long after its save began. Root only."""
         self._note("drained", {"step": step, "seconds": seconds, "from": str(scratch)})
 
-    def failed(self, step: int, phase: str, failures: Mapping[int, Failure]) -> None:
+    def failed(self, step: int | None, phase: str, failures: Mapping[int, Failure]) -> None:
         """Tell of a save that failed, and of what on which ranks. Root only."""
         first = min(failures)
         kind, text = failures[first].kind, failures[first].text
@@ -108,14 +109,13 @@ class Journal:
         facts = {"step": step, "phase": phase, "kind": kind, "message": text, "ranks": ranks}
         self._note("failed", facts, is_step=True)  # also of the first save: else nothing in the run would show it
 
-    @contextlib.contextmanager
-    def telling(self, step: int, phase: str) -> Iterator[None]:
-        """Tell of whatever the block raises. Root only."""
-        try:
-            yield
-        except Exception as error:
-            self.failed(step, phase, {0: as_failure(error)})
-            raise
+    def failed_by(self, step: Any, phase: str, error: HpcckptError) -> None:
+        """Record a save that ended by an error; a step that is not a number is left out. Root only."""
+        failures = {0: as_failure(error)}
+        if isinstance(error, CollectiveError) and error.failures:
+            failures = {rank: Failure(error.kinds[rank], text) for rank, text in error.failures.items()}
+            phase = error.phase.rpartition(": ")[2] or phase
+        self.failed(step if isinstance(step, int) else None, phase, failures)
 
     def restored(self, restored: Any, n_ranks: int, skipped: Sequence[str]) -> None:
         """Tell of a restore: a `Restored`, by how many ranks, and which steps were passed over. Root only."""

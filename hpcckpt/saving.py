@@ -11,7 +11,9 @@ state has changed proposes the new one instead of writing, and when all do, they
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from hpcckpt import publishing
@@ -19,7 +21,7 @@ from hpcckpt.closing import announced
 from hpcckpt.collective import commit
 from hpcckpt.collective.planner import gather_declarations, plan_for
 from hpcckpt.draining import Flag
-from hpcckpt.errors import CollectiveError, collective_error
+from hpcckpt.errors import CollectiveError, HpcckptError, collective_error
 from hpcckpt.plan import SaveJob, Ticket
 from hpcckpt.run import Planned, Run, SavedStep
 from hpcckpt.settling import MATTERS, ending
@@ -137,27 +139,48 @@ def outcome_of(this: Underway) -> SavedStep:
 # -- 0 and 1: the first save -----------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def failures_in_journal(run: Run, step: Any, phase: str, *, opens: bool) -> Iterator[None]:
+    """Record in the journal what the block raises; open the run directory for that if it `opens`. Independent.
+
+    A directory that another job holds, or that cannot be written, has no record.
+    """
+    try:
+        yield
+    except HpcckptError as error:
+        if run.comm.is_root:
+            owner = run if run.tier is None else run.tier.home
+            with contextlib.suppress(HpcckptError):
+                if opens:
+                    publishing.open_for_writing(owner)
+            if owner.lock is not None:
+                run.journal.begin(n_ranks=run.comm.size, backend=run.backend.name)
+            run.journal.failed_by(step, phase, error)
+        raise
+
+
 def _begin(run: Run, state: Any, request: Request) -> StateTree:
     """Plan, and open the run directory; the first save does, and one for which nothing is prepared. Collective."""
     where = f"save step {request.step}"
-    tree = run.comm.agree(f"{where}: read state", lambda: read_state(run, state, request))
-    named = [f"step {request.step}", *object_names(tree)]
-    gathered = gather_declarations(run.comm, tree.declarations, named)
-    plan = plan_for(run.comm.rank, tree.declarations, gathered)
+    with failures_in_journal(run, request.step, "begin", opens=True):
+        tree = run.comm.agree(f"{where}: read state", lambda: read_state(run, state, request))
+        named = [f"step {request.step}", *object_names(tree)]
+        gathered = gather_declarations(run.comm, tree.declarations, named)
+        plan = plan_for(run.comm.rank, tree.declarations, gathered)
     n_tickets = 0 if run.n_saves in run.tickets else 1 if run.n_saves else run.options.max_in_flight
 
     def begin() -> tuple[Any, list[Ticket]]:
-        with run.journal.telling(request.step, "begin"):
-            publishing.regain(run)
-            publishing.open_for_writing(run)
-            publishing.look_ahead(run, request.step, overwrite=request.overwrite)
-            if run.tier is not None:
-                run.tier.look_ahead(request.step, overwrite=request.overwrite)
-            publishing.check_space(run, plan)
-            design = publishing.design(run, tree.declarations, gathered)
-            return design, [publishing.prepare(run, design) for _ in range(n_tickets)]
+        publishing.regain(run)
+        publishing.open_for_writing(run)
+        publishing.look_ahead(run, request.step, overwrite=request.overwrite)
+        if run.tier is not None:
+            run.tier.look_ahead(request.step, overwrite=request.overwrite)
+        publishing.check_space(run, plan)
+        design = publishing.design(run, tree.declarations, gathered)
+        return design, [publishing.prepare(run, design) for _ in range(n_tickets)]
 
-    design, tickets = run.comm.on_root(f"{where}: begin", begin)
+    with failures_in_journal(run, request.step, "begin", opens=False):
+        design, tickets = run.comm.on_root(f"{where}: begin", begin)
     run.planned = Planned(tree.declarations, tuple(tree.objects), plan, design)
     run.tickets.update(enumerate(tickets, start=run.n_saves))
     for ticket in tickets:

@@ -111,7 +111,8 @@ def _last_failure(directory: Path) -> list[str]:
         return []
     if not saves or saves[-1]["event"] != "failed":
         return []
-    return [f"the last save, of step {saves[-1].get('step')}, failed: {saves[-1].get('message')}"]
+    which = f", of step {saves[-1]['step']}," if "step" in saves[-1] else ""
+    return [f"the last save{which} failed: {saves[-1].get('message')}"]
 
 
 def usage_lines(other: Sequence[Usage]) -> list[str]:

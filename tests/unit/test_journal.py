@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import threading
 
 import numpy as np
@@ -13,10 +14,12 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import discovery, journal, layout
-from hpcckpt.errors import StepExistsError
+from hpcckpt.errors import HpcckptError, LockedError, StateError, StepExistsError, StorageError, TreeMismatchError
 from hpcckpt.journal import Journal, epoch_of, read_journal
+from hpcckpt.lock import RunLock
 from hpcckpt.preemption import Preempted, watch
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tiers import behind
 
 
 @pytest.fixture(autouse=True)
@@ -148,6 +151,81 @@ def test_a_job_whose_first_save_failed_leaves_a_journal(tmp_path):
     with hc.Checkpointer(tmp_path / "run", nan_guard=True) as ckpt, pytest.raises(FloatingPointError):
         ckpt.save(1, {"w": np.array([np.nan])}).result()
     assert names_of(tmp_path / "run") == ["start", "failed", "end"]
+
+
+class Broken:
+    """Something whose state cannot be read."""
+
+    @property
+    def state_dict(self):
+        raise RuntimeError("no state today")
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+FIRST_SAVES = {
+    "a value that cannot be saved": (1, {"x": object()}, {}, "read state", "builtins.object cannot be saved"),
+    "a property that raises": (1, {"x": Broken()}, {}, "read state", "no state today"),
+    "no number as its step": ("5", {"x": 1}, {}, "read state", "'5' is not a whole number"),
+    "metrics that are no numbers": (
+        1,
+        {"x": 1},
+        {"metrics": {"loss": "low"}},
+        "read state",
+        "['loss'] are not numbers",
+    ),
+    "a shard that lacks elements": (1, {"x": hc.Sharded(np.zeros(2), (4,), (0,))}, {}, "begin", "do not tile"),
+    "another level": (1, {"x": 1}, {"level": "all"}, "read state", "'all' is not one of"),
+}
+
+
+@pytest.mark.parametrize("case", FIRST_SAVES)
+@pytest.mark.parametrize("tier", ["", "scratch"])
+def test_a_first_save_that_fails_before_it_begins_leaves_a_journal(tmp_path, case, tier):
+    step, state, options, phase, message = FIRST_SAVES[case]
+    scratch = {"scratch": tmp_path / "scratch"} if tier else {}
+    with hc.Checkpointer(tmp_path / "run", **scratch) as ckpt:
+        with pytest.raises(HpcckptError, match=re.escape(message)):
+            ckpt.save(step, state, **options)
+        entries = journal.read_journal(tmp_path / "run")
+        assert [entry["event"] for entry in entries] == ["start", "failed"]
+        assert (entries[1].get("step"), entries[1]["phase"]) == (step if step == 1 else None, phase)
+        assert message in entries[1]["message"]
+        ckpt.save(2, {"x": 1}).result()
+    assert names_of(tmp_path / "run")[:3] == ["start", "failed", "saved"]
+
+
+def test_a_first_save_that_scratch_refuses_leaves_a_journal(tmp_path, monkeypatch):
+    def refuse(path):
+        raise StorageError(f"{path} cannot be made")
+
+    monkeypatch.setattr(behind, "make_scratch", refuse)
+    with hc.Checkpointer(tmp_path / "run", scratch=tmp_path / "scratch") as ckpt, pytest.raises(StorageError):
+        ckpt.save(1, {"x": 1})
+    assert names_of(tmp_path / "run") == ["start", "failed", "end"]
+
+
+def test_ranks_whose_first_states_differ_leave_a_journal(tmp_path):
+    def body(comm):
+        with hc.Checkpointer(tmp_path / "run", comm=comm) as ckpt, pytest.raises(TreeMismatchError):
+            ckpt.save(1, {f"x{comm.rank}": 1})
+
+    run_ranks(2, body)
+    assert names_of(tmp_path / "run") == ["start", "failed", "end"]
+
+
+def test_a_first_save_into_the_directory_of_a_running_job_leaves_its_journal_alone(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    before = (tmp_path / journal.NAME).read_bytes()
+
+    def take(*_):
+        raise LockedError("job 7 holds it")
+
+    monkeypatch.setattr(RunLock, "take", take)
+    with hc.Checkpointer(tmp_path) as ckpt, pytest.raises(StateError):
+        ckpt.save(2, {"x": object()})
+    assert (tmp_path / journal.NAME).read_bytes() == before
 
 
 def test_what_failed_before_the_first_step_is_told_with_it(tmp_path):
