@@ -219,6 +219,7 @@ class RunLock:
         self.holder = this_holder()
         self._users = 0
         self._stop = threading.Event()
+        self._is_taken = False
 
     @classmethod
     def become_child(cls) -> None:
@@ -352,12 +353,14 @@ class RunLock:
 
     def _acquire(self, silent: Seen | None = None) -> None:
         """Take the lock; one whose file is `silent` too, for its heartbeat was watched. Root only."""
+        self._is_taken = False
         beat = threading.Thread(
             target=self._beat, args=(self.holder, self._stop), name="hpcckpt-heartbeat", daemon=True
         )
         try:
             beat.start()  # first, for once the lock has its name nothing may fail any more
             self._link_or_take_over(silent)
+            self._is_taken = True
         except BaseException as error:
             self._stop.set()
             if isinstance(error, LockedError):
@@ -442,6 +445,8 @@ class RunLock:
 
     def _beat(self, holder: Holder, stop: threading.Event) -> None:
         while not stop.wait(self.beat_s):
+            if not self._is_taken:
+                continue  # a heartbeat would make the lock of a dead job look alive
             if read_holder(self.path) not in (holder, None):
                 return
             with contextlib.suppress(OSError):  # the file system may be back at the next beat

@@ -310,12 +310,21 @@ def test_a_lock_that_is_no_ordinary_file_neither_hangs_nor_is_followed(run_dir, 
     assert elsewhere.read_text() == "precious"
 
 
-def test_a_lock_that_was_made_just_now_and_is_empty_is_watched_and_taken_over(run_dir, caplog):
-    """As a loss of power leaves it."""
+def test_a_lock_that_was_made_just_now_and_is_empty_is_watched_and_taken_over(run_dir, caplog, monkeypatch):
+    """As a loss of power leaves it. Who wants the lock gives it no heartbeat."""
     run_dir.mkdir()
     (run_dir / layout.LOCK).touch()
+    touched, real = [], os.utime
+
+    def touch(path, *args, **options):
+        touched.append(Path(path).read_bytes())
+        real(path, *args, **options)
+
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(os, "utime", touch)
     save(run_dir, 1)
     assert "is held by a file that names no job" in caplog.text
+    assert b"" not in touched
 
 
 def test_a_save_that_lost_its_lock_publishes_nothing(ranks, run_dir):
