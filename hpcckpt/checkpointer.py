@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcckpt import discovery, layout, saving
+from hpcckpt.collective import interrupts
 from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level, OnNewer, Options, Recycle, parse_best
 from hpcckpt.errors import ClosedError, StateError
-from hpcckpt.exiting import finish, raising, release_when_forgotten
+from hpcckpt.exiting import finish, raising, release, release_when_forgotten
 from hpcckpt.journal import Journal, exit_code_of
 from hpcckpt.opening import check_equal, open_run, patience_of
 from hpcckpt.restoring import restore
@@ -456,18 +457,27 @@ class Checkpointer:
         self._run.check_process()
         if self._run.closed and self._run.comm.calls.failure is None:
             return
-        try:
-            with self._call("close()"):
-                finish(self._run)
-                self._release_lock()
-                # The directory is free when any rank returns; and Horovod ends MPI for all with its first rank.
-                self._run.comm.barrier()
-        except KeyboardInterrupt:
-            raise  # it is still open, and may be closed again
-        except BaseException as error:
-            self._give_back(type(error).__name__)
-            raise
-        self._give_back()
+        with interrupts.deferred(self._run.comm.size):
+            is_over = False
+            try:
+                with self._call("close()"):
+                    finish(self._run)
+                    is_over = True
+                    self._release_lock()
+                    # The directory is free when any rank returns; and Horovod ends MPI for all with its first rank.
+                    self._run.comm.barrier()
+            except BaseException as error:
+                if not self._may_be_closed_again(error, is_over=is_over):
+                    self._give_back(type(error).__name__)
+                raise
+            self._give_back()
+
+    def _may_be_closed_again(self, error: BaseException, *, is_over: bool) -> bool:
+        """Return True if it is still open after an interrupt, here or on another rank: on all ranks or on none."""
+        if isinstance(error, KeyboardInterrupt):
+            return self._run.comm.size == 1 or not is_over
+        left = self._run.comm.calls.left
+        return left is not None and left.is_interrupt and left.operation == 0  # before the barrier
 
     def _give_back(self, failure: str = "") -> None:
         """Release the run's lock and the communicator. Collective."""
@@ -478,10 +488,9 @@ class Checkpointer:
         self._run.comm.free()
 
     def _release_lock(self, failure: str = "") -> None:
-        """Note the end of the run in its journal, and release its lock, once. Root only."""
-        if self._release.alive:
-            self._run.journal.end(failure)
-            self._release()
+        """Note the end of the run in its journal, and release its lock; may be repeated. Root only."""
+        self._run.journal.end(failure)
+        release(self._run)
 
     def __enter__(self) -> Checkpointer:
         return self

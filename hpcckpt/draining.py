@@ -21,9 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hpcckpt.collective.calls import POLL_S, Call
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.deadlines import POLL_S, join_and_log
 from hpcckpt.collective.exchange import Exchange
+from hpcckpt.collective.notes import Call
+from hpcckpt.collective.waits import wait_until
 from hpcckpt.errors import Failure, as_failure
 
 GO_WITHIN_S = 1.0
@@ -126,12 +128,12 @@ class Task:
             return Outcome(None, Failure("collective", "the thread that was to do this is gone"))
         return self._outcome
 
-    def join(self) -> None:
-        """Wait until it has ended. Independent."""
+    def join(self, text: str = "a background task") -> None:
+        """Wait until it has ended; `text` says in the log what lasts. Independent."""
         self.start()
         thread = self._thread
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
-            thread.join()
+            join_and_log(thread, text)
 
 
 @dataclass(slots=True, eq=False)
@@ -257,25 +259,41 @@ class Draining:
         def missing() -> list[int]:
             return self._exchange.missing(matter.number) if self.comm.is_root else [0]
 
-        self.comm.calls.wait_until(
+        wait_until(
+            self.comm,
             is_settled,
             missing,
             doing=lambda: "writes its part" if matter.part.outcome is None else "",
             is_busy=lambda: matter.part.outcome is None or matter.conclusion is not None,
             text=text or matter.name,
             give_up=lambda: self._give_up(matter, missing()),
-            idle=lambda: self._wake.wait(POLL_S if self.comm.size > 1 else 0.05),
+            idle=self._idle,
         )
+
+    def wait_for_part(self, matter: Matter) -> None:
+        """Wait until this rank's part of a matter has ended. Independent."""
+        wait_until(
+            self.comm,
+            lambda: matter.part.outcome is not None,
+            lambda: [self.comm.rank],
+            doing=lambda: "writes its part",
+            is_busy=lambda: True,
+            text=matter.name,
+            idle=self._idle,
+        )
+
+    def _idle(self) -> None:
+        self._wake.wait(POLL_S if self.comm.size > 1 else 0.05)
 
     def _give_up(self, matter: Matter, missing: Sequence[int]) -> None:
         """End the job: a rank is silent, and what it holds cannot be known. Independent."""
         names = ", ".join(map(str, missing[:16])) + (" and more" if len(missing) > 16 else "")
         calls = self.comm.calls
-        known = "; ".join(f"rank {rank} {calls.where(rank)}" for rank in missing[:16])
+        known = "; ".join(f"rank {rank} {calls.peers.where(rank)}" for rank in missing[:16])
         _log.critical(
             "hpcckpt: [rank %d] %s: no word from rank %s for %.0f s; the job is ended, the steps on storage are whole "
             "(rank %d %s; %s)",
             self.comm.rank, matter.name, names, self.comm.patience.peer_timeout_s,
-            self.comm.rank, calls.where(self.comm.rank), known,
+            self.comm.rank, calls.peers.where(self.comm.rank), known,
         )  # fmt: skip
         self.comm.abort(1)

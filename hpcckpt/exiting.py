@@ -33,11 +33,15 @@ def release_when_forgotten(owner: object, run: Run) -> weakref.finalize[[Run, in
 
 
 def _release(run: Run, pid: int) -> None:
-    """Remove what was prepared for saves that will not come, and give the lock back. Root only."""
-    if os.getpid() != pid:  # a forked child has a copy of all this, and nothing of it is its own
-        return
+    """Release the lock, unless this is a forked child: it has a copy of all this, and nothing of it is its own."""
+    if os.getpid() == pid:
+        release(run)
+
+
+def release(run: Run) -> None:
+    """Remove what was prepared for saves that will not come, and release the lock; may be repeated. Root only."""
     if run.tier is not None and not run.tier.is_draining:
-        _release(run.tier.home, pid)
+        release(run.tier.home)
     if _is_under_way(run) or not (run.closed or run.tier is None or run.tier.is_drained):
         _orphans.append(run)  # also what failed: another rank may not have heard of it yet, and tries again at the end
     if not _is_under_way(run):
@@ -75,7 +79,7 @@ def _abandon(run: Run, why: str) -> None:
     for one in (run,) if run.tier is None else (run, run.tier.home):
         for matter in one.draining.matters:
             if matter.conclusion is not None:
-                matter.conclusion.join()
+                matter.conclusion.join(f"{matter.name} is committed")
     run.journal.end(why)
     run.underway.clear()
     for one in (run,) if run.tier is None else (run.tier.home, run):

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcckpt import files, layout
+from hpcckpt.collective.deadlines import Patience, Waited
 from hpcckpt.discovery import read_bounded
 from hpcckpt.errors import ForkedError, HpcckptError, LockedError, LockLostError, StorageError, from_os_error, printable
 
@@ -177,9 +178,11 @@ def _watch(path: Path, suspect: _SuspectError, beat_s: float) -> Seen | None:
         "watching for %.0f s whether its heartbeat has stopped",
         path.parent, suspect.holder or "a file that names no job", suspect.age_s, watch_s,
     )  # fmt: skip
-    end = time.monotonic() + watch_s
+    end, waited = time.monotonic() + watch_s, Waited(Patience())
     while time.monotonic() < end:
         time.sleep(min(1.0, watch_s / 20))
+        if waited.is_log_due():
+            _log.warning("hpcckpt: watching the lock of %s for %.0f s", path.parent, waited.total)
         now = _look(path)
         if now is None:
             return None

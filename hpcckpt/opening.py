@@ -11,8 +11,8 @@ from typing import Any
 
 from hpcckpt.backends.base import Backend
 from hpcckpt.backends.registry import BackendInfo, find_backend, load_class
-from hpcckpt.collective.calls import Patience
 from hpcckpt.collective.communicator import Communicator, usable_cores
+from hpcckpt.collective.deadlines import Patience
 from hpcckpt.config import Options
 from hpcckpt.draining import DRAIN_NICE, Draining
 from hpcckpt.errors import BackendConflictError, OptionError, Problem, list_problems

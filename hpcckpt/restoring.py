@@ -18,6 +18,7 @@ import numpy as np
 
 from hpcckpt import damage, discovery, layout, phases
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.waits import wait_until
 from hpcckpt.discovery import StepInfo
 from hpcckpt.draining import Flag, Task
 from hpcckpt.dtypes import numpy_dtype
@@ -539,7 +540,7 @@ def _read(run: Run, reading: _Reading) -> dict[str, Array]:
     run.comm.calls.announce(reading.describe())
     task = Task(reading, Flag()).start()
     try:
-        run.comm.calls.wait_until(lambda: task.outcome is not None, lambda: [run.comm.rank], doing=reading.describe)
+        wait_until(run.comm, lambda: task.outcome is not None, lambda: [run.comm.rank], doing=reading.describe)
     except BaseException:
         reading.is_cancelled = True
         raise

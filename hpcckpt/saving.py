@@ -61,7 +61,7 @@ def save(run: Run, state: Any, request: Request) -> Underway:
         if this.interrupt is not None:
             raise this.interrupt  # now that the other ranks will receive its failure
         if is_live:
-            this.matter.part.join()
+            run.draining.wait_for_part(this.matter)
     except BaseException as error:
         this.interrupt = error  # what it reads from the state itself may change from now on
         go.set()
@@ -112,7 +112,7 @@ def finish(run: Run) -> None:
         try:
             make_room(run, 0)
         except CollectiveError as error:
-            if run.comm.calls.failure is not None:
+            if run.comm.calls.is_broken_off:
                 raise
             failure = failure or error
     if failure is not None:

@@ -249,7 +249,7 @@ class Workspace:
             removal = self._removal
             if removal is None:
                 raise
-            removal.join()
+            removal.join("files of retired steps are removed, for there is too little free space")
             commit.check_space(self.directory, plan, n_ranks, staged_bytes)
 
     def finish_removal(self) -> str:
@@ -257,7 +257,7 @@ class Workspace:
         removal = self._removal
         if removal is None:
             return ""
-        removal.join()
+        removal.join("files of retired steps are removed")
         with self.changing:
             if self._removal is removal:  # last: an interrupted wait is repeated
                 self._removal = None

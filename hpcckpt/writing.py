@@ -99,7 +99,7 @@ def _hold(run: Run, tree: StateTree, items: Sequence[WriteItem]) -> Held:
     if limit is not None:
         is_too_much = sum(item.nbytes for item in items) > limit
         for earlier in run.underway:
-            earlier.matter.part.join()
+            run.draining.wait_for_part(earlier.matter)
     if is_too_much or not run.is_in_background:
         return live(tree, items)
     return hold(tree, items, run.arenas, run.backend.threads)

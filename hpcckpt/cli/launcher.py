@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.collective import launchers
-from hpcckpt.collective.calls import SILENT
 from hpcckpt.collective.communicator import default_communicator, launch_complaint, launched_rank, launched_size
+from hpcckpt.collective.deadlines import SILENT
 from hpcckpt.errors import MpiError
 from hpcckpt.streams import write_message
 

@@ -5,7 +5,7 @@ one rank, every rank raises the same error, and no rank is left waiting.  They c
 exceptions.
 
 Collective operations are made of point-to-point messages along binomial trees, and every wait is one loop
-(:meth:`hpcckpt.collective.calls.Calls.wait_until`): so a rank that waits knows which call the others are in, and for
+(:func:`hpcckpt.collective.waits.wait_until`): so a rank that waits knows which call the others are in, and for
 how long it waits.  A transport is two methods: post a message, and take in what has come.
 """
 
@@ -20,7 +20,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from hpcckpt.collective import launchers
-from hpcckpt.collective.calls import NOTES, Call, Calls, Patience
+from hpcckpt.collective.calls import Calls
+from hpcckpt.collective.deadlines import Patience
+from hpcckpt.collective.notes import NOTES, Call
+from hpcckpt.collective.waits import wait_until
 from hpcckpt.errors import Failure, MpiError, as_failure, collective_error
 
 T = TypeVar("T")
@@ -54,12 +57,6 @@ def _attempt(fn: Callable[[], T]) -> tuple[_Outcome, BaseException | None]:
         return _Outcome(fn(), None), None
     except BaseException as error:  # noqa: BLE001 - also an interrupt must reach the other ranks first
         return _Outcome(None, as_failure(error)), error
-
-
-def _own_interrupt(error: BaseException | None) -> None:
-    """Let KeyboardInterrupt and SystemExit of this rank go on, now that the others know."""
-    if error is not None and not isinstance(error, Exception):
-        raise error
 
 
 class Communicator(ABC):
@@ -164,7 +161,7 @@ class Communicator(ABC):
         """Wait for the message of a rank for an operation of this call. Collective."""
         assert self.calls.current is not None
         key = (self.calls.current.number, index, source)
-        self.calls.wait_until(lambda: key in self._pieces, lambda: [source])
+        wait_until(self, lambda: key in self._pieces, lambda: [source])
         return self._pieces.pop(key)
 
     def _reduce(self, value: T, merge: Callable[[T, T], T]) -> T:
@@ -246,7 +243,7 @@ class Communicator(ABC):
             failures = {self.rank: outcome.failure} if outcome.failure else {}
             if self.size > 1:
                 failures = self._spread(self._reduce(failures, _merged))
-        _own_interrupt(error)
+        self._raise_interrupt(error)
         if failures:
             raise collective_error(phase, failures) from error
         result: T = outcome.value
@@ -263,11 +260,17 @@ class Communicator(ABC):
         with self._operation("on_root", phase) if self.size > 1 else contextlib.nullcontext():
             outcome, error = _attempt(fn) if self.is_root else (None, None)
             outcome = self.bcast(outcome)
-        _own_interrupt(error)
+        self._raise_interrupt(error)
         if outcome.failure:
             raise collective_error(phase, {0: outcome.failure}) from error
         result: T = outcome.value
         return result
+
+    def _raise_interrupt(self, error: BaseException | None) -> None:
+        """Raise KeyboardInterrupt and SystemExit of this rank, now that the others know. Independent."""
+        if error is not None and not isinstance(error, Exception):
+            self.calls.known_error = error
+            raise error
 
     def reduce_on_root(self, phase: str, fn: Callable[[], T]) -> list[T] | None:
         """Run `fn` on every rank; root gets all results in rank order. Collective.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from hpcckpt.collective.calls import Call
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.notes import Call
 
 
 class _Letter(NamedTuple):

@@ -16,8 +16,9 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcckpt.collective import launchers
-from hpcckpt.collective.calls import POLL_S, Patience
 from hpcckpt.collective.communicator import Communicator, world_is
+from hpcckpt.collective.deadlines import POLL_S, Patience
+from hpcckpt.collective.waits import wait_for_all
 from hpcckpt.errors import CollectiveError, MpiError
 from hpcckpt.streams import flush_or_discard
 
@@ -64,7 +65,7 @@ class MpiCommunicator(Communicator):
         if self.size == 1:
             return comm.Dup()
         made, request = comm.Idup()
-        self.calls.wait_for_all(request.Test)
+        wait_for_all(self, request.Test)
         return made
 
     @property

@@ -6,11 +6,11 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from hpcckpt.collective.calls import Patience
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.deadlines import Patience
 
 T = TypeVar("T")
 
@@ -107,9 +107,15 @@ class ThreadCommunicator(Communicator):
 
 
 def run_ranks(
-    n_ranks: int, body: Callable[[Communicator], T], timeout_s: float = 180.0, patience: Patience | None = None
+    n_ranks: int,
+    body: Callable[[Communicator], T],
+    timeout_s: float = 180.0,
+    patience: Patience | None = None,
+    main_rank: int | None = None,
 ) -> list[T]:
     """Run `body` on `n_ranks` ranks, one thread each, and return their results in rank order.
+
+    `main_rank`, if given, runs on the calling thread: where Python handles signals, if that is the main thread.
 
     Raises
     ------
@@ -126,8 +132,16 @@ def run_ranks(
             comm.break_off()
             raise
 
+    futures: list[Future[T]] = [Future() for _ in range(n_ranks)]
     with ThreadPoolExecutor(n_ranks) as pool:
-        futures = [pool.submit(run, rank) for rank in range(n_ranks)]
+        for rank in range(n_ranks):
+            if rank != main_rank:
+                futures[rank] = pool.submit(run, rank)
+        if main_rank is not None:
+            try:
+                futures[main_rank].set_result(run(main_rank))
+            except BaseException as own:  # noqa: BLE001 - it is raised below, with those of the other ranks
+                futures[main_rank].set_exception(own)
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in [e for e in errors if not isinstance(e, PeerGoneError)] or errors:
         raise error

@@ -248,7 +248,7 @@ class Tiers:
     def _copy(self, drain: Drain, before: Task | None) -> Any:
         """Copy this rank's share of the pieces, and make it durable. Independent."""
         if before is not None:
-            before.join()
+            before.join(f"step {drain.saved.step} waits for the drain before it")
         comm = self.near.comm
         phases.reached("drain-begun", comm.rank)
         with translated(f"drain step {drain.saved.step}"):
@@ -463,9 +463,12 @@ class Tiers:
             raise failure
 
     def _finish(self, drain: Drain) -> None:
-        with contextlib.suppress(CollectiveError):
+        try:
             self.wait(drain)
             return
+        except CollectiveError:
+            if self.near.comm.calls.is_broken_off:
+                raise
         drain.failures, drain.began = None, time.monotonic()  # how long it lay there says nothing of the next one
         self._begin(drain)  # never the only copy on scratch, if that can be helped
         self.wait(drain)

@@ -254,7 +254,7 @@ class TiersOfPlaces(Tiers):
     def _copy(self, drain: Drain, before: Task | None) -> Any:
         """Retire old parts of this rank's place, then copy this rank's share. Independent."""
         if before is not None:
-            before.join()
+            before.join(f"step {drain.saved.step} waits for the drain before it")
         warnings = closing.tidy(self.near)
         return super()._copy(drain, before)._replace(warnings=warnings)
 

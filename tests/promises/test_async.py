@@ -16,7 +16,7 @@ from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import errors, exiting, layout, phases
-from hpcckpt.collective.calls import Patience
+from hpcckpt.collective.deadlines import Patience
 from hpcckpt.discovery import read_manifest, step_numbers
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks

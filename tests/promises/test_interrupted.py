@@ -1,9 +1,13 @@
-"""Ctrl-C at any line of a call leaves a checkpointer that works."""
+"""Ctrl-C at any line of a call leaves a checkpointer that works; of several ranks on all, or on none."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +15,47 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors
+from hpcckpt import discovery, errors
+from hpcckpt.collective.deadlines import Patience
+from hpcckpt.testing.ranks import run_ranks
 
 PACKAGE = str(Path(hc.__file__).parent)
-FOLLOWED = ("checkpointer", "saving", "draining", "settling", "closing", "exchange", "communicator", "writing")
+FOLLOWED = (
+    "checkpointer", "saving", "draining", "settling", "closing", "restoring", "exchange", "communicator", "calls",
+    "waits", "interrupts", "writing",
+)  # fmt: skip
 """Modules that wait, or keep what came from other ranks and threads."""
+N_RANKS = 3
+CALLS = ("save", "result", "wait", "close", "restore")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: hundreds of saves need not wait for a disk."""
+    memory = Path("/dev/shm")
+    is_there = memory.is_dir() and os.access(memory, os.W_OK)
+    with tempfile.TemporaryDirectory(prefix="hpcckpt-test-", dir=memory if is_there else tmp_path) as made:
+        yield Path(made)
 
 
 class Interrupting:
-    """Raises KeyboardInterrupt at one line of `FOLLOWED` that this thread executes, counted from 0 on."""
+    """Raises SIGINT at one line of `FOLLOWED` that this thread executes, counted from 0 on."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, function: str = "") -> None:
         self.n_left = at
+        self.function = function
         self.is_raised = False
 
     def __call__(self, frame: Any, event: str, arg: object) -> Any:
         del arg
-        name = frame.f_code.co_filename
-        if not (name.startswith(PACKAGE) and Path(name).stem in FOLLOWED):
+        code = frame.f_code
+        if not (code.co_filename.startswith(PACKAGE) and Path(code.co_filename).stem in FOLLOWED):
             return None
-        if event == "line" and not self.is_raised:
+        if event == "line" and not self.is_raised and self.function in {"", code.co_name}:
             self.n_left -= 1
             if self.n_left < 0:
                 self.is_raised = True
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
         return self
 
     def during(self, call: Callable[[], Any]) -> None:
@@ -42,61 +63,208 @@ class Interrupting:
         sys.settrace(self)
         try:
             call()
-        except (KeyboardInterrupt, errors.CollectiveError):
-            pass
         finally:
             sys.settrace(None)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.full(10, float(step))}
+
+
+def loaded(run_dir: Path) -> dict[int, set[float]]:
+    """Return the values of every step."""
+    return {step: set(hc.load(run_dir, step=step)["w"].tolist()) for step in discovery.step_numbers(run_dir)}
+
+
+def call_of(ckpt: Any, call: str, pending: Any, step: int) -> Callable[[], Any]:
+    calls: dict[str, Callable[[], Any]] = {
+        "save": lambda: ckpt.save(step, state(step)).result(),
+        "result": lambda: pending.result(),
+        "wait": ckpt.wait,
+        "close": ckpt.close,
+        "restore": lambda: ckpt.restore(state(0)),
+    }
+    return calls[call]
+
+
+# -- one rank --------------------------------------------------------------------------------------
 
 
 def saved(ckpt: Any, step: int) -> Any:
     """Save a step after an interrupt; a save that the interrupt made fail is reported once, by the next call."""
     try:
-        return ckpt.save(step, {"w": np.full(10, float(step))}).result()
+        return ckpt.save(step, state(step)).result()
     except errors.CollectiveError as error:
         assert "KeyboardInterrupt" in str(error)  # noqa: PT017
-        return ckpt.save(step, {"w": np.full(10, float(step))}).result()
+        return ckpt.save(step, state(step)).result()
 
 
-def interrupted(run_dir: Path, at: int, call: str, **options: Any) -> bool:
+def interrupted(ckpt: Any, run_dir: Path, at: int, call: str) -> bool:
     """Interrupt a call at a line; return False if it has fewer lines."""
-    ckpt = hc.Checkpointer(run_dir / str(at), backend="rankfile", **options)
-    ckpt.save(1, {"w": np.ones(10)}).result()
+    first = 3 * at + 1
+    saved(ckpt, first)
     interrupting = Interrupting(at)
-    pending = None if call == "save" else ckpt.save(2, {"w": np.full(10, 2.0)})
-    calls: dict[str, Callable[[], Any]] = {
-        "save": lambda: ckpt.save(2, {"w": np.full(10, 2.0)}).result(),
-        "result": lambda: pending.result(),  # type: ignore[union-attr]
-        "wait": ckpt.wait,
-        "close": ckpt.close,
-    }
-    interrupting.during(calls[call])
-    if call == "close":
-        ckpt.close()
-        assert hc.load(run_dir / str(at))["w"].tolist() == [2.0] * 10
-    else:
-        saved(ckpt, 3)
-        ckpt.close()
-        steps = {step: hc.load(run_dir / str(at), step=step)["w"] for step in (1, 2, 3) if step != 2 or call != "save"}
-        assert {step: set(w.tolist()) for step, w in steps.items()} == {step: {float(step)} for step in steps}
+    pending = ckpt.save(first + 1, state(first + 1)) if call in {"result", "wait"} else None
+    try:
+        interrupting.during(call_of(ckpt, call, pending, first + 1))
+    except (KeyboardInterrupt, errors.CollectiveError):
+        pass
+    saved(ckpt, first + 2)
+    steps = loaded(run_dir)
+    assert {first, first + 2, *([first + 1] if pending else [])} <= set(steps)
+    assert steps == {step: {float(step)} for step in steps}
     return interrupting.is_raised
 
 
-@pytest.mark.parametrize("call", ["save", "result", "wait", "close"])
-def test_a_call_that_was_interrupted_at_any_line_leaves_a_working_checkpointer(run_dir, call):
-    at = 0
-    while interrupted(run_dir, at, call):
-        at += 1
+def closed(run_dir: Path, at: int) -> bool:
+    """Interrupt `close` at a line; return False if it has fewer lines."""
+    ckpt = hc.Checkpointer(run_dir)
+    ckpt.save(2 * at, state(2 * at)).result()
+    ckpt.save(2 * at + 1, state(2 * at + 1))
+    interrupting = Interrupting(at)
+    try:
+        interrupting.during(ckpt.close)
+    except KeyboardInterrupt:
+        ckpt.close()
+    assert not (run_dir / ".lock").exists()
+    assert hc.load(run_dir)["w"].tolist() == [2.0 * at + 1] * 10
+    return interrupting.is_raised
+
+
+@pytest.mark.parametrize("call", ["result", *(pytest.param(c, marks=pytest.mark.slow) for c in CALLS if c != "result")])
+def test_a_call_that_was_interrupted_at_any_line_leaves_a_working_checkpointer(base, call):
+    at, run_dir = 0, base / "run"
+    if call == "close":
+        while closed(run_dir, at):
+            at += 1
+    else:
+        with hc.Checkpointer(run_dir) as ckpt:
+            while interrupted(ckpt, run_dir, at, call):
+                at += 1
     assert at > 20
 
 
 def test_a_save_that_reads_the_state_itself_and_is_interrupted_is_not_torn(run_dir):
     """What it reads may change as soon as `save` has returned."""
-    state = {"w": np.ones(10)}
+    w = {"w": np.ones(10)}
     with hc.Checkpointer(run_dir, async_save=False, max_to_keep=None) as ckpt:
         for at in range(1, 300, 11):
-            state["w"][:] = at
-            Interrupting(at).during(lambda at=at: ckpt.save(2 * at, state))
-            state["w"][:5] = -1.0
+            w["w"][:] = at
+            try:
+                Interrupting(at).during(lambda at=at: ckpt.save(2 * at, w))
+            except (KeyboardInterrupt, errors.CollectiveError):
+                pass
+            w["w"][:5] = -1.0
             saved(ckpt, 2 * at + 1)
-        steps = ckpt.all_steps()
-    assert all(len(set(hc.load(run_dir, step=step)["w"].tolist())) == 1 for step in steps)
+    assert all(len(values) == 1 for values in loaded(run_dir).values())
+
+
+# -- several ranks ---------------------------------------------------------------------------------
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Return the class of the error that a call raises, or ""."""
+    try:
+        call()
+    except errors.HpcckptError as error:
+        return type(error).__name__
+    return ""
+
+
+def interrupted_in_group(run_dir: Path, at: int, call: str, odd: int) -> bool:
+    """Interrupt one rank of three at a line of a call; return False if it has fewer lines."""
+    interrupting = Interrupting(at)
+
+    def body(comm: Any) -> str:
+        ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=60.0)
+        ckpt.save(1, state(1)).result()
+        pending = ckpt.save(2, state(2)) if call in {"result", "wait", "close"} else None
+        comm.barrier()
+        act, found = call_of(ckpt, call, pending, 2), []
+        try:
+            found.append(error_of(lambda: interrupting.during(act) if comm.rank == odd else act()))
+        except KeyboardInterrupt:
+            assert comm.rank == odd
+        if call != "close":
+            found += [error_of(lambda step=step: ckpt.save(step, state(step)).result()) for step in (3, 4)]
+        found.append(error_of(ckpt.close))
+        return next(filter(None, found), "")
+
+    first_errors = run_ranks(
+        N_RANKS, body, timeout_s=60.0, patience=Patience(interrupt_s=30.0, status_s=0.05), main_rank=odd
+    )
+    assert first_errors == [first_errors[0]] * N_RANKS
+    # where the interrupt came before the call began, this rank's next call is another one than theirs
+    assert first_errors[0] in {"", "TreeMismatchError", "CollectiveMisuseError"}
+    steps = loaded(run_dir)
+    assert steps == {step: {float(step)} for step in steps}
+    assert {1} <= set(steps) if first_errors[0] else {2 if call == "close" else 4} <= set(steps)
+    return interrupting.is_raised
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_one_rank_of_three_that_is_interrupted_leaves_all_of_them_the_same(base, call):
+    at = {"save": 5, "result": 0, "wait": 33, "close": 99, "restore": 7}[call]
+    while interrupted_in_group(base / str(at), at, call, at % 2):
+        at += 101
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("call", CALLS)
+def test_one_rank_of_three_interrupted_at_any_line_leaves_all_the_same(base, call, odd):
+    at = 0
+    while interrupted_in_group(base / str(at), at, call, odd):
+        at += 3 if call == "restore" else 1
+    assert at > 100
+
+
+@pytest.mark.parametrize("call", ["save", "latest_step", "restore", "close", "close after a save"])
+def test_a_rank_interrupted_while_others_do_not_come_is_an_error_on_them(run_dir, call):
+    """It waits for a moment, in which they may come; then all ranks may go on together, or are all closed."""
+    has_left = threading.Event()
+
+    def body(comm: Any) -> list[str]:
+        ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=60.0)
+        ckpt.save(1, state(1)).result()
+        if call in {"save", "close after a save"}:
+            ckpt.save(2, state(2))
+        act = ckpt.latest_step if call == "latest_step" else call_of(ckpt, call.split()[0], None, 3)
+        if comm.rank == 1:
+            with pytest.raises(KeyboardInterrupt):
+                Interrupting(0, "_tick").during(act)
+            has_left.set()
+        else:
+            assert has_left.wait(60)
+            with pytest.raises(errors.CollectiveError, match="KeyboardInterrupt"):
+                act()
+        found = [] if call.startswith("close") else [error_of(lambda: ckpt.save(4, state(4)).result())]
+        return [*found, error_of(ckpt.close)]
+
+    found = run_ranks(N_RANKS, body, timeout_s=60.0, patience=Patience(interrupt_s=0.1, status_s=0.02), main_rank=1)
+    assert set(map(tuple, found)) == {("",)} if call.startswith("close") else {("", "")}
+    assert not (run_dir / ".lock").exists()
+    steps = loaded(run_dir)
+    assert steps == {step: {float(step)} for step in steps}
+    assert {2 if call == "close after a save" else 1} <= set(steps)
+
+
+def twice(ckpt: Any) -> None:
+    with ckpt.comm.calls.call("twice"):
+        if ckpt.comm.rank > 0:
+            ckpt.comm.barrier()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it was not raised")
+
+
+def test_a_second_interrupt_within_a_call_takes_effect_at_once(run_dir):
+    def body(comm: Any) -> None:
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.save(1, state(1)).result()
+        with pytest.raises(KeyboardInterrupt if comm.rank == 0 else errors.CollectiveError):
+            twice(ckpt)
+        ckpt.close()
+
+    run_ranks(2, body, timeout_s=60.0, main_rank=0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -13,7 +13,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors
-from hpcckpt.collective.calls import Patience
+from hpcckpt.collective.deadlines import Patience
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import run_ranks
 
