@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout, mounts, native, publishing
+from hpcckpt import errors, layout, mounts, native, phases, publishing
 from hpcckpt.backends import reusing, spans
 from hpcckpt.backends.rankfile import backend
 from hpcckpt.backends.rankfile import format as codec
@@ -325,6 +326,62 @@ def leases(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+b") as file:
         if not reusing.is_unused(file.fileno()):
             pytest.skip("no leases here")
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_program_that_is_started_during_a_save_inherits_no_file_of_it(run_dir, kind):
+    options, name, _ = READERS[kind]
+    found: dict[str, str] = {}
+
+    def start(phase: str, _rank: int) -> None:
+        if phase != "0-plan":
+            command = ["ls", "-l", "/proc/self/fd"]
+            found[phase] = subprocess.run(
+                command, check=True, close_fds=False, stdout=subprocess.PIPE, text=True
+            ).stdout
+            if phase == "2-written":  # what the child could have inherited
+                own = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+                found["own"] = " ".join(path for path in own if path.endswith(Path(name).name))
+
+    with hc.Checkpointer(run_dir, **options) as ckpt:
+        phases.install_hook(start)
+        try:
+            ckpt.save(1, state(1)).result()
+        finally:
+            phases.install_hook(None)
+    assert found.pop("own")
+    assert len(found) > 5
+    assert not [text for text in found.values() if str(run_dir) in text]
+
+
+@pytest.mark.usefixtures("leases")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_that_has_a_file_open_costs_new_files_and_no_values(run_dir, opened):
+    source, target = os.pipe()
+    children: list[int] = []
+
+    def fork(phase: str, _rank: int) -> None:
+        if phase == "2-written" and not children:
+            children.append(os.fork())
+            if not children[0]:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(60)  # not for ever, if the test fails
+                os.read(source, 1)
+                os._exit(0)
+
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        phases.install_hook(fork)
+        try:
+            for step in range(1, 6):
+                ckpt.save(step, state(step)).result()
+                assert values(run_dir, step) == [step + k for k in range(4000)]
+        finally:
+            phases.install_hook(None)
+            os.write(target, b" ")
+            os.waitpid(children[0], 0)
+            os.close(source)
+            os.close(target)
+    assert opened == [True, True, True, False, False]
 
 
 @pytest.mark.usefixtures("leases")
