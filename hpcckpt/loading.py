@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hpcckpt import discovery, layout
+from hpcckpt import damage, discovery, layout
 from hpcckpt.backends.base import Backend, ReadRequest
 from hpcckpt.backends.registry import find_backend, load_class
 from hpcckpt.collective.sharding import coverage_problems
@@ -54,6 +54,8 @@ class StepReader:
         Reads its files.
     index : Index, optional
         Where the entries lie; read from the files if not given.
+    is_recording : bool
+        Record damage that is found, where the run directory can be written.
 
     Raises
     ------
@@ -61,12 +63,25 @@ class StepReader:
         If the entries are not exactly what the manifest says; names every problem.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, backend: Backend, index: Index | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        backend: Backend,
+        index: Index | None = None,
+        *,
+        is_recording: bool = False,
+    ) -> None:
         self.path = path
         self.manifest = manifest
+        self._is_recording = is_recording
         self.backend = backend
         self.specs = {spec.name: spec for spec in manifest.tensors}
-        self.index: Index = self._checked(self._guarded(backend.index, path, manifest)) if index is None else index
+        try:
+            self.index: Index = self._checked(self._guarded(backend.index, path, manifest)) if index is None else index
+        except CorruptError as error:
+            self._record(error)
+            raise
 
     def _checked(self, index: Index) -> Index:
         problems = list(_index_problems(self.specs, index, self.manifest))
@@ -139,14 +154,22 @@ class StepReader:
         return nbytes
 
     def _read(self, transfers: Sequence[Transfer]) -> None:
-        damaged = self._read_guarded([transfer.request for transfer in transfers])
-        if damaged:
-            raise CorruptError(
+        blocks = self._read_guarded([transfer.request for transfer in transfers])
+        if blocks:
+            error = CorruptError(
                 f"step {self.manifest.step} in {self.path.parent}: "
-                f"{'; '.join(map(str, damaged[:5]))}{' and more' if len(damaged) > 5 else ''}; use an older step"
+                f"{'; '.join(map(str, blocks[:5]))}{' and more' if len(blocks) > 5 else ''}; use an older step"
             )
+            self._record(error)
+            raise error
         for transfer in transfers:
             transfer.finish()
+
+    def _record(self, error: CorruptError) -> None:
+        """Record damage in the run directory, if this reader does and may write there. Independent."""
+        is_in_run = self.path.name == layout.step_dirname(self.manifest.step)  # not a copy that was renamed
+        if self._is_recording and is_in_run and error.kind == CorruptError.kind:
+            damage.record(self.path.parent, self.manifest.step, self.manifest.save_id, str(error), "a reader")
 
     def _read_guarded(self, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
         damaged = self._guarded(self.backend.read, self.path, self.manifest, requests)
@@ -305,7 +328,7 @@ def open_step(path: discovery.PathLike, threads: int = 1) -> StepReader:
     if layout.parse_step(where.name) not in {None, manifest.step}:
         raise ManifestError(f"{where}: the manifest is that of step {manifest.step}; use an older step")
     discovery.check_files(where, manifest)
-    return StepReader(where, manifest, make_reader(manifest, threads))
+    return StepReader(where, manifest, make_reader(manifest, threads), is_recording=True)
 
 
 def rank_name(name: str, rank: int) -> str:

@@ -15,6 +15,7 @@ import pytest
 import hpcckpt as hc
 from hpcckpt import damage as records
 from hpcckpt import discovery, errors, layout
+from hpcckpt.exporting.exporter import export_checkpoint
 from hpcckpt.loading import open_step
 from hpcckpt.testing.groups import ThreadRanks
 
@@ -63,6 +64,50 @@ def test_a_restore_that_finds_damage_lets_later_restarts_and_readers_know(ranks,
     assert "checksum mismatch" in info.problem
     assert discovery.latest_step(damaged) == 2
     assert hc.latest_checkpoint(damaged) == damaged / layout.step_dirname(2)
+
+
+READERS = {
+    "load": hc.load,
+    "load of one tensor": lambda run: hc.load(run / layout.step_dirname(3), "w"),
+    "export": lambda run: export_checkpoint(run / layout.step_dirname(3), run.with_name("exported.npz")),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("at", [-100, 20], ids=["values", "header"])
+def test_any_reader_that_finds_damage_lets_restarts_know(tmp_path, damage, reader, at):
+    ranks, run = ThreadRanks(1), tmp_path / "run"
+    save_steps(ranks, run, 1, 2, 3)
+    damage.flip(first_file(run, 3), at)
+    with pytest.raises(errors.CorruptError):
+        READERS[reader](run)
+    assert "a reader found damage on " in discovery.inspect_step(run, 3).problem
+    assert hc.load(run)["w"][0] == 2.0
+    assert restored(ranks, run) == 2
+
+
+def test_a_reader_that_may_not_write_raises_the_same_error_and_changes_nothing(tmp_path, damage, monkeypatch):
+    ranks, run = ThreadRanks(1), tmp_path / "run"
+    save_steps(ranks, run, 1)
+    damage.flip(first_file(run, 1), -100)
+    before = sorted(run.rglob("*"))
+
+    def refuse(path, *_args, **_options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "makedirs", refuse)
+    with pytest.raises(errors.CorruptError, match="checksum mismatch"):
+        hc.load(run)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_copy_of_a_step_under_another_name_has_no_record(tmp_path, damage):
+    save_steps(ThreadRanks(1), tmp_path / "run", 1)
+    shutil.copytree(tmp_path / "run" / layout.step_dirname(1), tmp_path / "copy")
+    damage.flip(tmp_path / "copy" / "data" / "rank-00000.safetensors", -100)
+    with pytest.raises(errors.CorruptError):
+        hc.load(tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "run"]
 
 
 def test_a_step_with_a_record_is_not_read_again_by_a_restart(ranks, damaged, damage):
