@@ -117,9 +117,19 @@ def test_what_the_disk_says(
 def test_damage_exits_with_3_and_leaves_no_file(cli: Cli, saved: Path, tmp_path: Path, damage: Any) -> None:
     damage.flip(damage.first_file(saved / "step-0000000030"), -1)
     for out in (tmp_path / "o.npz", tmp_path / "o.safetensors"):
-        assert cli("restore", saved, "--out", out).code == 3
+        assert cli("restore", saved, 30, "--out", out).code == 3
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert not (saved / ".pins").exists()
+
+
+def test_damage_is_recorded_so_the_next_command_takes_an_older_step(
+    cli: Cli, saved: Path, tmp_path: Path, damage: Any
+) -> None:
+    damage.flip(damage.first_file(saved / "step-0000000030"), -1)
+    assert cli("restore", saved, "--out", tmp_path / "o.npz").code == 3
+    again = cli("restore", saved, "--out", tmp_path / "o.npz")
+    assert again.code == 0
+    assert "step 30 is passed over for step 20" in again.err
 
 
 def test_absence_exits_with_4(cli: Cli, saved: Path, tmp_path: Path) -> None:

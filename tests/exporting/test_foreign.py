@@ -532,7 +532,7 @@ def test_damage_and_failures_leave_nothing(saved: Path, tmp_path: Path, monkeypa
     part.write_bytes(part.read_bytes()[:-1] + b"\xff")
     for name in PLAIN:
         with pytest.raises(CorruptError):
-            hc.export_checkpoint(saved, tmp_path / f"m.{name}")
+            hc.export_checkpoint(saved / "step-0000000007", tmp_path / f"m.{name}")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
