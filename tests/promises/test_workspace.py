@@ -187,6 +187,28 @@ def test_a_retired_step_is_removed_without_another_call(run_dir, removals):
         assert removals.has_ended.wait(LIMIT_S)
 
 
+def test_a_close_that_is_interrupted_while_a_step_is_removed_can_be_repeated(run_dir, removals, monkeypatch):
+    ckpt = hc.Checkpointer(run_dir, max_to_keep=1, recycle=False)
+    for step in (1, 2):
+        ckpt.save(step, state(step)).result()
+    removal, join = Workspace.at(run_dir)._removal, Task.join
+    interrupts = [KeyboardInterrupt]
+
+    def interrupted(task: Task) -> None:
+        if task is removal and interrupts:
+            raise interrupts.pop()
+        join(task)
+
+    monkeypatch.setattr(Task, "join", interrupted)
+    removals.may_end.set()
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.close()
+    ckpt.close()
+    assert set(removals.has_lock) == {True}
+    assert not interrupts
+    assert sorted(os.listdir(run_dir)) == ["journal.jsonl", layout.step_dirname(2)]
+
+
 def test_a_retired_step_is_removed_before_the_next_retirement(run_dir, removals):
     seen = []
 
