@@ -194,10 +194,10 @@ def test_a_close_that_is_interrupted_while_a_step_is_removed_can_be_repeated(run
     removal, join = Workspace.at(run_dir)._removal, Task.join
     interrupts = [KeyboardInterrupt]
 
-    def interrupted(task: Task) -> None:
+    def interrupted(task: Task, *args: Any) -> None:
         if task is removal and interrupts:
             raise interrupts.pop()
-        join(task)
+        join(task, *args)
 
     monkeypatch.setattr(Task, "join", interrupted)
     removals.may_end.set()
