@@ -176,7 +176,7 @@ def test_damage_is_noticed_on_the_way_and_nothing_is_published(cli: Cli, tmp_pat
     assert cli("reshard", run, "--files", 1, "--out", tmp_path / "out").code == 3
     assert cli("reshard", run, 10, "--files", 1, "--in-place", "--yes").code == 3
     assert os.listdir(tmp_path / "out") == []
-    assert listed(run) == ["step-0000000010"]
+    assert listed(run) == [".damaged", "step-0000000010"]
     assert path.exists()
 
 
