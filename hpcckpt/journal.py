@@ -55,13 +55,18 @@ class Journal:
     by : str
         What changes the run without being a job of it, such as ``prune``: it neither begins nor ends, and tells nothing
         where no job has begun a journal.
+    guard : threading.RLock, optional
+        Held while lines are written. Journals of one process and directory share it: a line that one appends while
+        another drops the older half would be lost.
     """
 
-    def __init__(self, directory: Path, *, is_writing: bool = True, by: str = "") -> None:
+    def __init__(
+        self, directory: Path, *, is_writing: bool = True, by: str = "", guard: threading.RLock | None = None
+    ) -> None:
         self.path = directory / NAME
         self._is_writing = is_writing and os.environ.get(SWITCH, "").lower() not in {"0", "off", "no", "false"}
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
-        self._guard = threading.RLock()
+        self._guard = guard or threading.RLock()
         self._by = {"by": by} if by else {}
         self._is_begun = bool(by)
         self._has_complained = False

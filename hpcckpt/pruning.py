@@ -96,5 +96,5 @@ def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path]) -> di
         except OSError as error:
             failures[removal.path] = as_failure(error).text
     gone = [removal.step for removal in going if removal.step is not None and removal.path not in failures]
-    Journal(directory, by="prune").removed(gone)
+    Journal(directory, by="prune", guard=workspace.noting).removed(gone)
     return failures

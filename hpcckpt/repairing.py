@@ -264,7 +264,9 @@ def publish(finding: Finding) -> Path:
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, "repair") from error
     manifest = finding.manifest
-    Journal(path.parent, by="repair").repaired(manifest.step, manifest.save_id, manifest.nbytes)
+    Journal(path.parent, by="repair", guard=Workspace.at(path.parent).noting).repaired(
+        manifest.step, manifest.save_id, manifest.nbytes
+    )
     return path
 
 

@@ -219,7 +219,9 @@ def _reshard(
         with contextlib.suppress(OSError):  # the step is there: what cannot be removed is swept later
             workspace.retire(staged.name)  # the old step, which now has the name of the staging directory
     nbytes = sum(file.nbytes for file in files)
-    Journal(directory, by="reshard").resharded(staged.job.step, staged.job.save_id, nbytes, plan.n_ranks)
+    Journal(directory, by="reshard", guard=workspace.noting).resharded(
+        staged.job.step, staged.job.save_id, nbytes, plan.n_ranks
+    )
     return path
 
 

@@ -263,7 +263,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.at(self.directory)
-        self.journal = Journal(self.directory, is_writing=self.comm.is_root)
+        self.journal = Journal(self.directory, is_writing=self.comm.is_root, guard=self.workspace.noting)
 
     @property
     def is_forked(self) -> bool:

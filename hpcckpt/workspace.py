@@ -70,6 +70,8 @@ class Workspace:
         The run directory, without symbolic links.
     changing : threading.RLock
         Held while names in the directory change.
+    noting : threading.RLock
+        Held while lines are written to the journal.
     """
 
     _all: ClassVar[dict[tuple[int, str], Workspace]] = {}
@@ -78,6 +80,7 @@ class Workspace:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.changing = threading.RLock()
+        self.noting = threading.RLock()
         self._reserved: dict[str, _Reservation] = {}
         self._removal: Task | None = None
 

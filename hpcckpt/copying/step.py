@@ -255,4 +255,6 @@ def _publish(held: _Held, source: Path, manifest: Manifest, staged: commit.Stage
     """Give the copy its name, and tell the journal there; what it replaces goes. Root only."""
     assert held.way is not None
     publish(staged, manifest, held.lock, held.way)
-    Journal(staged.directory, by="copy").copied(manifest.step, manifest.save_id, manifest.nbytes, source)
+    Journal(staged.directory, by="copy", guard=Workspace.at(staged.directory).noting).copied(
+        manifest.step, manifest.save_id, manifest.nbytes, source
+    )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, journal, layout
+from hpcckpt import discovery, files, journal, layout
 from hpcckpt.errors import HpcckptError, LockedError, StateError, StepExistsError, StorageError, TreeMismatchError
 from hpcckpt.journal import Journal, epoch_of, read_journal
 from hpcckpt.lock import RunLock
@@ -234,6 +234,27 @@ def test_what_failed_before_the_first_step_is_told_with_it(tmp_path):
             ckpt.save(1, {"w": np.array([np.nan])}).result()
         ckpt.save(2, {"w": np.array([1.0])})
     assert names_of(tmp_path) == ["start", "failed", "saved", "end"]
+
+
+def test_journals_of_one_process_lose_no_line_while_one_is_shortened(tmp_path, monkeypatch):
+    rename = files.rename
+    with hc.Checkpointer(tmp_path) as one, hc.Checkpointer(tmp_path) as two:
+        one.save(1, {"x": 1}).result()
+        two.save(2, {"x": 1}).result()
+        other = threading.Thread(target=lambda: two.journal.removed([7]))
+
+        def rename_late(*paths):
+            if not other.is_alive():
+                other.start()
+                other.join(0.5)  # it waits, or its line would be in the file that is replaced
+            rename(*paths)
+
+        monkeypatch.setattr(journal, "MAX_NBYTES", 100)
+        monkeypatch.setattr(journal.files, "rename", rename_late)
+        one.journal.removed([5])
+        monkeypatch.undo()
+        other.join()
+    assert {"removed": [7]}.items() <= {each["event"]: each.get("steps") for each in read_journal(tmp_path)}.items()
 
 
 def test_who_only_reads_leaves_no_trace(tmp_path):
