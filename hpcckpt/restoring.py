@@ -183,20 +183,27 @@ def _tell(run: Run, restored: Restored, attempt: _Attempt) -> None:
 
 
 def _restore_one(run: Run, tree: StateTree, candidate: Candidate, attempt: _Attempt) -> Restored:
+    """Restore a step, and unpin it whatever happens. Collective."""
+    if run.read is not None:  # an interrupt came while it was unpinned
+        _unpin(run)
+    try:
+        return _restore_pinned(run, tree, candidate, attempt)
+    finally:
+        if run.read is not None:
+            _unpin(run)
+
+
+def _restore_pinned(run: Run, tree: StateTree, candidate: Candidate, attempt: _Attempt) -> Restored:
     """Open, match, read, assign. Collective."""
     step = candidate.step
     reader = _open(run, candidate)
     where = f"restore step {step}"
-    try:
-        tree, match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm, attempt))
-        is_same_size = reader.manifest.n_ranks == run.comm.size  # else per-rank tensors may be left out, and shards
-        attempt.is_complete = is_same_size and not match.unexpected and not tree.unasked
-        attempt.touched |= {name for name in match.tensors if _is_filled(tree.tensors[name])}
-        reading = run.comm.agree(f"{where}: prepare", lambda: _Reading(reader, tree, match, run.comm.rank))
-        arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(run, reading, attempt))
-    finally:
-        if run.comm.is_root:
-            _unpin(candidate.directory, step)
+    tree, match = run.comm.agree(f"{where}: match", lambda: _match(tree, reader, run.comm, attempt))
+    is_same_size = reader.manifest.n_ranks == run.comm.size  # else per-rank tensors may be left out, and shards
+    attempt.is_complete = is_same_size and not match.unexpected and not tree.unasked
+    attempt.touched |= {name for name in match.tensors if _is_filled(tree.tensors[name])}
+    reading = run.comm.agree(f"{where}: prepare", lambda: _Reading(reader, tree, match, run.comm.rank))
+    arrays = run.comm.agree(f"{where}: read", lambda: _read_or_warn(run, reading, attempt))
     run.comm.agree(f"{where}: assign", lambda: _assign(tree, arrays, match.objects))
     run.lineage = Lineage(reader.manifest.run_id, reader.manifest.save_id, step)
     if run.tier is not None:
@@ -268,26 +275,17 @@ def _choose(run: Run, attempt: _Attempt) -> Candidate | None:
 
 
 def _open(run: Run, candidate: Candidate) -> StepReader:
-    """Let root open the step and pin it; every rank gets the same manifest and index. Collective."""
+    """Let root pin the step and open it; every rank gets the same manifest and index. Collective."""
     step, directory = candidate
 
     def open_on_root() -> tuple[Path, Manifest, Index]:
         info = _usable(_owner(run, directory), step)
-        _pin(directory, step)
-        try:
-            reader = StepReader(info.path, info.manifest, load_backend(info.manifest, run.backend))  # type: ignore[arg-type]
-        except BaseException:
-            _unpin(directory, step)
-            raise
+        _pin(run, candidate)
+        reader = StepReader(info.path, info.manifest, load_backend(info.manifest, run.backend))  # type: ignore[arg-type]
         return info.path, reader.manifest, reader.index
 
     path, manifest, index = run.comm.on_root(f"restore step {step}: open", open_on_root)
-    try:
-        backend = run.comm.agree(f"restore step {step}: load backend", lambda: load_backend(manifest, run.backend))
-    except BaseException:
-        if run.comm.is_root:
-            _unpin(directory, step)
-        raise
+    backend = run.comm.agree(f"restore step {step}: load backend", lambda: load_backend(manifest, run.backend))
     return StepReader(path, manifest, backend, index)
 
 
@@ -306,15 +304,19 @@ def _reader_name() -> str:
     return f"reader-{os.uname().nodename}-{os.getpid()}"
 
 
-def _pin(directory: Path, step: int) -> None:
-    """Keep retention away while we read; a directory that cannot be written is read without."""
+def _pin(run: Run, candidate: Candidate) -> None:
+    """Keep retention away while we read; a directory that cannot be written is read without. Root only."""
+    run.read = candidate
     with contextlib.suppress(StorageError, NoSpaceError):
-        discovery.pin(directory, step, _reader_name())
+        discovery.pin(candidate.directory, candidate.step, _reader_name())
 
 
-def _unpin(directory: Path, step: int) -> None:
+def _unpin(run: Run) -> None:
+    """Unpin the step that was read. Root only."""
+    assert run.read is not None
     with contextlib.suppress(StorageError):
-        discovery.unpin(directory, step, _reader_name())
+        discovery.unpin(run.read.directory, run.read.step, _reader_name())
+    run.read = None
 
 
 # -- match ---------------------------------------------------------------------------------------

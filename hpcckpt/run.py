@@ -224,6 +224,8 @@ class Run:
     damaged : dict of int to str
         Steps whose bytes a restore of this job found damaged, with their `save_id`; the same on all ranks.
         Their manifests and sizes may be fine, so nobody else can tell before reading all of them.
+    read : Candidate or None
+        Root only: the step that is being restored, and pinned.
     listeners : list of callable
         Who is told of each step that is committed, when this rank hears of it.
     journal : Journal
@@ -255,6 +257,7 @@ class Run:
     unchanged: Unchanged = field(default_factory=Unchanged)
     closed: bool = False
     damaged: dict[int, str] = field(default_factory=dict)
+    read: Candidate | None = None
     listeners: list[Callable[[SavedStep], None]] = field(default_factory=list)
     journal: Journal = field(init=False)
     tier: Behind | None = None
