@@ -35,6 +35,8 @@ __all__ = ["open_regular", "read_bounded"]
 
 PathLike = str | os.PathLike[str]
 READER_PIN_EXPIRY_S = 6 * 3600.0
+_CLOCKS_APART_S = time.time() - time.monotonic()
+"""How far the clock that can be set is before the one that cannot, when this process began."""
 MAX_DIGITS = 100
 
 
@@ -375,7 +377,7 @@ def _pinned_step(path: str, name: str) -> int | None:
     head, _, reader = name.partition(".")
     step = layout.parse_step(head)
     if reader:
-        return None if _age_s(path) > READER_PIN_EXPIRY_S else step
+        return None if _has_ended(path, reader) else step
     return None if step is None or _is_of_another_save(path, step) else step
 
 
@@ -389,11 +391,29 @@ def _is_of_another_save(path: str, step: int) -> bool:
         return False
 
 
-def _age_s(path: str) -> float:
+def reader_name() -> str:
+    """Return the name of this process in pins. Independent."""
+    return f"reader-{os.uname().nodename}-{os.getpid()}"
+
+
+def _has_ended(path: str, reader: str) -> bool:
+    """Return True if a reader's pin is so old that the reader counts as ended; if in doubt, the pin holds. Independent.
+
+    If the clock was set forward since this process began, pins count as younger by that; a process of this node that
+    is there has not ended.
+    """
     try:
-        return time.time() - os.stat(path).st_mtime
+        age_s = time.time() - os.stat(path).st_mtime
     except OSError:
-        return float("inf")
+        return True
+    set_forward_s = max(0.0, time.time() - time.monotonic() - _CLOCKS_APART_S)
+    return age_s - set_forward_s > READER_PIN_EXPIRY_S and not _is_process_here(reader)
+
+
+def _is_process_here(reader: str) -> bool:
+    """Return True if a reader's name is that of a process of this node that exists. Independent."""
+    start, _, pid = reader.rpartition("-")
+    return start == f"reader-{os.uname().nodename}" and pid.isdecimal() and os.path.exists(f"/proc/{pid}")
 
 
 def pin_save(directory: PathLike, step: int) -> None:
@@ -461,7 +481,7 @@ def drop_stale_pins(directory: PathLike) -> None:
         for name in os.listdir(place):
             head, _, reader = name.partition(".")
             path = os.path.join(place, name)
-            if reader and layout.parse_step(head) is not None and _age_s(path) > READER_PIN_EXPIRY_S:
+            if reader and layout.parse_step(head) is not None and _has_ended(path, reader):
                 files.unlink(path)
         os.rmdir(place)  # if it is empty now
 

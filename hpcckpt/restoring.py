@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -300,22 +299,18 @@ def _usable(run: Run, step: int) -> StepInfo:
     return info
 
 
-def _reader_name() -> str:
-    return f"reader-{os.uname().nodename}-{os.getpid()}"
-
-
 def _pin(run: Run, candidate: Candidate) -> None:
     """Keep retention away while we read; a directory that cannot be written is read without. Root only."""
     run.read = candidate
     with contextlib.suppress(StorageError, NoSpaceError):
-        discovery.pin(candidate.directory, candidate.step, _reader_name())
+        discovery.pin(candidate.directory, candidate.step, discovery.reader_name())
 
 
 def _unpin(run: Run) -> None:
     """Unpin the step that was read. Root only."""
     assert run.read is not None
     with contextlib.suppress(StorageError):
-        discovery.unpin(run.read.directory, run.read.step, _reader_name())
+        discovery.unpin(run.read.directory, run.read.step, discovery.reader_name())
     run.read = None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class Source:
 @contextmanager
 def held_step(path: Path, threads: int = 1) -> Iterator[StepReader]:
     """Open a step, and keep retention away from it while the block runs, as far as the directory can be written."""
-    reader_name = f"reader-{os.uname().nodename}-{os.getpid()}"
+    reader_name = discovery.reader_name()
     step = layout.parse_step(path.name)
     if step is not None:
         with suppress(HpcckptError):

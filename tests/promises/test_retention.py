@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +221,36 @@ def test_a_living_reader_keeps_its_step(ranks, run_dir):
     save_all(ranks, run_dir, saved(1), max_to_keep=None)
     ranks.on_root(lambda: discovery.pin(run_dir, 1, "reader-elsewhere-1"))
     assert save_all(ranks, run_dir, saved(2, 3), max_to_keep=1)[0][0] == [1, 3]
+
+
+@pytest.mark.parametrize("set_forward_s", [7 * 3600, 400 * 86400])
+def test_a_clock_that_is_set_forward_ends_no_reader(run_dir, monkeypatch, set_forward_s):
+    now = time.time
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        ckpt.save(1, state(1)).result()
+        discovery.pin(run_dir, 1, "reader-elsewhere-1")
+        monkeypatch.setattr(time, "time", lambda: now() + set_forward_s)
+        for step in (2, 3):
+            ckpt.save(step, state(step)).result()
+        assert discovery.step_numbers(run_dir) == [1, 3]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_reader_on_this_node_counts_for_as_long_as_its_process_exists(run_dir, is_here):
+    with subprocess.Popen(["sleep", "1000"]) as reader:
+        try:
+            with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+                ckpt.save(1, state(1)).result()
+                name = f"reader-{os.uname().nodename}-{reader.pid}"
+                discovery.pin(run_dir, 1, name)
+                os.utime(run_dir / layout.PINS / f"{layout.step_dirname(1)}.{name}", (0, 0))
+                if not is_here:
+                    reader.kill()
+                    reader.wait()
+                ckpt.save(2, state(2)).result()
+        finally:
+            reader.kill()
+    assert discovery.step_numbers(run_dir) == ([1, 2] if is_here else [2])
 
 
 def test_a_leftover_that_cannot_be_removed_stops_nothing(run_dir, monkeypatch):
