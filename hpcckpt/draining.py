@@ -224,12 +224,12 @@ class Draining:
     def _settled_oldest(self) -> bool:
         """Settle the oldest matter if its answer is there; return whether it was. Independent."""
         matter = self.matters[0]
-        if self.comm.is_root and not self._concluded(matter):
-            return False
-        answer = self._exchange.answer_to(matter.number)
-        if answer is None:
-            return False
-        if not matter.is_settled:
+        if not matter.is_settled:  # else an interrupt came while it was removed, and its answer may be gone
+            if self.comm.is_root and not self._concluded(matter):
+                return False
+            answer = self._exchange.answer_to(matter.number)
+            if answer is None:
+                return False
             matter.settle(answer)  # may be repeated
             matter.is_settled = True
         self._exchange.forget(matter.number)

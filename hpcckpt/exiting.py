@@ -20,6 +20,7 @@ _open_runs: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
 """Those that were opened, numbered in that order: it is the same on all ranks."""
 _numbers = itertools.count()
 _orphans: list[Run] = []
+ENDED = "ended its program"
 
 
 def release_when_forgotten(owner: object, run: Run) -> weakref.finalize[[Run, int], object]:
@@ -110,6 +111,7 @@ def _finish_all(pid: int) -> None:
     for run in sorted(_open_runs, key=_open_runs.__getitem__):
         if not run.closed and (run.underway or run.tier is not None):
             try:
+                run.comm.calls.ending = ENDED
                 with raising(run):
                     finish(run)
             except CollectiveError:
@@ -119,7 +121,7 @@ def _finish_all(pid: int) -> None:
             _release(run, pid)
     for run in _open_runs:
         if not run.closed and run.comm.is_usable:
-            run.comm.calls.end("ended its program")
+            run.comm.calls.end(ENDED)
 
 
 def finish(run: Run) -> None:

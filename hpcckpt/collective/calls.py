@@ -64,6 +64,8 @@ class Calls:
         Which other rank's exception was raised here in the newest call.
     known_error : BaseException or None
         What this rank raises, and the other ranks know.
+    ending : str
+        What to report as the end of this rank if it waits meanwhile: others may wait for it in a call.
     peers : Peers
         What is known of the other ranks.
     """
@@ -74,6 +76,7 @@ class Calls:
         self.failure: Failure | None = None
         self.left: Left | None = None
         self.known_error: BaseException | None = None
+        self.ending = ""
         self.peers = Peers(comm)
         self.n_operations = 0
         self.n_calls = 0
@@ -170,6 +173,7 @@ class Calls:
 
     def end(self, text: str) -> None:
         """Report that this rank calls nothing any more: it `text`. Independent."""
+        self.ending = ""
         if self._comm.size > 1 and self.failure is None:
             self._send_note(Ended(self.n_calls, text))
 

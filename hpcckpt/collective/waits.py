@@ -93,6 +93,8 @@ def _tick(
     calls.peers.does(comm.rank, own)
     if comm.size > 1 and waited.is_status_due():
         calls.announce(own, wants_answer=True)
+        if calls.ending:
+            calls.end(calls.ending)
     if is_busy() or waited.has_news(calls.peers.n_news):
         waited.begin_again()
     if waited.is_log_due():

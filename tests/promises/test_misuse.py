@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors
+from hpcckpt import errors, exiting
 from hpcckpt.collective.deadlines import Patience
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import run_ranks
@@ -80,6 +80,26 @@ def test_different_calls_are_the_same_error_on_every_rank(run_dir, what, odd):
     assert hc.load(run_dir, step=1)["w"].tolist() == [1.0] * 10
     with hc.Checkpointer(run_dir, on_newer="aside") as ckpt:  # the lock was released
         assert ckpt.restore(state()).step in {1, 2}
+
+
+def test_a_rank_that_ends_during_a_save_does_not_wait_for_ranks_in_a_call(run_dir):
+    """It waits for the reports of the others; they wait for it in a call, in which they send none."""
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.save(1, state()).result()
+        ckpt.save(2, state(2))
+        comm.barrier()
+        if comm.rank == 0:  # as `exiting` does when the program is over
+            ckpt.comm.calls.ending = exiting.ENDED
+        with pytest.raises(errors.CollectiveMisuseError) as caught:
+            exiting.finish(ckpt._run) if comm.rank == 0 else ckpt.latest_step()
+        return str(caught.value)
+
+    texts = run_ranks(N_RANKS, body, timeout_s=60.0, patience=SOON)
+    assert texts == [texts[0]] * N_RANKS
+    assert "rank 0 ended its program" in texts[0]
+    assert hc.load(run_dir, step=1)["w"].tolist() == [1.0] * 10
 
 
 def test_the_error_names_both_ranks_and_their_calls(run_dir):

@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-from hpcckpt.draining import Flag, Task
+from hpcckpt.collective.deadlines import Patience
+from hpcckpt.draining import Draining, Flag, Task
+from hpcckpt.testing.ranks import run_ranks
 
 
 class InterruptionError(Exception):
@@ -63,3 +65,28 @@ def test_a_part_that_nobody_lets_go_goes_on_by_itself():
     task.join()
     assert task.outcome is not None
     assert task.outcome.value == 7
+
+
+def test_an_interrupt_between_the_two_removals_of_a_settled_task_hangs_nothing():
+    """The answer is forgotten, and the task is still the oldest: the tasks after it must be settled all the same."""
+
+    def body(comm):
+        draining = Draining(comm, "saves")
+        forget = draining._exchange.forget
+
+        def interrupted(number):
+            forget(number)
+            draining._exchange.forget = forget
+            raise KeyboardInterrupt
+
+        if comm.rank == 1:
+            draining._exchange.forget = interrupted
+        settled = []
+        for number in range(2):
+            matter = draining.start(number, "save", lambda: 0, lambda _: number, settled.append)  # noqa: B023
+            with contextlib.suppress(KeyboardInterrupt):
+                draining.wait(matter)
+            draining.wait(matter)
+        return [outcome.value for outcome in settled]
+
+    assert run_ranks(2, body, patience=Patience().within(20.0)) == [[0, 1], [0, 1]]
