@@ -51,6 +51,8 @@ LIMIT_S = 180.0
 """After which a job hangs: many times what it takes, for the machine may have much else to do."""
 ENDING_S = 60.0
 """How long a launcher may take to end a job, and its processes to be gone."""
+LAUNCHER_S = 5.0
+"""How often it is checked whether a launcher is still there though its ranks are gone."""
 _APART = 'exec "$@" 2>>"$0"'
 """Has a rank write its errors into a file: what it says right before it is ended, the launcher may not pass on."""
 
@@ -107,7 +109,7 @@ def mpirun(n_ranks: int, *args: str, timeout_s: float = LIMIT_S, **env: str) -> 
     environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)), **env)
     with tempfile.NamedTemporaryFile("r", dir=_own_place(), errors="replace") as said:
         program = ["/bin/sh", "-c", _APART, said.name, sys.executable, *args]
-        ended = _run(_command(n_ranks, program), environment, timeout_s + ENDING_S)
+        ended = _run(_command(n_ranks, program), environment, timeout_s + ENDING_S, is_launcher=True)
         ended = ended._replace(err=ended.err + said.read())
     is_hung = ended.code == TIMED_OUT or "time limit for job execution" in ended.err + ended.out
     assert not is_hung, f"hung for {timeout_s} s\n{ended.err}"
@@ -148,15 +150,32 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
     )
 
 
-def _run(command: list[str], environment: dict[str, str], timeout_s: float) -> Finished:
+def _run(command: list[str], environment: dict[str, str], timeout_s: float, *, is_launcher: bool = False) -> Finished:
     with _start(command, environment) as process:
         try:
-            out, err = process.communicate(timeout=timeout_s)
+            out, err = _communicate(process, timeout_s) if is_launcher else process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             out, err = _end(process)
             raise AssertionError(f"no end after {timeout_s} s: {' '.join(command)}\n{out}\n{err}") from None
     _wait_for_session(process.pid)
     return Finished(process.returncode, out, err)
+
+
+def _communicate(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, str]:
+    """Wait for a launcher; kill one whose ranks are gone and that does not end.
+
+    mpirun of Open MPI 4.1 sometimes locks up in ``PMIx_server_finalize`` after ranks have ended without MPI_Finalize.
+    """
+    end, n_alone = time.monotonic() + timeout_s, 0
+    while n_alone < 3:
+        try:
+            return process.communicate(timeout=min(LAUNCHER_S, timeout_s))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > end:
+                raise
+        n_alone = n_alone + 1 if _session_of(process.pid) == [process.pid] else 0
+    process.kill()
+    return process.communicate(timeout=ENDING_S / 2)
 
 
 def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -172,13 +191,17 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
 def _wait_for_session(leader: int) -> None:
     """Wait until all that a launcher started is gone: it kills ranks, but does not wait for them on a busy machine."""
     deadline = time.monotonic() + ENDING_S
-    while left := [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if is_running(pid, leader)]:
+    while left := _session_of(leader):
         if time.monotonic() > deadline:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             return
         time.sleep(0.005)
+
+
+def _session_of(leader: int) -> list[int]:
+    return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if is_running(pid, leader)]
 
 
 def is_running(pid: int, session: int | None = None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import mpi_launch
 import pytest
 from mpi_launch import PROGRAMS, Finished, mpirun, run_python
 
@@ -12,6 +13,13 @@ JOB = str(PROGRAMS / "job_launch.py")
 BATCH = ("SLURM_JOB_ID=7", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_NODEID=0", "SLURM_NTASKS=4", "SLURM_NPROCS=4")
 STEP = (*BATCH, "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_NUM_NODES=1", "SLURM_STEP_TASKS_PER_NODE=4")
 DAEMON = (*BATCH, "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=1", "SLURM_STEP_NUM_NODES=1", "SLURM_STEP_TASKS_PER_NODE=1")
+
+
+def test_a_launcher_that_locks_up_is_killed_when_its_job_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_launch, "LAUNCHER_S", 0.1)
+    assert mpi_launch._run(["/bin/sh", "-c", "exec sleep 1000"], {}, 100, is_launcher=True).code == -9
+    ended = mpi_launch._run(["/bin/sh", "-c", "sleep 1; echo whole"], {}, 100, is_launcher=True)
+    assert (ended.code, ended.out) == (0, "whole\n")
 
 
 @pytest.mark.parametrize("around", [(), BATCH, DAEMON], ids=["nothing", "an allocation", "a daemon's step"])
