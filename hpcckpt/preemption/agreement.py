@@ -33,6 +33,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.deadlines import Waited
 
 What = Literal["none", "save", "stop", "end"]
 _RANKING = ("none", "save", "stop")
@@ -211,8 +212,9 @@ class Agreement:
         if not self.comm.is_root:
             self._post.to_root(done)
         self._done[self.comm.rank] = done
-        began, number = time.monotonic(), self._number
+        began, number, waited = time.monotonic(), self._number, Waited(self.comm.patience)
         while True:
+            self._log_wait(waited)
             self._take_in()
             if self.comm.is_root:
                 if number != self._number:
@@ -269,7 +271,9 @@ class Agreement:
     def _stand(self, meanwhile: Callable[[], None]) -> Agreed | None:
         """Stand still until root's word comes, or a line further on (2, 4). Collective."""
         began, before, reported = time.monotonic(), None, -1
+        total = Waited(self.comm.patience)
         while self._must_stand():
+            self._log_wait(total)
             if before != (self._number, self._line, self._hint):
                 began, before = time.monotonic(), (self._number, self._line, self._hint)
             waited = time.monotonic() - began
@@ -306,6 +310,15 @@ class Agreement:
 
     def _patience(self) -> float:
         return min((self._patience_s + self._batch_s) * self._reach, 10.0 * self._patience_s)
+
+    def _log_wait(self, waited: Waited) -> None:
+        """Log now and then that this rank waits. Independent."""
+        if waited.is_log_due():
+            missing = sorted({*range(self.comm.size)} - {*self._done, *self._reports}) if self.comm.is_root else [0]
+            _log.warning(
+                "hpcckpt: [rank %d] waits for %.0f s after step %d, to agree with the other ranks: waiting for rank %s",
+                self.comm.rank, waited.total, self._at.step, ", ".join(map(str, missing[:16])) or "0",
+            )  # fmt: skip
 
     def _give_up(self) -> None:
         """End the job: root is silent, and may have decided. Independent."""
