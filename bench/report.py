@@ -63,7 +63,7 @@ def draw(results: dict[str, dict[str, Any]], directory: Path) -> list[str]:
     """Draw the peers' times over ours; return the names of the files."""
     panels = [
         (data, what, f"{what}, {data['facts']['file_system']}")
-        for name, data in results.items()
+        for data in results.values()
         if data["program"].startswith("peers")
         for what in (("blocks",) if data["program"] == "peers_async" else ("save", "load"))
     ]

@@ -191,7 +191,7 @@ def command(verb: str, run: Path) -> bool:
 
 def tail(log: Path, count: int = 30) -> str:
     """Return the last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+    return "\n".join(log.read_text(errors="replace", encoding="utf-8").splitlines()[-count:])
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def run_job(
 ) -> Outcome:
     """Run the example on some ranks; SIGKILL all of them as soon as `should_die` says so."""
     began, story, was_killed = time.monotonic(), Story(), False
-    log.write_text("")
+    log.write_text("", encoding="utf-8")
     with _scratch() as scratch, _started(n_ranks, arguments, log, scratch) as job, _time_limit(job.pid):
         for line in _lines(log, job):
             story.hear(line)
@@ -159,7 +159,7 @@ def _started(n_ranks: int, arguments: list[str], log: Path, scratch: str) -> sub
 def _lines(log: Path, job: subprocess.Popen[bytes]) -> Iterator[str]:
     """Yield the lines of a job's log while they come, until it has ended."""
     line = ""
-    with log.open(errors="replace") as file:
+    with log.open(encoding="utf-8", errors="replace") as file:
         while True:
             is_over = job.poll() is not None  # looked at first: whatever was written is there then
             line += file.readline()
@@ -197,7 +197,7 @@ def _descendants(pid: int) -> list[int]:
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue
         parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))

@@ -92,7 +92,11 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 def vm_data() -> int:
     """Return the bytes that RLIMIT_DATA counts."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        if line.startswith("VmData:")
+    )
     return int(line.split()[1]) << 10
 
 
@@ -145,7 +149,7 @@ def run(args: argparse.Namespace, image_size: int, batch_size: int) -> dict[str,
 def write(path: str, row: dict[str, Any]) -> None:
     """Append a row."""
     is_new = not Path(path).exists()
-    with Path(path).open("a", newline="") as file:
+    with Path(path).open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS)
         if is_new:
             writer.writeheader()

@@ -398,7 +398,7 @@ class RunLock:
         """Put a finished lock file under its name; say whether the name was free."""
         draft = self.path.with_name(f"{layout.LOCK}.{_mark(self.holder)}-{self.holder.nonce}")
         try:
-            draft.write_text(self._text())
+            draft.write_text(self._text(), encoding="utf-8")
             files.link(draft, self.path)
         except FileExistsError:
             return False

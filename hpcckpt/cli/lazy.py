@@ -7,7 +7,6 @@ A package adds a verb by an entry point in the group ``hpcckpt.commands`` that n
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import traceback
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any

@@ -70,7 +70,7 @@ def free_host_memory() -> Limit:
 
 def _cgroup(limit: str, usage: str) -> Limit | None:
     try:
-        most, now = Path(limit).read_text().strip(), Path(usage).read_text().strip()
+        most, now = Path(limit).read_text(encoding="utf-8").strip(), Path(usage).read_text(encoding="utf-8").strip()
     except OSError:
         return None
     return Limit(max(0, int(most) - int(now)), "cgroup") if most.isdigit() else None

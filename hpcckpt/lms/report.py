@@ -192,6 +192,6 @@ def write_histogram(histogram: Mapping[int, int], directory: str | Path = ".lms"
     """Write the original's file of distances, and return it: ``#distance<TAB>frequency``, a line for each distance."""
     place = Path(directory)
     place.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", dir=place, delete=False, encoding="utf-8") as file:
         file.write(HEADER + "".join(f"{distance}\t{histogram[distance]}\n" for distance in sorted(histogram)))
     return Path(file.name).absolute()

@@ -99,7 +99,7 @@ def reset_peak(gpu: str | None = None) -> bool:
         tf.config.experimental.reset_memory_stats(gpu)
         return True
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return False
     return True

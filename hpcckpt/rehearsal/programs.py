@@ -95,7 +95,7 @@ def _session(leader: int) -> list[int]:
         if not name.isdigit():
             continue
         try:
-            status = Path(_PROC, name, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            status = Path(_PROC, name, "stat").read_text(errors="replace", encoding="utf-8").rpartition(")")[2].split()
         except OSError:
             continue
         if int(status[3]) == leader and status[0] not in {"Z", "X"}:

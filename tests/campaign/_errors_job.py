@@ -521,8 +521,13 @@ def _play_in_child(trial: Trial, shim: Shim, log: Path) -> dict[str, Any]:
     answer = _wait(pid, reader)
     os.close(reader)
     if answer is None:
-        return {"is_hung": True, "problems": [f"no end after {CHILD_TIMEOUT_S} s\n{log.read_text()[-6000:]}"]}
-    return json.loads(answer or json.dumps({"problems": ["the process died: " + log.read_text()[-3000:]]}))
+        return {
+            "is_hung": True,
+            "problems": [f"no end after {CHILD_TIMEOUT_S} s\n{log.read_text(encoding='utf-8')[-6000:]}"],
+        }
+    return json.loads(
+        answer or json.dumps({"problems": ["the process died: " + log.read_text(encoding="utf-8")[-3000:]]})
+    )
 
 
 def _wait(pid: int, reader: int) -> bytes | None:

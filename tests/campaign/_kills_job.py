@@ -114,7 +114,7 @@ class Diary:
 
 def read_diary(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a diary that are whole: one may just be written."""
-    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
     return [json.loads(line) for line in whole.splitlines()]
 
 

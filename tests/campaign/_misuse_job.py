@@ -103,7 +103,7 @@ def main() -> None:
 
     directory, seed, kind = sys.argv[1:]
     found = play(MPI.COMM_WORLD, Path(directory) / "run", seed, kind, is_process=True)
-    (Path(directory) / f"rank-{MPI.COMM_WORLD.Get_rank()}.json").write_text(json.dumps(found))
+    (Path(directory) / f"rank-{MPI.COMM_WORLD.Get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
     n_expected = N_RANKS - 1 if kind in {"exit", "exception"} else N_RANKS
     end = time.monotonic() + 30.0
     # the first rank that ends may end the job, so each waits until all have reported

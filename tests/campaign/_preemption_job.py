@@ -128,7 +128,7 @@ def write(diary: str, **told: Any) -> None:
 
 def read_diary(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a diary."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def work(parent: int) -> None:

@@ -149,7 +149,7 @@ class Running:
 
     def tail(self) -> str:
         """Return the end of what it printed."""
-        return self.log.read_text(errors="replace")[-4000:]
+        return self.log.read_text(errors="replace", encoding="utf-8")[-4000:]
 
 
 def _send(pid: int, number: int) -> None:
@@ -164,7 +164,9 @@ def _children(parent: int) -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            status = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            status = (
+                Path("/proc", name, "stat").read_text(errors="replace", encoding="utf-8").rpartition(")")[2].split()
+            )
         except OSError:
             continue
         if int(status[1]) == parent:

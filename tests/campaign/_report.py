@@ -120,7 +120,7 @@ class Tally:
 
 def read(path: Path) -> list[Tally]:
     """Return the tallies of a report."""
-    return [Tally.from_document(document) for document in json.loads(path.read_text())["campaigns"]]
+    return [Tally.from_document(document) for document in json.loads(path.read_text(encoding="utf-8"))["campaigns"]]
 
 
 def merged(tallies: Iterable[Tally]) -> list[Tally]:
@@ -144,7 +144,7 @@ def write(path: Path, tallies: Sequence[Tally]) -> None:
 
 def _replace(path: Path, text: str) -> None:
     part = path.with_suffix(path.suffix + ".part")
-    part.write_text(text)
+    part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 

@@ -89,7 +89,7 @@ def tell(order: Order, rank: int, tensors: Iterable[tuple[str, Any]], **more: An
     digests = {name: hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest() for name, value in tensors}
     total = hashlib.sha256("".join(f"{name}{digests[name]}" for name in sorted(digests)).encode()).hexdigest()
     path = Path(order.place, f"rank-{rank}.json")
-    path.write_text(json.dumps({"sha256": total, "tensors": digests, **more}))
+    path.write_text(json.dumps({"sha256": total, "tensors": digests, **more}), encoding="utf-8")
 
 
 def rows(rank: int, size: int, count: int = BATCHES * SIZE) -> tuple[Any, Any]:

@@ -194,10 +194,10 @@ def _in_child(result: Path, body: Any) -> Ended:
             found = body()
         except BaseException:  # noqa: BLE001 - the parent reports it
             found = {"error": traceback.format_exc()[-3000:]}
-        result.write_text(json.dumps(found))
+        result.write_text(json.dumps(found), encoding="utf-8")
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    told = json.loads(result.read_text()) if result.is_file() else {}
+    told = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
     result.unlink(missing_ok=True)
     return Ended(told, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
 
@@ -224,7 +224,7 @@ def table(reports: list[Path]) -> str:
     """Return, as a page, for each element in how many trainings it was, and how many of these were called what."""
     counts: dict[str, list[int]] = {}
     for report in reports:
-        for tally in json.loads(report.read_text())["campaigns"]:
+        for tally in json.loads(report.read_text(encoding="utf-8"))["campaigns"]:
             for name, figure in tally["figures"].items():
                 found = counts.setdefault(name.removesuffix(f": {EXACT}"), [0, 0])
                 found[0] += figure["count"]

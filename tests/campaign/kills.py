@@ -98,7 +98,7 @@ def _run_forked(order: Order, n_ranks: int, errors: Path, kill_after_s: float | 
             time.sleep(0.5)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            raise BrokenPromiseError("hung", f"a job did not end\n{errors.read_text()[-4000:]}")
+            raise BrokenPromiseError("hung", f"a job did not end\n{errors.read_text(encoding='utf-8')[-4000:]}")
         time.sleep(0.0005)
 
 
@@ -144,7 +144,7 @@ def _kill(pid: int) -> None:
 
 def _check_time(began: float, errors: Path) -> None:
     if time.monotonic() - began > JOB_TIMEOUT_S:
-        raise BrokenPromiseError("hung", f"a job of MPI did not end\n{errors.read_text()[-4000:]}")
+        raise BrokenPromiseError("hung", f"a job of MPI did not end\n{errors.read_text(encoding='utf-8')[-4000:]}")
 
 
 # -- preparation: how long jobs take ---------------------------------------------------------------
@@ -164,7 +164,7 @@ def _measure(place: Path, size: str) -> float:
     place.mkdir()
     order = _order(place, size=size, n_steps=6)
     ended = _run_forked(order, 2, place / "errors", None)
-    assert ended.code == 0, (place / "errors").read_text()
+    assert ended.code == 0, (place / "errors").read_text(encoding="utf-8")
     return ended.seconds
 
 
@@ -288,7 +288,7 @@ class Life:
 
     def check_end(self, ended: Ended, is_spared: bool, is_aimed: bool) -> None:
         """Check that a job that was not killed came to a good end."""
-        errors = (self.place / "errors").read_text()
+        errors = (self.place / "errors").read_text(encoding="utf-8")
         is_to_end_well = is_spared or not ended.is_killed
         if "AssertionError" in errors or (is_to_end_well and ended.code != 0):
             raise BrokenPromiseError("wrong", f"a job ended with {ended.code}\n{errors[-6000:]}")

@@ -29,7 +29,7 @@ def _processes(case: Case, seed: str, kind: str) -> list[tuple[str, str, float]]
     """Return what each rank got that could say so."""
     program = Path(__file__).with_name("_misuse_job.py")
     mpirun(N_RANKS, str(program), str(case.scratch), seed, kind, timeout_s=SECONDS)
-    return [tuple(json.loads(path.read_text())) for path in sorted(case.scratch.glob("rank-*.json"))]
+    return [tuple(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(case.scratch.glob("rank-*.json"))]
 
 
 def run(case: Case) -> Outcome:

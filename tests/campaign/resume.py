@@ -129,7 +129,7 @@ class Running:
 
     def tail(self) -> str:
         """Return the end of what it printed."""
-        return (self.place / "log").read_text(errors="replace")[-3000:]
+        return (self.place / "log").read_text(errors="replace", encoding="utf-8")[-3000:]
 
 
 def _kill(pid: int) -> None:
@@ -187,7 +187,7 @@ def _finished(running: Running) -> list[dict[str, Any]]:
         raise BrokenPromiseError("wrong", f"a run ended with {code}\n{running.tail()}")
     told = []
     for rank in range(running.n_ranks):
-        about = json.loads((running.place / f"rank-{rank}.json").read_text())
+        about = json.loads((running.place / f"rank-{rank}.json").read_text(encoding="utf-8"))
         told.append({**about, "batches": running.batches(rank)})
     return told
 

@@ -43,7 +43,7 @@ CAMPAIGN = Campaign("{name}", "toys do what they should", 12, run, prepare, time
 @pytest.fixture
 def toy(tmp_path, request):
     path = tmp_path / f"toy_{abs(hash(request.node.name)) % 10**8}.py"
-    path.write_text(TOY.replace("{name}", path.stem))
+    path.write_text(TOY.replace("{name}", path.stem), encoding="utf-8")
     return load_file(path)
 
 
@@ -95,7 +95,8 @@ def test_parts_add_up_and_none_counts_twice(toy, tmp_path):
 def test_a_campaign_that_cannot_be_prepared_is_broken_and_says_why(tmp_path):
     path = tmp_path / "toy_broken.py"
     path.write_text(
-        TOY.replace("{name}", "toy_broken").replace("return scratch", "raise OSError('no toys'); return scratch")
+        TOY.replace("{name}", "toy_broken").replace("return scratch", "raise OSError('no toys'); return scratch"),
+        encoding="utf-8",
     )
     with pytest.raises(BrokenCampaignError, match="no toys"):
         run_cases(load_file(path), 1, range(3), lambda n, o: None)

@@ -54,7 +54,7 @@ def main() -> None:
                 ckpt.close()
                 sys.exit(75)
     lines = [f"{step},{loss!r}" for step, loss in losses.items()]
-    (RUN / "log.csv").write_text("\n".join(["step,loss", *lines]))
+    (RUN / "log.csv").write_text("\n".join(["step,loss", *lines]), encoding="utf-8")
     np.savez(RUN / "weights.npz", **state["model"])
     if "deletes" in WORDS:
         time.sleep(1)  # the watcher is to see them

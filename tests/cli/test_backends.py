@@ -23,8 +23,8 @@ def test_the_built_in_ones_are_listed(cli: Cli) -> None:
 def test_a_broken_one_is_listed_with_its_problem(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[hpcckpt.backends]\ncloud = no_such_module:Backend\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[hpcckpt.backends]\ncloud = no_such_module:Backend\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     result = cli("backends", "--json")
     assert result.code == 0

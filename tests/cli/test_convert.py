@@ -88,9 +88,9 @@ def test_between_two_foreign_formats(cli: Cli, saved: Path, tmp_path: Path) -> N
 
 def test_a_file_is_never_overwritten_unasked(cli: Cli, saved: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.npz"
-    out.write_text("mine")
+    out.write_text("mine", encoding="utf-8")
     result = cli("convert", saved, out, "--json")
-    assert (result.code, result.json["error"]["kind"], out.read_text()) == (2, "option", "mine")
+    assert (result.code, result.json["error"]["kind"], out.read_text(encoding="utf-8")) == (2, "option", "mine")
     assert cli("convert", saved, out, "--force").code == 0
 
 

@@ -57,7 +57,7 @@ def test_findings_about_the_installation(cli: Cli) -> None:
 def test_a_job_script_gets_its_answer_at_once(spawn: Cli, tmp_path: Path) -> None:
     """Without other programs being started: with nothing on the PATH the answer is the same."""
     script = tmp_path / "scontrol"
-    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n", encoding="utf-8")
     script.chmod(0o755)
 
     def cpu_seconds() -> float:
@@ -138,7 +138,7 @@ def test_nothing_else_installed_is_no_problem(versions: Callable[..., None], cli
 
 def fake_horovod(folder: Path, built_for: str, content: bytes) -> None:
     (folder / "tensorflow").mkdir(parents=True)
-    (folder / "metadata.json").write_text(json.dumps({"tensorflow": built_for}))
+    (folder / "metadata.json").write_text(json.dumps({"tensorflow": built_for}), encoding="utf-8")
     (folder / "tensorflow" / "mpi_lib.cpython-311-x86_64-linux-gnu.so").write_bytes(content)
 
 
@@ -196,7 +196,7 @@ def test_vendors(text: str, vendor: str) -> None:
 
 def test_a_launcher_of_another_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "mpirun"
-    script.write_text("#!/bin/sh\necho HYDRA build details:\n")
+    script.write_text("#!/bin/sh\necho HYDRA build details:\n", encoding="utf-8")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     finding = mpi._launcher("Open MPI v4.1.4")
@@ -251,7 +251,7 @@ def test_children_never_raise(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_checksums(text: str | None, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     if text is not None:
-        (tmp_path / "cpuinfo").write_text(text)
+        (tmp_path / "cpuinfo").write_text(text, encoding="utf-8")
     assert hardware._checksums(tmp_path / "cpuinfo").level == level
 
 
@@ -272,7 +272,7 @@ def test_a_directory_that_does_not_exist_yet(quick: None, cli: Cli, tmp_path: Pa
 
 
 def test_a_file_is_no_directory(quick: None, cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
     result = cli("doctor", tmp_path / "file", "--json")
     assert (result.code, by_topic(result)["directory"]["level"]) == (1, "problem")
 
@@ -280,8 +280,10 @@ def test_a_file_is_no_directory(quick: None, cli: Cli, tmp_path: Path) -> None:
 def test_a_held_and_a_left_lock(quick: None, cli: Cli, busy: Path) -> None:
     assert "held by process" in by_topic(cli("doctor", busy, "--json"))["lock"]["message"]
     lock = busy / ".lock"
-    document = json.loads(lock.read_text())
-    lock.write_text(json.dumps({**document, "started": "1"}))  # the number belongs to another process now
+    document = json.loads(lock.read_text(encoding="utf-8"))
+    lock.write_text(
+        json.dumps({**document, "started": "1"}), encoding="utf-8"
+    )  # the number belongs to another process now
     assert "which is dead" in by_topic(cli("doctor", busy, "--json"))["lock"]["message"]
 
 
@@ -338,7 +340,8 @@ def test_the_mount_table(tmp_path: Path) -> None:
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
         "23 22 0:20 / /lustre rw - lustre 10.0.0.1@o2ib:/fs rw,flock\n"
         "24 23 0:21 / /lustre/with\\040space rw - tmpfs tmpfs rw\n"
-        "nonsense\n"
+        "nonsense\n",
+        encoding="utf-8",
     )
     assert mount_of(Path("/lustre/project"), table) == Mount("/lustre", "lustre", "10.0.0.1@o2ib:/fs", "rw")
     assert mount_of(Path("/lustre/with space/run"), table) == Mount("/lustre/with space", "tmpfs", "tmpfs", "rw")
@@ -362,7 +365,7 @@ def test_quotas() -> None:
 
 
 def test_a_user_without_a_name_has_a_quota_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lfs").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "lfs").write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
     (tmp_path / "lfs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("os.getuid", lambda: 98765)

@@ -102,7 +102,7 @@ def test_a_locale_without_letters_breaks_nothing(spawn: Cli, tmp_path: Path) -> 
 
 
 def test_a_full_disk_behind_stdout_is_an_error(saved: Path, environment: Callable[..., dict[str, str]]) -> None:
-    with Path("/dev/full").open("w") as full:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = subprocess.run(
             [sys.executable, "-m", "hpcckpt", "tensors", str(saved), "--json"],
             env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,

@@ -34,12 +34,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     def install(name: str, *points: str) -> None:
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("\n".join(["[hpcckpt.commands]", *points, ""]))
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text("\n".join(["[hpcckpt.commands]", *points, ""]), encoding="utf-8")
 
-    (tmp_path / "acme_verbs.py").write_text(MODULE)
-    (tmp_path / "acme_broken.py").write_text("import no_such_library\n")
-    (tmp_path / "acme_exits.py").write_text("import sys; sys.exit(3)\n")
+    (tmp_path / "acme_verbs.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "acme_broken.py").write_text("import no_such_library\n", encoding="utf-8")
+    (tmp_path / "acme_exits.py").write_text("import sys; sys.exit(3)\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield install
     for module in ("acme_verbs", "acme_broken", "acme_exits"):

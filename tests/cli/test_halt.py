@@ -97,7 +97,7 @@ def test_the_file_says_what_was_asked(cli: Cli, saved: Path, words: list[Any], h
     assert read_halt(saved) == halt
     assert result.json["asked"] == (str(halt) or "now")
     assert result.json["file"] == str(saved / layout.HALT)
-    assert "hpcckpt halt" in (saved / layout.HALT).read_text().splitlines()[0]
+    assert "hpcckpt halt" in (saved / layout.HALT).read_text(encoding="utf-8").splitlines()[0]
 
 
 def test_a_new_request_takes_the_place_of_an_older_one(cli: Cli, saved: Path) -> None:
@@ -115,7 +115,7 @@ def test_it_says_when_no_job_is_there_and_when_the_step_is_past(cli: Cli, saved:
 
 def test_in_a_run_of_cycles_a_request_that_was_handed_on_counts_too(cli: Cli, save: Any, tmp_path: Path) -> None:
     cycle = save(tmp_path / "cycle-1", n_ranks=1)
-    (cycle / "HALT").write_text("after-step 500\n")
+    (cycle / "HALT").write_text("after-step 500\n", encoding="utf-8")
     result = cli("halt", tmp_path, "--after-step", 70)
     assert "it replaces: after-step 500" in result.err
     assert not (cycle / "HALT").exists()

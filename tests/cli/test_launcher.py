@@ -32,7 +32,9 @@ def test_only_rank_0_acts_where_mpi_cannot_connect(
 ) -> None:
     blocked = {"PYTHONPATH": str(saved.parent / "blocked")}
     (saved.parent / "blocked" / "mpi4py").mkdir(parents=True)
-    (saved.parent / "blocked" / "mpi4py" / "__init__.py").write_text("raise ImportError('no MPI here')")
+    (saved.parent / "blocked" / "mpi4py" / "__init__.py").write_text(
+        "raise ImportError('no MPI here')", encoding="utf-8"
+    )
     monkeypatch.setenv("PYTHONPATH", blocked["PYTHONPATH"])
     results = [
         spawn("info", saved, 99, **{key: value.format(rank=rank) for key, value in LAUNCHERS[name].items()})

@@ -25,17 +25,17 @@ def test_new_writes_a_project_with_nothing_left_to_fill_in(cli: Cli, tmp_path: P
     assert set(result.json["files"]) == {path.name for path in (tmp_path / "my store").iterdir()} == expected
     assert "cmake --build build" in result.err
     for path in (tmp_path / "my store").iterdir():
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         assert "${" not in text.replace("${python}", "").replace("${found}", "")
         assert "$name" not in text
-    assert "my_store" in (tmp_path / "my store" / source).read_text()
+    assert "my_store" in (tmp_path / "my store" / source).read_text(encoding="utf-8")
 
 
 def test_new_goes_into_a_folder_of_its_name(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli("plugin", "new", "abc").code == 0
     assert (tmp_path / "abc" / "abc.cpp").exists()
-    assert "class AbcBackend" in (tmp_path / "abc" / "abc.cpp").read_text()
+    assert "class AbcBackend" in (tmp_path / "abc" / "abc.cpp").read_text(encoding="utf-8")
 
 
 def test_new_writes_over_nothing(cli: Cli, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_new_refuses_names_that_cannot_be(cli: Cli, tmp_path: Path, name: str) -
 def test_check_says_what_is_in_files_and_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
     posix = plugins.available()["posix"]
     assert cli("plugin", "check", str(posix)).out == f"{posix}: posix (concurrent, durable, partial, stores)\n"
-    (tmp_path / "libbad.so").write_text("no library")
+    (tmp_path / "libbad.so").write_text("no library", encoding="utf-8")
     result = cli("plugin", "check", str(posix), str(tmp_path / "libbad.so"), "--json")
     assert result.code == 1
     good, bad = result.json["plugins"]
@@ -74,7 +74,7 @@ def test_backends_lists_plugins_with_the_file_they_come_from(
 ) -> None:
     shutil.copy(plugins.available()["null"], tmp_path / "libnull.so")
     shutil.copy(plugins.available()["posix"], tmp_path / "libother_name.so")
-    (tmp_path / "libbroken.so").write_text("no library")
+    (tmp_path / "libbroken.so").write_text("no library", encoding="utf-8")
     monkeypatch.setenv("HPCCKPT_PLUGIN_PATH", str(tmp_path))
     monkeypatch.setattr(plugins, "_by_name", {})  # what other tests have loaded
     result = cli("backends", "--json")

@@ -62,9 +62,9 @@ def test_best_is_what_the_metric_says(cli: Cli, saved: Path) -> None:
 
 
 def test_a_new_report_takes_the_place_of_an_older_one(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "r.html").write_text("old")
+    (tmp_path / "r.html").write_text("old", encoding="utf-8")
     cli("report", short_run(tmp_path / "run"), "-o", tmp_path / "r.html")
-    assert "Time line" in (tmp_path / "r.html").read_text()
+    assert "Time line" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,11 @@ def test_best(cli: Cli, saved: Path, tmp_path: Path) -> None:
 
 def test_a_file_is_never_overwritten_unasked(cli: Cli, saved: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.npz"
-    out.write_text("mine")
+    out.write_text("mine", encoding="utf-8")
     result = cli("restore", saved, "--out", out, "--json")
     assert (result.code, result.json["error"]["kind"]) == (2, "option")
     assert "--force" in result.err
-    assert out.read_text() == "mine"
+    assert out.read_text(encoding="utf-8") == "mine"
     assert cli("restore", saved, "--out", out, "--force").code == 0
     assert len(load_npz(out)) == 9
 
@@ -85,9 +85,11 @@ def test_nor_is_one_that_appears_meanwhile(
     monkeypatch: pytest.MonkeyPatch, cli: Cli, saved: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "o.npz"
-    monkeypatch.setattr("hpcckpt.exporting.npz.write_npz", lambda path, *_: [path.touch(), out.write_text("theirs")])
+    monkeypatch.setattr(
+        "hpcckpt.exporting.npz.write_npz", lambda path, *_: [path.touch(), out.write_text("theirs", encoding="utf-8")]
+    )
     assert cli("restore", saved, "--out", out).code == 2
-    assert out.read_text() == "theirs"
+    assert out.read_text(encoding="utf-8") == "theirs"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o.npz", "run"]
 
 
@@ -106,7 +108,7 @@ def test_what_the_disk_says(
     code: int, number: int, monkeypatch: pytest.MonkeyPatch, cli: Cli, saved: Path, tmp_path: Path
 ) -> None:
     def fail(path: Path, *_: object) -> None:
-        path.write_text("half")
+        path.write_text("half", encoding="utf-8")
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("hpcckpt.exporting.safetensors.write_safetensors", fail)

@@ -54,7 +54,7 @@ def nothing():
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A trained model, saved in ``run``; its module is importable."""
-    (tmp_path / "cli_models.py").write_text(SOURCE)
+    (tmp_path / "cli_models.py").write_text(SOURCE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -66,7 +66,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     model.fit(np.ones((4, 8, 8, 1)), np.ones((4, 3)), verbose=0)
     with hc.Checkpointer("run") as ckpt:
         ckpt.save(1, {"model": model, "other": {"w": np.ones(2)}})
-    Path("model.json").write_text(model.to_json())
+    Path("model.json").write_text(model.to_json(), encoding="utf-8")
     model.save("model.keras")
     yield model
     del sys.modules["cli_models"]

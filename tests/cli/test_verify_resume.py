@@ -199,7 +199,7 @@ model.fit(x, x.sum(axis=1), 8, 4, verbose=0, callbacks=[log, Wait(), backup])
 def test_a_training_of_keras_resumes_to_the_bit(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     program = tmp_path / "train.py"
-    program.write_text(KERAS)
+    program.write_text(KERAS, encoding="utf-8")
     words = ["--json", "--kill-after", "12", "--losses", "log.csv", "--work", str(tmp_path / "work"), "--"]
     command = [sys.executable, "-m", "hpcckpt", "verify-resume", *words, sys.executable, str(program), "{run}"]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}

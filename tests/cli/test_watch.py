@@ -164,9 +164,12 @@ def test_the_exit_code_of_a_job_that_ends_itself_is_shown(code: int, state: str,
 
 def test_a_job_on_another_node_that_is_silent_is_said_to_have_no_heartbeat(cli: Cli, saved: Path) -> None:
     journal = saved / "journal.jsonl"
-    journal.write_text("".join(f"{line}\n" for line in journal.read_text().splitlines() if '"end"' not in line))
+    journal.write_text(
+        "".join(f"{line}\n" for line in journal.read_text(encoding="utf-8").splitlines() if '"end"' not in line),
+        encoding="utf-8",
+    )
     holder = {"host": "node7", "pid": 12, "boot_id": "x", "started": "1", "job_id": "9", "nonce": "n"}
-    (saved / ".lock").write_text(json.dumps(holder))
+    (saved / ".lock").write_text(json.dumps(holder), encoding="utf-8")
     os.utime(saved / ".lock", (time.time() - 3600,) * 2)
     words = cli("watch", saved, "--once").out
     assert "the last job died: no heartbeat of process 12 on node7, job 9 for 1 h" in " ".join(words.split())

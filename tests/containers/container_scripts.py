@@ -35,7 +35,7 @@ class Machine:
             f"printf '%s' '{says}'",
             f"exit {code}",
         )
-        path.write_text("\n".join(lines) + "\n")
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         path.chmod(0o755)
 
     def run(self, script: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -49,9 +49,9 @@ class Machine:
     @property
     def calls(self) -> list[str]:
         """How the programs were called, in order."""
-        return self.log.read_text().splitlines() if self.log.exists() else []
+        return self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
 
     @property
     def input(self) -> str:
         """What was handed to a program through a pipe."""
-        return Path(f"{self.log}.input").read_text()
+        return Path(f"{self.log}.input").read_text(encoding="utf-8")

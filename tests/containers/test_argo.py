@@ -28,7 +28,7 @@ def machine(tmp_path: Path) -> Machine:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "two cycles.hjson"
-    path.write_text(CONFIG)
+    path.write_text(CONFIG, encoding="utf-8")
     return path
 
 
@@ -59,7 +59,7 @@ def lost(given: Any, kept: Any, where: str = "") -> list[str]:
 
 
 def test_the_template_is_yaml_as_it_stands() -> None:
-    workflow = yaml.safe_load((DOCKER / "argo-workflow.yaml").read_text())
+    workflow = yaml.safe_load((DOCKER / "argo-workflow.yaml").read_text(encoding="utf-8"))
     assert (workflow["apiVersion"], workflow["kind"]) == ("argoproj.io/v1alpha1", "Workflow")
 
 
@@ -96,7 +96,10 @@ def test_the_command_is_one_that_this_project_has(machine: Machine, config: Path
     (command,) = container["command"]
     inside = Path(command).relative_to("/opt/hpcckpt")
     assert (ROOT / inside).exists()
-    assert any(f"{inside}".startswith(line[1:]) for line in (DOCKER / "Dockerfile.dockerignore").read_text().split())
+    assert any(
+        f"{inside}".startswith(line[1:])
+        for line in (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
+    )
     args = container["args"]
     assert args[args.index("--config") + 1] == template_of(filled(machine, config))["inputs"]["artifacts"][0]["path"]
 
@@ -108,7 +111,7 @@ def test_the_config_arrives_as_it_was_written(machine: Machine, config: Path) ->
 
 @pytest.mark.parametrize("text", ["    [\n {} ]\n", "\n\n[]\n", "[]", "[\r\n]\r\n"])
 def test_neither_indentation_nor_ends_of_lines_matter(machine: Machine, config: Path, text: str) -> None:
-    config.write_text(text, newline="")
+    config.write_text(text, newline="", encoding="utf-8")
     (artifact,) = template_of(filled(machine, config))["inputs"]["artifacts"]
     assert artifact["raw"]["data"].rstrip("\n") == text.replace("\r\n", "\n").rstrip("\n")
 
@@ -133,7 +136,7 @@ def test_options_go_where_they_belong(machine: Machine, config: Path) -> None:
 
 def test_a_run_is_named_by_its_config_so_that_the_same_again_goes_on(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "lenet5.v2.hjson"
-    path.write_text(CONFIG)
+    path.write_text(CONFIG, encoding="utf-8")
     done = machine.run("argo_train.sh", path, *BASIC, "--dry-run")
     names = {each["name"]: each["value"] for each in yaml.safe_load(done.stdout)["spec"]["arguments"]["parameters"]}
     assert names["run"] == "lenet5.v2"
@@ -148,7 +151,7 @@ def test_only_what_asks_to_be_requeued_or_was_lost_is_started_again(machine: Mac
 def test_pods_do_not_run_as_root(machine: Machine, config: Path) -> None:
     context = filled(machine, config)["spec"]["securityContext"]
     assert context["runAsNonRoot"] is True
-    assert f"USER {context['runAsUser']}:{context['runAsGroup']}" in (DOCKER / "Dockerfile").read_text()
+    assert f"USER {context['runAsUser']}:{context['runAsGroup']}" in (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 
 
 # -- submitting ----------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ def test_what_is_missing_or_cannot_be_is_refused(
     ("text", "word"), [("{{workflow.name}}", "blank"), ("a\x00b\x07", "control"), ("[\x1b]", "control")]
 )
 def test_a_config_that_would_change_on_its_way_is_refused(machine: Machine, config: Path, text: str, word: str) -> None:
-    config.write_text(text)
+    config.write_text(text, encoding="utf-8")
     done = machine.run("argo_train.sh", config, *BASIC, "--run", "a")
     assert done.returncode == 1
     assert word in done.stderr

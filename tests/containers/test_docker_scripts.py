@@ -23,7 +23,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_every_option_that_a_script_takes_is_in_its_help(machine: Machine, script: str) -> None:
     done = machine.run(script, "--help")
     assert done.returncode == 0
-    text = (DOCKER / script).read_text()
+    text = (DOCKER / script).read_text(encoding="utf-8")
     options = {word for word in text.replace("|", " ").replace(")", " ").split() if word.startswith("--")}
     taken = {word for word in options if f"{word})" in text or f"{word} |" in text} - {"--help"}
     assert taken
@@ -63,7 +63,7 @@ def test_build_takes_another_name_and_another_base(machine: Machine) -> None:
 
 def test_build_lends_pips_settings_and_keeps_them_out_of_the_image(machine: Machine, tmp_path: Path) -> None:
     settings = tmp_path / "pip.conf"
-    settings.write_text("[global]\nindex-url = https://me:secret@mirror.example/simple\n")
+    settings.write_text("[global]\nindex-url = https://me:secret@mirror.example/simple\n", encoding="utf-8")
     machine.run("build_docker.sh", PIP_CONFIG_FILE=str(settings), https_proxy="http://me:secret@proxy.example")
     (call,) = machine.calls
     assert f"--secret id=pip,src={settings}" in call
@@ -157,4 +157,4 @@ def test_clean_lists_what_would_go(machine: Machine) -> None:
 
 
 def test_the_label_that_clean_looks_for_is_the_one_that_the_image_has() -> None:
-    assert 'org.opencontainers.image.title="hpcckpt"' in (DOCKER / "Dockerfile").read_text()
+    assert 'org.opencontainers.image.title="hpcckpt"' in (DOCKER / "Dockerfile").read_text(encoding="utf-8")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from container_scripts import DOCKER, ROOT
 
-DOCKERFILE = (DOCKER / "Dockerfile").read_text()
-APPTAINER = (DOCKER / "apptainer.def").read_text()
-INSTALL = (DOCKER / "install.sh").read_text()
-SETUP = (ROOT / "scripts" / "dev" / "setup.sh").read_text()
+DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+APPTAINER = (DOCKER / "apptainer.def").read_text(encoding="utf-8")
+INSTALL = (DOCKER / "install.sh").read_text(encoding="utf-8")
+SETUP = (ROOT / "scripts" / "dev" / "setup.sh").read_text(encoding="utf-8")
 
 
 def packages(name: str) -> list[str]:
@@ -70,7 +70,9 @@ def test_the_image_runs_as_a_user_that_is_not_root() -> None:
 
 def test_no_registry_is_built_in() -> None:
     for path in DOCKER.iterdir():
-        for image in re.findall(r"(?:^FROM|^From:|^ARG BASE=|image:) *(\S+)", path.read_text(), re.MULTILINE):
+        for image in re.findall(
+            r"(?:^FROM|^From:|^ARG BASE=|image:) *(\S+)", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             assert "." not in image.partition("/")[0] or "/" not in image, f"{path.name}: {image}"
 
 
@@ -94,7 +96,11 @@ def test_both_images_are_proved_as_they_will_be_used() -> None:
 
 
 def test_both_images_get_the_same_files_of_the_checkout() -> None:
-    allowed = [line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"]
+    allowed = [
+        line[1:]
+        for line in (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+        if line[:1] == "!"
+    ]
     copied = [line.split() for line in section("files")]
     assert sorted(source for source, _ in copied) == sorted(allowed)
     assert all(target == f"/opt/hpcckpt/{source}" for source, target in copied)
@@ -102,7 +108,7 @@ def test_both_images_get_the_same_files_of_the_checkout() -> None:
 
 
 def test_what_the_build_reads_of_a_checkout_goes_into_the_image() -> None:
-    ignore = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    ignore = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     assert ignore[1] == "*"
     for needed in ("pyproject.toml", "README.md", "LICENSE", "constraints/stack-a.txt", "scripts/dev/setup.sh"):
         assert any(f"!{needed}".startswith(line) for line in ignore if line.startswith("!")), needed
@@ -110,7 +116,7 @@ def test_what_the_build_reads_of_a_checkout_goes_into_the_image() -> None:
 
 @pytest.mark.parametrize("name", [".git/config", ".venv/pyvenv.cfg", "runs/a", "secret.env", "bench/x", "build/x"])
 def test_nothing_else_that_lies_about_goes_into_the_image(name: str) -> None:
-    ignore = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    ignore = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     assert not any(name.startswith(line[1:]) for line in ignore if line.startswith("!")), name
     assert fnmatch.fnmatch(name, ignore[1])
 

@@ -162,13 +162,13 @@ def test_an_operation_of_tensorflow_as_a_layer_is_refused() -> None:
 
 def test_a_directory_with_other_things_is_not_replaced_by_a_saved_model(tmp_path: Path) -> None:
     (tmp_path / "exports").mkdir()
-    (tmp_path / "exports" / "thesis.txt").write_text("years of work")
+    (tmp_path / "exports" / "thesis.txt").write_text("years of work", encoding="utf-8")
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(1, {"model": model}).result()
     with pytest.raises(hc.errors.OptionError, match="other things"):
         hc.export_checkpoint(tmp_path / "run", tmp_path / "exports", "saved-model", model=model, overwrite=True)
-    assert (tmp_path / "exports" / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / "exports" / "thesis.txt").read_text(encoding="utf-8") == "years of work"
 
 
 def model_file(path: Path, config: Any) -> Path:
@@ -247,5 +247,5 @@ def test_a_file_under_the_name_of_another_format_is_refused(tmp_path: Path) -> N
 def test_a_model_without_code_is_built_from_its_file(tmp_path: Path, suffix: str) -> None:
     model = small_models.functional()
     path = tmp_path / f"m{suffix}"
-    path.write_text(model.to_json()) if suffix == ".json" else model.save(path)
+    path.write_text(model.to_json(), encoding="utf-8") if suffix == ".json" else model.save(path)
     assert build_model(str(path)).count_params() == model.count_params()

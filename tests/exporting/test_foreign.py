@@ -163,7 +163,7 @@ def test_what_nobody_knows_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_a_directory_that_may_be_two_things_asks_which(saved: Path) -> None:
     assert source_format(saved) == source_format(saved / "step-0000000007") == "hpcckpt"
-    (saved / "checkpoint").write_text('model_checkpoint_path: "cp"\n')
+    (saved / "checkpoint").write_text('model_checkpoint_path: "cp"\n', encoding="utf-8")
     with pytest.raises(OptionError, match="--from hpcckpt, or --from tf"):
         source_format(saved)
 
@@ -481,7 +481,7 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     def write(content: str, *, is_overwriting: bool = False) -> None:
         with atomic.atomic_directory(tmp_path / "out", is_overwriting=is_overwriting) as temporary:
             (temporary / "deep").mkdir(parents=True)
-            (temporary / "deep" / "file").write_text(content)
+            (temporary / "deep" / "file").write_text(content, encoding="utf-8")
             if content == "bad":
                 raise OSError(28, "No space left on device")
 
@@ -492,7 +492,7 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="exists"):
         write("two")
     write("three", is_overwriting=True)
-    assert (tmp_path / "out/deep/file").read_text() == "three"
+    assert (tmp_path / "out/deep/file").read_text(encoding="utf-8") == "three"
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match="is a file"), atomic.atomic_directory(tmp_path / "file"):
         pass
@@ -501,7 +501,7 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 def bundle(prefix: Path, text: str = "x", **more: Any) -> None:
     with tf_files.atomic_bundle(prefix, **more) as temporary:
         for suffix in (tf_files.DATA, tf_files.INDEX):
-            temporary.with_name(temporary.name + suffix).write_text(text)
+            temporary.with_name(temporary.name + suffix).write_text(text, encoding="utf-8")
 
 
 @pytest.mark.usefixtures("no_leftovers")

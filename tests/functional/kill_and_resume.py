@@ -70,7 +70,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 with tempfile.TemporaryDirectory() as directory:
     config, straight, killed = (Path(directory) / name for name in ("config.json", "straight", "killed"))
-    config.write_text(json.dumps(CONFIG))
+    config.write_text(json.dumps(CONFIG), encoding="utf-8")
     finish(config, straight)
     kill_in(1, config, killed)
     kill_in(2, config, killed)

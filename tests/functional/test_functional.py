@@ -42,7 +42,7 @@ def test_the_script_passes_from_another_directory(name: str) -> None:
 def script(directory: Path, name: str, text: str, mode: int = 0o755) -> None:
     """Write a script of bash."""
     path = directory / name
-    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n", encoding="utf-8")
     path.chmod(mode)
 
 

@@ -60,11 +60,11 @@ def test_the_notebook_runs_and_leaves_nothing_behind(name: str, tmp_path: Path) 
 @pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_a_cell_that_fails_is_a_failure(tmp_path: Path) -> None:
-    broken = json.loads((NOTEBOOKS / NAMES[0]).read_text())
+    broken = json.loads((NOTEBOOKS / NAMES[0]).read_text(encoding="utf-8"))
     cell = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
     broken["cells"] = [{**cell, "source": "assert 1 == 2"}]
     path = tmp_path / "broken.ipynb"
-    path.write_text(json.dumps(broken))
+    path.write_text(json.dumps(broken), encoding="utf-8")
     done = execute(path, tmp_path)
     assert done.returncode != 0
     assert "AssertionError" in done.stderr
@@ -72,7 +72,7 @@ def test_a_cell_that_fails_is_a_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_notebook_is_stored_without_outputs(name: str) -> None:
-    document = json.loads((NOTEBOOKS / name).read_text())
+    document = json.loads((NOTEBOOKS / name).read_text(encoding="utf-8"))
     cells = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
     assert cells
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)

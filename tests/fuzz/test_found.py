@@ -36,7 +36,7 @@ def test_the_seeds_are_read(tmp_path):
 @contextlib.contextmanager
 def limited(nbytes: int) -> Iterator[None]:
     """Let this process have no more than `nbytes` of address space beyond what it has."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, before[1]))
     try:

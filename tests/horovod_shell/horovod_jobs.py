@@ -24,12 +24,12 @@ def run_job(name: str, n_ranks: int, place: Path, *args: str, code: int = 0, **e
     ended = mpirun(n_ranks, str(HERE / f"{name}.py"), str(place), *args, timeout_s=TIMEOUT_S, **{**ENV, **env})
     assert ended.code == code, f"{ended.code}\n{ended.out}\n{ended.err}"
     told = [place / f"rank-{rank}.json" for rank in range(n_ranks)]
-    return [json.loads(path.read_text()) for path in told if path.exists()]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in told if path.exists()]
 
 
 def tell(rank: int, what: dict[str, Any]) -> None:
     """Tell the test, from a rank of a job."""
-    Path(sys.argv[1], f"rank-{rank}.json").write_text(json.dumps(what))
+    Path(sys.argv[1], f"rank-{rank}.json").write_text(json.dumps(what), encoding="utf-8")
 
 
 def failure(fn: Callable[[], Any]) -> str:

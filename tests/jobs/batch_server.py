@@ -56,7 +56,7 @@ class BatchServer:
         self.work.mkdir()
         (self.directory / "home").mkdir()
         profile = f"export PATH={shlex.quote(self.path())}\n"  # a login shell begins with that of the system
-        (self.directory / "home" / ".bash_profile").write_text(profile)
+        (self.directory / "home" / ".bash_profile").write_text(profile, encoding="utf-8")
 
     def path(self) -> str:
         """Return the PATH of a login node: the stand-ins first, then this environment."""
@@ -136,13 +136,13 @@ class BatchServer:
                 _warn(child, log, warned_at, limit_s)
             code = _wait(child, limit_s - (time.time() - began))
         self.write({**job, "state": "F", "code": code})
-        return Ran(job, code, log.read_text(errors="replace"))
+        return Ran(job, code, log.read_text(errors="replace", encoding="utf-8"))
 
     def _pbs(self, job: dict[str, Any], began: float) -> tuple[list[str], dict[str, str], Path, float]:
         n_nodes, *needs = job["resources"]["select"].split(":")
         n_lines = next((int(need.removeprefix("mpiprocs=")) for need in needs if need.startswith("mpiprocs=")), 1)
         nodes = self.directory / f"{job['id']}.nodes"
-        nodes.write_text("".join(f"x3001c0s{i}\n" * n_lines for i in range(int(n_nodes))))
+        nodes.write_text("".join(f"x3001c0s{i}\n" * n_lines for i in range(int(n_nodes))), encoding="utf-8")
         environ = self.environ(
             **job["variables"], PBS_JOBID=job["id"], PBS_JOBNAME=job["name"], PBS_O_WORKDIR=job["workdir"],
             PBS_O_QUEUE=job["queue"], PBS_QUEUE="small", PBS_NODEFILE=str(nodes), PBS_ENVIRONMENT="PBS_BATCH",
@@ -177,7 +177,7 @@ def _seconds(clock: str) -> float:
 def _warn(child: subprocess.Popen[bytes], log: Path, text: str, limit_s: float) -> None:
     """Send USR1 to a job when it has said something."""
     deadline = time.monotonic() + limit_s
-    while text not in log.read_text(errors="replace"):
+    while text not in log.read_text(errors="replace", encoding="utf-8"):
         if child.poll() is not None or time.monotonic() > deadline:
             return
         time.sleep(0.05)

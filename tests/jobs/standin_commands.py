@@ -36,12 +36,12 @@ def server() -> Path:
 
 def jobs(directory: Path | None = None) -> list[dict[str, Any]]:
     """Return all jobs, oldest first, of this server, or of that of a directory."""
-    return [json.loads(path.read_text()) for path in sorted((directory or server()).glob("job-*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((directory or server()).glob("job-*.json"))]
 
 
 def write(job: Mapping[str, Any], directory: Path | None = None) -> None:
     """Write what is known of a job."""
-    ((directory or server()) / f"job-{job['number']:04d}.json").write_text(json.dumps(job, indent=1))
+    ((directory or server()) / f"job-{job['number']:04d}.json").write_text(json.dumps(job, indent=1), encoding="utf-8")
 
 
 def find(job_id: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def submission(dialect_name: str) -> tuple[Path, list[str], list[tuple[str, str]
     if not rest or not Path(rest[0]).is_file():
         die(f"no script: {rest}")
     script = Path(rest[0])
-    text = script.read_text()
+    text = script.read_text(encoding="utf-8")
     inside, _ = read_script(text, dialect)
     problems = check_script(text, dialect) + missing([*inside, *given], dialect)
     if problems:
@@ -158,10 +158,10 @@ def cobalt_qsub() -> None:
         "variables": dict(part.split("=", 1) for part in variables), "depend": [], "workdir": os.getcwd(),
         "words": [str(script.absolute()), *words],
     })  # fmt: skip
-    inside, _ = read_script(script.read_text(), DIALECTS["cobalt"])
+    inside, _ = read_script(script.read_text(encoding="utf-8"), DIALECTS["cobalt"])
     argv = ["--mode", "script", *(word for one in inside for word in one[1:] if word), *sys.argv[1:]]
     log = f"Jobid: {number}\nqsub {' '.join(argv)}\nsubmitted with cwd set to: {os.getcwd()}\n"
-    Path(f"{number}.cobaltlog").write_text(log)
+    Path(f"{number}.cobaltlog").write_text(log, encoding="utf-8")
     print(number)
 
 
@@ -218,7 +218,7 @@ def launch(n_ranks: int, words: list[str]) -> None:
 
     launcher = find_mpirun()
     assert launcher is not None
-    with (server() / "launched.jsonl").open("a") as log:
+    with (server() / "launched.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps({"by": Path(sys.argv[0]).name, "argv": sys.argv[1:], "n": n_ranks}) + "\n")
     sys.stdout.flush()
     environ = clean_environment(MPIRUN=launcher)
@@ -229,7 +229,7 @@ def pals_mpiexec() -> None:
     """Check what PALS is given, and launch."""
     given, words = options_of(sys.argv[1:], PALS)
     n_ranks, per_node = int(given["-n"]), int(given["--ppn"])
-    n_nodes = len(set(Path(os.environ["PBS_NODEFILE"]).read_text().split()))
+    n_nodes = len(set(Path(os.environ["PBS_NODEFILE"]).read_text(encoding="utf-8").split()))
     if n_ranks > n_nodes * per_node:
         die(f"{n_ranks} ranks do not fit on {n_nodes} nodes of {per_node}")
     if given.get("--cpu-bind") == "depth" and "--depth" not in given:
@@ -268,7 +268,7 @@ def site_module() -> None:
     verb, *names = sys.argv[1:]
     if " ".join(names) not in MODULES.get(verb, []):
         die(f"Unable to locate a modulefile for {names}", 1)
-    with (server() / "modules.txt").open("a") as log:
+    with (server() / "modules.txt").open("a", encoding="utf-8") as log:
         log.write(f"{verb} {' '.join(names)}\n")
 
 

@@ -107,7 +107,7 @@ def test_the_stand_in_of_pbs_refuses_what_pbs_would(words: list[str], complaint:
 
 def test_the_stand_in_of_cobalt_refuses_what_cobalt_would(cobalt: BatchServer) -> None:
     plain = cobalt.work / "plain.sh"
-    plain.write_text("#!/bin/bash\n#COBALT -n 1 -t 10\ntrue\n")
+    plain.write_text("#!/bin/bash\n#COBALT -n 1 -t 10\ntrue\n", encoding="utf-8")
     assert "is not executable" in cobalt.run("qsub", str(plain)).stderr
     plain.chmod(0o755)
     assert cobalt.run("qsub", str(plain)).stdout == "1\n"
@@ -133,7 +133,7 @@ def test_the_stand_ins_of_launchers_refuse_what_they_do_not_know(
     kind = "pbs" if words[0] == "mpiexec" else "cobalt"
     server = BatchServer(tmp_path / "spool", kind, tmp_path / "work")
     nodes = tmp_path / "nodes"
-    nodes.write_text("a\nb\n")
+    nodes.write_text("a\nb\n", encoding="utf-8")
     done = server.run(str(BIN / kind / words[0]), *words[1:], PBS_NODEFILE=str(nodes), COBALT_JOBSIZE="2")
     assert done.returncode == 2
     assert complaint in done.stderr
@@ -152,19 +152,19 @@ def trains(test: Callable[..., None]) -> Callable[..., None]:
 
 def events(run: Path, kind: str) -> list[dict[str, object]]:
     """Return the entries of one kind in the log of a training."""
-    entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    entries = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     return [entry for entry in entries if entry["event"] == kind]
 
 
 def prepare(server: BatchServer) -> None:
     """Have a configuration where jobs are submitted, and what it names."""
-    (server.work / "c.hjson").write_text(TRAINING)
+    (server.work / "c.hjson").write_text(TRAINING, encoding="utf-8")
     server.extra["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "slurm")])
 
 
 def modules(server: BatchServer) -> list[str]:
     """Return what was loaded."""
-    return (server.directory / "modules.txt").read_text().splitlines()
+    return (server.directory / "modules.txt").read_text(encoding="utf-8").splitlines()
 
 
 @trains
@@ -181,7 +181,9 @@ def test_the_door_of_polaris_trains_in_two_jobs(pbs: BatchServer) -> None:
     assert (run / "cycle-1" / "final").exists()
     assert [job["queue"] for job in pbs.jobs()] == ["preemptable"] * 2
     assert modules(pbs) == ["use /soft/modulefiles", "load conda"] * 2
-    launched = [json.loads(line) for line in (pbs.directory / "launched.jsonl").read_text().splitlines()]
+    launched = [
+        json.loads(line) for line in (pbs.directory / "launched.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [one["n"] for one in launched] == [2, 2]
 
 

@@ -81,7 +81,7 @@ def test_a_rehearsal_on_a_laptop_names_the_whole_command(name: str, jobscript: S
 
 def test_a_node_is_counted_once_however_many_ranks_pbs_places_on_it(jobscript: Script, tmp_path: Path) -> None:
     _, script, _ = jobscript(*request_of("pbs"))
-    (tmp_path / "nodes").write_text("n1\n" * 4 + "n2\n" * 4)  # with mpiprocs=4, a line for each
+    (tmp_path / "nodes").write_text("n1\n" * 4 + "n2\n" * 4, encoding="utf-8")  # with mpiprocs=4, a line for each
     done = rehearse(tmp_path, script=script, PBS_NODEFILE=str(tmp_path / "nodes"))
     assert "would start: mpiexec -n 8 --ppn 4 " in done.stderr
 
@@ -101,7 +101,7 @@ def unguarded(script: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["pbs", "slurm", "theta"])
 def test_nor_any_of_the_scripts_that_are_there(kind: str) -> None:
-    found = {path.name: unguarded(path.read_text()) for path in (ROOT / "scripts" / kind).iterdir()}
+    found = {path.name: unguarded(path.read_text(encoding="utf-8")) for path in (ROOT / "scripts" / kind).iterdir()}
     assert {name: names for name, names in found.items() if names} == {}
 
 
@@ -170,7 +170,7 @@ def tell(path: Path, *seconds: object) -> None:
     """Write a journal of saves that took so long, a torn line, and entries that are none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"event": "saved", "seconds": each}) for each in seconds]
-    path.write_text("\n".join(['{"event": "start"}', "[1]", *lines, '{"event": "sav']))
+    path.write_text("\n".join(['{"event": "start"}', "[1]", *lines, '{"event": "sav']), encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ ENVIRON = {
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     """A batch script."""
-    (tmp_path / "12.SC").write_text("#!/bin/bash\n")
+    (tmp_path / "12.SC").write_text("#!/bin/bash\n", encoding="utf-8")
     return str(tmp_path / "12.SC")
 
 
@@ -159,7 +159,7 @@ def test_the_chain_of_a_name_is_taken_out_of_the_queue() -> None:
 def test_a_cobalt_job_is_submitted_by_the_words_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = "-n 2 -t 30 --mode script -A mine --dependencies 5 --env A=1:B=x:y -h -n 4 s.qsub c.hjson --set seed=1"
-    Path("7.cobaltlog").write_text(f"Jobid: 7\nqsub {words}\nsubmitted with cwd set to: /x\n")
+    Path("7.cobaltlog").write_text(f"Jobid: 7\nqsub {words}\nsubmitted with cwd set to: /x\n", encoding="utf-8")
     again = Cobalt({"COBALT_JOBID": "7", "HPCCKPT_RESTARTS": "4"}).requeue()
     assert again is not None
     assert again.command == (
@@ -180,7 +180,7 @@ def test_a_cobalt_job_without_a_log_is_submitted_by_its_script(
 
 
 def test_the_log_of_a_cobalt_job_may_stand_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("qsub -n 1 s.qsub\n")
+    (tmp_path / "log").write_text("qsub -n 1 s.qsub\n", encoding="utf-8")
     again = Cobalt({"COBALT_JOBID": "7", "HPCCKPT_COBALTLOG": str(tmp_path / "log")}).requeue()
     assert again is not None
     assert again.command == ("qsub", "-n", "1", "--env", "HPCCKPT_RESTARTS=1", "s.qsub")

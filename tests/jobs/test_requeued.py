@@ -42,7 +42,7 @@ def written(server: BatchServer, jobscript: Script, *words: str) -> str:
     code, script, err = jobscript("--scheduler", server.kind, "--time", "10m", *words)
     assert code == 0, err
     path = server.work / "a.job"
-    path.write_text(script)
+    path.write_text(script, encoding="utf-8")
     path.chmod(0o755)
     return str(path)
 
@@ -75,7 +75,9 @@ def test_a_cobalt_job_submits_itself_again_until_it_is_done(cobalt: BatchServer,
     assert "(COBALT_ENDTIME)" in ran[0].out
     assert {job["variables"]["COLOUR"] for job in cobalt.jobs()} == {"red"}
     assert {job["nodes"] for job in cobalt.jobs()} == {2}
-    launched = [json.loads(line) for line in (cobalt.directory / "launched.jsonl").read_text().splitlines()]
+    launched = [
+        json.loads(line) for line in (cobalt.directory / "launched.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert {(one["by"], one["n"]) for one in launched} == {("aprun", 2)}
 
 

@@ -350,5 +350,9 @@ def test_a_chain_of_slurm_jobs_does_not_hand_on_what_is_of_one_job(site: Site) -
     own = {"HPCCKPT_JOB_END": "1", "HPCCKPT_JOB_START": "2", "HPCCKPT_RESTARTS": "3", "HPCCKPT_CONFIG": "c"}
     words = [str(ROOT / "scripts" / "slurm" / "chain.sh"), "2", "x.sbatch"]
     subprocess.run(words, env={**os.environ, **own}, check=True)
-    names = {line.partition("=")[0] for line in site.log.read_text().splitlines() if line.startswith("HPCCKPT_")}
+    names = {
+        line.partition("=")[0]
+        for line in site.log.read_text(encoding="utf-8").splitlines()
+        if line.startswith("HPCCKPT_")
+    }
     assert names == {"HPCCKPT_CHAIN", "HPCCKPT_CONFIG"}

@@ -277,10 +277,10 @@ def test_backups_are_deleted_when_training_ends_well(run_dir: Path, fit: Any) ->
 
 def test_what_is_not_ours_is_not_deleted(run_dir: Path, fit: Any) -> None:
     run_dir.mkdir()
-    (run_dir / "notes.txt").write_text("mine")
+    (run_dir / "notes.txt").write_text("mine", encoding="utf-8")
     fit(small(), rows(), 2, BackupAndRestore(run_dir, verbose=0))
     assert saved_steps(run_dir) == []
-    assert (run_dir / "notes.txt").read_text() == "mine"
+    assert (run_dir / "notes.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_backups_stay_when_training_fails(run_dir: Path, fit: Any) -> None:

@@ -522,9 +522,9 @@ def test_staging_is_refused_before_memory_runs_out(monkeypatch: pytest.MonkeyPat
 
 def test_available_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
     told = tmp_path / "meminfo"
-    told.write_text("MemTotal:       24000 kB\nMemAvailable:       12 kB\n")
+    told.write_text("MemTotal:       24000 kB\nMemAvailable:       12 kB\n", encoding="utf-8")
     assert available_nbytes(str(told)) == 12 << 10
-    told.write_text("MemTotal:       24000 kB\n")
+    told.write_text("MemTotal:       24000 kB\n", encoding="utf-8")
     assert available_nbytes(str(told)) is None
     assert available_nbytes(str(tmp_path / "absent")) is None
 

@@ -66,7 +66,7 @@ def main() -> None:
         "live": engine.stats().live_handles if engine.settle() else -1,
         "names": sorted(saved), "n_weights": len(model.get_weights()),
     }  # fmt: skip
-    (PLACE / f"rank-{hvd.rank()}.json").write_text(json.dumps(told))
+    (PLACE / f"rank-{hvd.rank()}.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ BAD = {"image_size": 96, "batch_size": 4, "lms": False, "ok": False, "why": "exi
 
 
 def test_make_examples_runs_every_example_of_lms() -> None:
-    script = (ROOT / "scripts" / "dev" / "examples.sh").read_text()
+    script = (ROOT / "scripts" / "dev" / "examples.sh").read_text(encoding="utf-8")
     names = sorted(path.stem for path in (ROOT / "examples").glob("lms_*.py"))
     assert len(names) == 5
     assert [name for name in names if f"examples/{name}.py" not in script] == []
-    assert "scripts/dev/examples.sh" in (ROOT / "Makefile").read_text()
+    assert "scripts/dev/examples.sh" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def test_a_size_that_goes_is_told_with_its_figures() -> None:

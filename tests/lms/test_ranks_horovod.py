@@ -32,7 +32,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     ended = mpirun(2, str(HERE / "job_horovod_lms.py"), str(place), timeout_s=280, PYTHONPATH=path)
     assert ended.code == 0, f"{ended.out}\n{ended.err}"
-    return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((place / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
 def test_both_ranks_have_the_same_plan(told: Any) -> None:

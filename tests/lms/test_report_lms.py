@@ -79,7 +79,7 @@ def test_nothing_planned_is_said_so() -> None:
 def test_the_histogram_file_is_that_of_the_original_and_sums_to_the_edges(tmp_path: Path) -> None:
     path = write_histogram(REPORT.histogram, tmp_path / ".lms")
     assert path.parent.name == ".lms"
-    lines = path.read_text().splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     assert lines[0] == HEADER == "#distance\tfrequency\n"
     pairs = [tuple(map(int, line.split("\t"))) for line in lines[1:]]
     assert pairs == sorted(pairs)

@@ -66,7 +66,7 @@ def test_the_histogram_sums_to_the_edges_of_the_graph(lines: Any, tmp_path: Path
     lms.autotune_plot = True
     lms.run(models.deep())
     file = Path(next(line for line in lines() if "histogram" in line).rpartition(" ")[2])
-    rows = [line.split("\t") for line in file.read_text().splitlines()[1:]]
+    rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()[1:]]
     assert sum(int(count) for _, count in rows) == lms.report().n_edges
 
 

@@ -107,7 +107,7 @@ def _command(n_ranks: int, program: Sequence[str]) -> list[str]:
 def mpirun(n_ranks: int, *args: str, timeout_s: float = LIMIT_S, **env: str) -> Finished:
     """Run Python on `n_ranks` ranks; a job that hangs is ended and fails the test."""
     environment = clean_environment(MPIEXEC_TIMEOUT=str(int(timeout_s)), **env)
-    with tempfile.NamedTemporaryFile("r", dir=_own_place(), errors="replace") as said:
+    with tempfile.NamedTemporaryFile("r", dir=_own_place(), errors="replace", encoding="utf-8") as said:
         program = ["/bin/sh", "-c", _APART, said.name, sys.executable, *args]
         ended = _run(_command(n_ranks, program), environment, timeout_s + ENDING_S, is_launcher=True)
         ended = ended._replace(err=ended.err + said.read())

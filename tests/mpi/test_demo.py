@@ -62,12 +62,12 @@ def test_a_job_killed_within_an_epoch_goes_on_with_the_next_step(
     run_dir.parent.mkdir(exist_ok=True)
     killed = run_and_kill(before, run_dir, data)
     newest = hc.latest_checkpoint(run_dir)
-    assert killed.was_killed, killed.log.read_text()
+    assert killed.was_killed, killed.log.read_text(encoding="utf-8")
     assert newest is not None
     step = int(newest.name.removeprefix("step-"))
 
     ended = run_to_end(after, run_dir, data)
-    assert ended.code == 0, ended.log.read_text()
+    assert ended.code == 0, ended.log.read_text(encoding="utf-8")
     assert (ended.story.resumed, ended.story.resumed_ranks) == (step, f"{before}->{after}")
     assert ended.story.first_step == step + 1
     assert ended.story.begin_loss == killed.story.losses[step]
@@ -127,7 +127,10 @@ def quiet() -> dict[str, str]:
 
 def told(directory: Path, word: str) -> dict[int, str]:
     """Return what each rank told under `word`."""
-    return {int(path.name.rpartition("-")[2]): path.read_text() for path in directory.parent.glob(f"*.{word}-*")}
+    return {
+        int(path.name.rpartition("-")[2]): path.read_text(encoding="utf-8")
+        for path in directory.parent.glob(f"*.{word}-*")
+    }
 
 
 def test_every_rank_has_restored_weights_and_learning_rate_before_its_first_batch(run_dir: Path) -> None:

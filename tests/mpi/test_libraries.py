@@ -39,7 +39,7 @@ def checked(maps: Path | str, **env: str) -> str:
 
 def test_one_library_is_fine(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
-    maps.write_text(MAPS)
+    maps.write_text(MAPS, encoding="utf-8")
     assert checked(maps) == "fine\n"
     assert checked("/proc/self/maps") == "fine\n"
     assert checked(tmp_path / "absent") == "fine\n"
@@ -47,7 +47,7 @@ def test_one_library_is_fine(tmp_path: Path) -> None:
 
 def test_two_libraries_are_an_error_that_names_both(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
-    maps.write_text(MAPS + OTHER)
+    maps.write_text(MAPS + OTHER, encoding="utf-8")
     said = checked(maps)
     assert said.startswith("error MpiError two MPI libraries")
     assert "/usr/lib/x86_64-linux-gnu/libmpi.so.40.30.4" in said

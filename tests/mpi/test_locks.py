@@ -66,8 +66,8 @@ def test_a_job_that_lost_its_lock_publishes_nothing(tmp_path: Path, n_ranks: int
     with stopped_job(tmp_path, n_ranks) as (job, pid):
         lock = tmp_path / layout.LOCK
         own = {"pid": os.getpid(), "started": process_start(os.getpid()), "nonce": "ffff"}
-        taken_over = {**json.loads(lock.read_text()), **own}
-        lock.write_text(json.dumps(taken_over))
+        taken_over = {**json.loads(lock.read_text(encoding="utf-8")), **own}
+        lock.write_text(json.dumps(taken_over), encoding="utf-8")
         os.kill(pid, signal.SIGCONT)
         _, err = job.communicate(timeout=LIMIT_S)
     assert job.returncode != 0
@@ -75,4 +75,4 @@ def test_a_job_that_lost_its_lock_publishes_nothing(tmp_path: Path, n_ranks: int
     assert f"process {os.getpid()}" in err
     assert hc.latest_checkpoint(tmp_path) == tmp_path / layout.step_dirname(1)
     assert leftovers(tmp_path) == []
-    assert json.loads(lock.read_text()) == taken_over
+    assert json.loads(lock.read_text(encoding="utf-8")) == taken_over

@@ -19,7 +19,7 @@ def test_a_job_that_the_launcher_ended_at_its_time_limit_fails_its_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = tmp_path / "mpirun"
-    launcher.write_text(f"#!/bin/sh\nexit {TIMED_OUT}\n")
+    launcher.write_text(f"#!/bin/sh\nexit {TIMED_OUT}\n", encoding="utf-8")
     launcher.chmod(0o755)
     monkeypatch.setenv("MPIRUN", str(launcher))
     with pytest.raises(AssertionError, match="hung"):

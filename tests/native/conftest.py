@@ -63,7 +63,7 @@ def compile_plugin(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         key = hashlib.sha256(repr((arguments, name)).encode()).hexdigest()[:12]
         library = folder / key / f"lib{name}.so"
         library.parent.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{key}.lock").open("w") as lock:
+        with (folder / f"{key}.lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.exists():
                 standard = "-std=c++17" if is_cxx else "-std=c11"

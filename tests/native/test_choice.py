@@ -44,4 +44,4 @@ from hpcckpt import native
 print(native.IMPLEMENTATION, native.crc32c(b"123456789") == 0xE3069283)
 """
     assert run(script, HPCCKPT_NO_NATIVE="0") == "pure True"
-    assert "libstdc++ is too old" in (tmp_path / "log").read_text()
+    assert "libstdc++ is too old" in (tmp_path / "log").read_text(encoding="utf-8")

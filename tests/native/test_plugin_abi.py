@@ -13,7 +13,7 @@ from hpcckpt import native, tensors
 from hpcckpt.native import abi, handshake
 
 HEADERS = Path(native.__file__).parent / "include"
-TEXT = (HEADERS / "hpcckpt" / "plugin.h").read_text()
+TEXT = (HEADERS / "hpcckpt" / "plugin.h").read_text(encoding="utf-8")
 STRUCTS = {
     "hpcckpt_tensor": abi.Tensor,
     "hpcckpt_context": abi.Context,
@@ -85,7 +85,7 @@ def test_numbers_are_those_of_the_header() -> None:
 
 
 def test_the_page_about_the_interface_has_its_version() -> None:
-    page = (HEADERS.parent / "ABI.md").read_text()
+    page = (HEADERS.parent / "ABI.md").read_text(encoding="utf-8")
     assert f"version {abi.MAJOR}.{abi.MINOR}" in page.splitlines()[0]
 
 
@@ -100,7 +100,7 @@ def test_the_page_about_the_interface_has_its_version() -> None:
 )
 def test_headers_compile_without_a_warning(tmp_path: Path, compiler: str, standard: str, header: str) -> None:
     source = tmp_path / ("a.c" if compiler == "cc" else "a.cpp")
-    source.write_text(f"#include <hpcckpt/{header}>\n")
+    source.write_text(f"#include <hpcckpt/{header}>\n", encoding="utf-8")
     flags = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-pedantic", "-Werror", "-fsyntax-only"]
     subprocess.run([compiler, f"-std={standard}", *flags, f"-I{HEADERS}", str(source)], check=True)
 

@@ -146,7 +146,7 @@ def echoed(
 ) -> list[list[str]]:
     with backends["echo"].create(str(path)) as instance:
         instance.save(context, tensors)
-    return [line.split("|") for line in path.read_text().splitlines()]
+    return [line.split("|") for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_a_plugin_sees_the_tensors_own_memory_and_all_that_is_known_of_them(

@@ -100,7 +100,7 @@ def test_a_library_that_is_no_identifier_or_a_newer_package_is_refused_by_cmake(
         "find_package(hpcckpt 0.1 CONFIG REQUIRED)\nhpcckpt_add_plugin(a-b a.c)": "is not a C identifier",
     }.items():
         (tmp_path / "CMakeLists.txt").write_text(
-            f"cmake_minimum_required(VERSION 3.18)\nproject(x LANGUAGES NONE)\n{line}\n"
+            f"cmake_minimum_required(VERSION 3.18)\nproject(x LANGUAGES NONE)\n{line}\n", encoding="utf-8"
         )
         command = [str(CMAKE), "-S", ".", "-B", "build", f"-Dhpcckpt_DIR={cmake_dir()}"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -32,10 +32,10 @@ def install(tmp_path, monkeypatch, ranks):
         where = tmp_path / dist
         info = where / f"{dist}-0.1.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 0.1\n")
-        (info / "entry_points.txt").write_text(f"[hpcckpt.backends]\n{name} = {target}\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 0.1\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[hpcckpt.backends]\n{name} = {target}\n", encoding="utf-8")
         if source:
-            (where / f"{target.partition(':')[0]}.py").write_text(source)
+            (where / f"{target.partition(':')[0]}.py").write_text(source, encoding="utf-8")
         monkeypatch.syspath_prepend(str(where))
 
     yield put

@@ -199,7 +199,8 @@ HOSTILE = {
     "too long": lambda path, _: path.write_bytes(b" " * (records.MAX_NBYTES + 1)),
     "not JSON": lambda path, _: path.write_text("{", encoding="utf-8"),
     "of another save": lambda path, _: path.write_text(
-        json.dumps({"format": 1, "step": 3, "save_id": "0" * 32, "problem": "x", "found_by": "x", "found": "x"})
+        json.dumps({"format": 1, "step": 3, "save_id": "0" * 32, "problem": "x", "found_by": "x", "found": "x"}),
+        encoding="utf-8",
     ),
     "without a text": lambda path, _: path.write_text(json.dumps({"format": 1, "step": 3}), encoding="utf-8"),
     "nested": lambda path, _: path.write_text("[" * 60_000, encoding="utf-8"),

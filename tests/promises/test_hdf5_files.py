@@ -249,11 +249,11 @@ def test_auto_picks_by_the_file_system_logs_why_and_says_so_in_the_manifest(
 def test_stripes_are_asked_of_lustre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tools / "lfs").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n: > "$6"\n')
+    (tools / "lfs").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n: > "$6"\n', encoding="utf-8")
     (tools / "lfs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     save(tmp_path / "run", stripe_count=4, stripe_size=1 << 20)
-    asked = (tmp_path / "asked").read_text().splitlines()
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
     assert asked[0].startswith("setstripe -c 4 -S 1048576 ")
     assert asked[0].endswith("data/checkpoint.h5")
 

@@ -347,5 +347,5 @@ def published(step: Path, content: bytes, entry: Table, at: int, block_bytes: in
     about = {"name": entry["tensor"], "dtype": entry["dtype"], "shape": entry["global_shape"], "kind": entry["kind"]}
     document |= {"save_id": save_id, "run_id": save_id, "ranks": 1, "tensors": [about], "crc32c": None}
     document["block_bytes"] = block_bytes
-    (step / layout.MANIFEST).write_text(json.dumps(document))
+    (step / layout.MANIFEST).write_text(json.dumps(document), encoding="utf-8")
     resealed(step, file, sealed.crc)

@@ -25,13 +25,13 @@ def elsewhere(tmp_path: Path) -> Path:
     place = tmp_path / "elsewhere"
     place.mkdir()
     for name in ("thesis.tex", layout.step_dirname(1), f"{layout.step_dirname(1)}.reader-x-1"):
-        (place / name).write_text("mine")
+        (place / name).write_text("mine", encoding="utf-8")
         os.utime(place / name, (time.time() - LONG_AGO_S,) * 2)
     return place
 
 
 def contents(place: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in place.iterdir()}
+    return {path.name: path.read_text(encoding="utf-8") for path in place.iterdir()}
 
 
 def save(run: Path, *steps: int, max_to_keep: int | None = None) -> list[hc.SavedStep]:

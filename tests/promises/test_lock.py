@@ -57,7 +57,7 @@ def write_lock(run_dir: Path, age_s: float = 0.0, **changes: Any) -> lock.Holder
     run_dir.mkdir(exist_ok=True)
     holder = dataclasses.replace(lock.this_holder(), **changes)
     path = run_dir / layout.LOCK
-    path.write_text(json.dumps(dataclasses.asdict(holder)))
+    path.write_text(json.dumps(dataclasses.asdict(holder)), encoding="utf-8")
     then = time.time() - age_s
     os.utime(path, (then, then))
     return holder
@@ -294,7 +294,7 @@ def test_the_holder_shows_that_it_lives(run_dir, monkeypatch):
 def test_a_lock_that_says_nothing_sensible_is_taken_over_once_it_is_old(run_dir):
     run_dir.mkdir()
     path = run_dir / layout.LOCK
-    path.write_text('{"host": "')
+    path.write_text('{"host": "', encoding="utf-8")
     os.utime(path, (0, 0))
     save(run_dir, 1)
 
@@ -303,11 +303,11 @@ def test_a_lock_that_says_nothing_sensible_is_taken_over_once_it_is_old(run_dir)
 def test_a_lock_that_is_no_ordinary_file_neither_hangs_nor_is_followed(run_dir, tmp_path, kind):
     run_dir.mkdir()
     path, elsewhere = run_dir / layout.LOCK, tmp_path / "elsewhere"
-    elsewhere.write_text("precious")
+    elsewhere.write_text("precious", encoding="utf-8")
     {"fifo": os.mkfifo, "symlink": lambda p: p.symlink_to(elsewhere), "directory": os.mkdir}[kind](path)
     with pytest.raises(errors.RetryError) if kind == "directory" else contextlib.nullcontext():
         save(run_dir, 1)  # what has no heartbeat and no holder is taken over, by its name
-    assert elsewhere.read_text() == "precious"
+    assert elsewhere.read_text(encoding="utf-8") == "precious"
 
 
 def test_a_lock_that_was_made_just_now_and_is_empty_is_watched_and_taken_over(run_dir, caplog, monkeypatch):
@@ -434,9 +434,9 @@ def test_a_lock_of_an_older_version_is_understood(run_dir, pid, is_free):
     """It says nothing of namespaces."""
     write_lock(run_dir, pid=pid)
     path = run_dir / layout.LOCK
-    document = json.loads(path.read_text())
+    document = json.loads(path.read_text(encoding="utf-8"))
     del document["pid_ns"]
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document), encoding="utf-8")
     assert lock.read_holder(path).pid == pid
     if is_free:
         save(run_dir, 1)
@@ -449,7 +449,7 @@ def test_what_jobs_left_that_were_killed_while_they_took_the_lock_is_swept(run_d
     run_dir.mkdir()
     left = [run_dir / ".lock.0123456789ab", run_dir / ".lock.dead-0123456789ab"]
     for path in left:
-        path.write_text("{}")
+        path.write_text("{}", encoding="utf-8")
         os.utime(path, (0, 0))
     save(run_dir, 1)
     assert all(path.exists() for path in left), "a job that lives may just have made them"

@@ -96,7 +96,7 @@ def test_steps_that_are_moved_aside(run_dir, losing, damage):
 def test_a_lock_that_is_taken_over(run_dir, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)  # two beats of it are watched
     run_dir.mkdir()
-    (run_dir / layout.LOCK).write_text("{}")
+    (run_dir / layout.LOCK).write_text("{}", encoding="utf-8")
     os.utime(run_dir / layout.LOCK, (0, 0))
     save(run_dir, 1)
     assert not (run_dir / layout.LOCK).exists()

@@ -196,7 +196,7 @@ def test_a_hostile_lock_does_not_reach_the_terminal(run_dir):
 
     run_dir.mkdir()
     holder = dataclasses.replace(lock.this_holder(), host=HOSTILE, job_id=HOSTILE)
-    (run_dir / layout.LOCK).write_text(json.dumps(dataclasses.asdict(holder)))
+    (run_dir / layout.LOCK).write_text(json.dumps(dataclasses.asdict(holder)), encoding="utf-8")
     with hc.Checkpointer(run_dir) as ckpt, pytest.raises(errors.LockedError) as refused:
         ckpt.save(1, state(1))
     assert "\x1b" not in str(refused.value)

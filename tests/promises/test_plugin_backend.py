@@ -305,7 +305,7 @@ def test_a_step_can_be_looked_at_without_its_plugin_and_nothing_of_its_config_is
         ckpt.save(1, {"x": np.arange(10)}).result()
     step = tmp_path / "run" / "step-0000000001"
     assert [name.partition("-")[2] for name in os.listdir(elsewhere)] == ["rank-00000.posix"]
-    assert str(elsewhere) not in (step / "manifest.json").read_text()
+    assert str(elsewhere) not in (step / "manifest.json").read_text(encoding="utf-8")
     with pytest.raises(errors.CorruptError, match="is missing"):
         hc.load(step)
     monkeypatch.setenv("HPCCKPT_PLUGIN_CONFIG_POSIX", f"directory={elsewhere}")

@@ -387,7 +387,7 @@ def test_a_halt_file_stops_the_job_and_is_taken_away(ranks, run_dir, text):
         training = Training(comm, run_dir, random.Random(0), halt_every_s=0.02, patience_s=LONG_S)
         if comm.rank == 0:
             run_dir.mkdir(exist_ok=True)
-            (run_dir / "HALT").write_text(text)
+            (run_dir / "HALT").write_text(text, encoding="utf-8")
         return steps_until_stop(training)
 
     stopped = ranks(body)
@@ -395,7 +395,7 @@ def test_a_halt_file_stops_the_job_and_is_taken_away(ranks, run_dir, text):
     if "after-step" in text:
         assert stopped[0] == (20 if ranks.size == 1 else 21)
     assert not ranks.sub(1, lambda comm: (run_dir / "HALT").exists())[0]
-    assert ranks.sub(1, lambda comm: (run_dir / layout.HALTED).read_text())[0] == text
+    assert ranks.sub(1, lambda comm: (run_dir / layout.HALTED).read_text(encoding="utf-8"))[0] == text
 
 
 @pytest.mark.counts(1, 3)
@@ -406,7 +406,7 @@ def test_a_halt_file_that_comes_when_the_job_stops_for_another_reason_is_obeyed_
         assert not training.guard.should_stop(0)  # it has looked
         if comm.rank == 0:
             run_dir.mkdir(exist_ok=True)
-            (run_dir / "HALT").write_text(text)
+            (run_dir / "HALT").write_text(text, encoding="utf-8")
         training.guard.ask_to_stop("SIGUSR1 on rank 0")
         steps_until_stop(training)
 
@@ -422,7 +422,7 @@ def test_a_halt_file_that_comes_when_the_job_stops_for_another_reason_is_obeyed_
 def test_a_halt_file_that_is_not_understood_is_named_once_and_stops_nothing(run_dir, capsys):
     def body(comm):
         run_dir.mkdir()
-        (run_dir / "HALT").write_text("tomorrow\n")
+        (run_dir / "HALT").write_text("tomorrow\n", encoding="utf-8")
         training = Training(comm, run_dir, random.Random(0), halt_every_s=0.01, verbose=1)
         for step in range(1, 20):
             time.sleep(0.003)

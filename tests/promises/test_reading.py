@@ -128,12 +128,12 @@ def directory_for_manifest(damage: Any, step: Path) -> None:
 
 def file_for_directory(damage: Any, step: Path) -> None:
     shutil.rmtree(step / "data")
-    (step / "data").write_text("not a directory")
+    (step / "data").write_text("not a directory", encoding="utf-8")
 
 
 def file_for_step(damage: Any, step: Path) -> None:
     shutil.rmtree(step)
-    step.write_text("not a directory")
+    step.write_text("not a directory", encoding="utf-8")
 
 
 def other_step_number(damage: Any, step: Path) -> None:
@@ -274,8 +274,8 @@ def test_any_flipped_byte_of_a_step_is_noticed(run_dir, damage):
 
 def test_extra_files_in_a_step_are_left_alone(ranks, run_dir, steps):
     def put():
-        (steps[30] / "notes.txt").write_text("mine")
-        (steps[30] / "data" / "rank-00099.safetensors").write_text("foreign")
+        (steps[30] / "notes.txt").write_text("mine", encoding="utf-8")
+        (steps[30] / "data" / "rank-00099.safetensors").write_text("foreign", encoding="utf-8")
 
     ranks.on_root(put)
     assert restored(ranks, run_dir) == [(30, ())] * ranks.size
@@ -439,7 +439,7 @@ def memory_limit(nbytes: int) -> Any:
 
     @contextlib.contextmanager
     def limited():
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
         before = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, before[1]))
         try:

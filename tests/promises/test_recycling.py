@@ -209,7 +209,7 @@ def test_a_link_that_is_made_just_before_a_file_is_opened_is_noticed(run_dir, tm
 @pytest.mark.parametrize("kind", ["a link", "a pipe", "a directory"])
 def test_something_else_in_the_place_of_a_file_is_not_written_to(run_dir, tmp_path, kind):
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_text("precious")
+    elsewhere.write_text("precious", encoding="utf-8")
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         for step in (1, 2):
             ckpt.save(step, state(step)).result()
@@ -223,18 +223,18 @@ def test_something_else_in_the_place_of_a_file_is_not_written_to(run_dir, tmp_pa
             ckpt.save(3, state(3)).result()
         assert 2 in step_numbers(run_dir) or 3 in step_numbers(run_dir)
         ckpt.save(4, state(4)).result()
-    assert elsewhere.read_text() == "precious"
+    assert elsewhere.read_text(encoding="utf-8") == "precious"
     assert values(run_dir, 4)[0] == 4.0
 
 
 def test_what_users_put_into_a_step_does_not_come_back_in_a_later_one(ranks, run_dir):
     def put(step: int) -> None:
         path = run_dir / layout.step_dirname(step)
-        (path / "notes.txt").write_text("mine")
-        (path / "manifest.json.bad-0123456789ab").write_text("evidence")
+        (path / "notes.txt").write_text("mine", encoding="utf-8")
+        (path / "manifest.json.bad-0123456789ab").write_text("evidence", encoding="utf-8")
         (path / "plots").mkdir()
-        (path / "plots" / "a.png").write_text("mine")
-        (path / layout.DATA / "rank-00000.frozen-7.safetensors").write_text("other")
+        (path / "plots" / "a.png").write_text("mine", encoding="utf-8")
+        (path / layout.DATA / "rank-00000.frozen-7.safetensors").write_text("other", encoding="utf-8")
 
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:

@@ -127,7 +127,7 @@ def test_a_step_without_a_manifest_is_never_removed(ranks, run_dir):
 def test_foreign_files_in_the_run_directory_are_left_alone(ranks, run_dir):
     def put():
         run_dir.mkdir()
-        (run_dir / "notes.txt").write_text("mine")
+        (run_dir / "notes.txt").write_text("mine", encoding="utf-8")
         (run_dir / "step-7").mkdir()
         (run_dir / "step-0000000009.bak").mkdir()
 

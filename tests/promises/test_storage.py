@@ -211,19 +211,19 @@ def test_a_file_where_the_run_directory_should_be_is_an_error_and_stays(ranks, r
                 with pytest.raises(errors.StorageError, match="run"):
                     call()
 
-    ranks.on_root(lambda: run_dir.write_text("precious"))
+    ranks.on_root(lambda: run_dir.write_text("precious", encoding="utf-8"))
     ranks(body)
-    assert run_dir.read_text() == "precious"
+    assert run_dir.read_text(encoding="utf-8") == "precious"
     for read in (hc.load, hc.latest_checkpoint, discovery.scan):
         with pytest.raises(errors.StorageError):
             read(run_dir)
 
 
 def test_a_file_where_a_parent_should_be_is_an_error(run_dir):
-    run_dir.write_text("precious")
+    run_dir.write_text("precious", encoding="utf-8")
     with hc.Checkpointer(run_dir / "deeper" / "still") as ckpt, pytest.raises(errors.StorageError):
         ckpt.save(1, state(10))
-    assert run_dir.read_text() == "precious"
+    assert run_dir.read_text(encoding="utf-8") == "precious"
 
 
 def test_a_run_directory_deep_down_is_made_with_its_parents(ranks, run_dir):
@@ -254,11 +254,11 @@ def test_a_run_directory_may_be_a_link(ranks, run_dir, tmp_path):
 
 def test_a_file_where_a_step_should_be_is_moved_aside_like_any_damaged_step(run_dir):
     run_dir.mkdir()
-    (run_dir / layout.step_dirname(1)).write_text("precious")
+    (run_dir / layout.step_dirname(1)).write_text("precious", encoding="utf-8")
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.save(1, state(10))
     (bad,) = run_dir.glob(".bad-*")
-    assert bad.read_text() == "precious"
+    assert bad.read_text(encoding="utf-8") == "precious"
 
 
 def test_files_get_the_modes_of_the_umask(run_dir):

@@ -120,7 +120,7 @@ def test_a_drain_that_another_job_may_have_swept_meanwhile_is_not_published(rank
         """Take the run directory, sweep a part of what it finds, and die."""
         here = lock.this_holder()
         dead = dataclasses.replace(here, pid=2**22 + 1, started="1", nonce="another")
-        (places.home / layout.LOCK).write_text(json.dumps(dataclasses.asdict(dead)))
+        (places.home / layout.LOCK).write_text(json.dumps(dataclasses.asdict(dead)), encoding="utf-8")
         next(places.home.glob(".step-*/data/*")).unlink()
 
     def body(comm):

@@ -183,7 +183,7 @@ def test_what_a_job_that_lives_has_on_scratch_is_left_to_it(ranks, nodes, holdin
     left_undrained(nodes, ranks, holding)
     other = dataclasses.replace(lock.this_holder(), pid=1, started=lock.process_start(1))
     held = nodes.home / layout.LOCK
-    ranks.on_root(lambda: held.write_text(json.dumps(dataclasses.asdict(other))))
+    ranks.on_root(lambda: held.write_text(json.dumps(dataclasses.asdict(other)), encoding="utf-8"))
     step, place, warnings = restored(nodes, ranks)
     assert (step, place) == (1, nodes.home)
     assert "step 2 on scratch was skipped" in warnings[0]
@@ -614,7 +614,7 @@ def test_a_rank_whose_scratch_cannot_be_made_is_named_on_every_rank(ranks, nodes
 
     def block():
         nodes.disks.mkdir()
-        (nodes.disks / f"node-{last}").write_text("in the way")
+        (nodes.disks / f"node-{last}").write_text("in the way", encoding="utf-8")
 
     ranks.on_root(block)
 

@@ -79,16 +79,16 @@ def test_a_job_that_lost_its_lock_removes_nothing_of_the_new_holder(run_dir, dur
 
     def take_over() -> None:
         holder = replace(lock.this_holder(), host="elsewhere")
-        (run_dir / layout.LOCK).write_text(json.dumps(asdict(holder)))
+        (run_dir / layout.LOCK).write_text(json.dumps(asdict(holder)), encoding="utf-8")
         theirs.mkdir()
-        (theirs / "half").write_text("written")
+        (theirs / "half").write_text("written", encoding="utf-8")
 
     with hc.Checkpointer(run_dir, max_to_keep=None) as ckpt:
         ckpt.save(1, state(1)).result()
         during_a_sweep(take_over)
         (warning,) = ckpt.save(2, state(2)).result().warnings
     assert "is now held by" in warning
-    assert (theirs / "half").read_text() == "written"
+    assert (theirs / "half").read_text(encoding="utf-8") == "written"
     assert discovery.step_numbers(run_dir) == [1, 2]
 
 

@@ -89,7 +89,7 @@ class MadeRun:
 
     def write(self) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / journal.NAME).write_text("".join(f"{line}\n" for line in self._lines))
+        (self.directory / journal.NAME).write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
         return self.directory
 
 

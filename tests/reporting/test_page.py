@@ -110,7 +110,7 @@ def test_a_run_of_cycles_has_the_metrics_of_its_epochs_and_the_saves_of_all(tmp_
         f'"step": {n % 3 * 500}, "metrics": {{"val_auc": 0.{n}}}}}\n'
         for n in range(6)
     ]
-    (tmp_path / "run" / "log.jsonl").write_text("".join(lines))
+    (tmp_path / "run" / "log.jsonl").write_text("".join(lines), encoding="utf-8")
     found = page(tmp_path / "run")
     assert "val_auc (cycle-1)" in found.text
     assert "val_auc (cycle-2)" in found.text
@@ -137,7 +137,7 @@ def test_without_a_journal_the_steps_that_stand_are_shown(tmp_path):
                                   '{"event": "saved", "time": 1e9, "step": 2, "seconds": -3, "stall_seconds": true}',
                                   '{"event": "cost", "time": 1e9, "step": 2}'])  # fmt: skip
 def test_a_journal_of_nonsense_makes_a_page_all_the_same(tmp_path, line):
-    (tmp_path / "journal.jsonl").write_text(f"{line}\n" * 2)
+    (tmp_path / "journal.jsonl").write_text(f"{line}\n" * 2, encoding="utf-8")
     assert "Made by hpcckpt" in page(tmp_path).text
 
 
@@ -193,7 +193,7 @@ def test_it_asks_for_nothing_from_anywhere(tmp_path):
 @needs_browser
 def test_the_console_of_a_browser_that_has_something_to_complain_of_is_seen(tmp_path):
     bad = tmp_path / "bad.html"
-    bad.write_text("<!DOCTYPE html><script>console.error('woe'); nothing.there()</script>")
+    bad.write_text("<!DOCTYPE html><script>console.error('woe'); nothing.there()</script>", encoding="utf-8")
     console = browsing.browse(bad, "--dump-dom").console
     assert any("woe" in line for line in console)
     assert any("nothing is not defined" in line for line in console)

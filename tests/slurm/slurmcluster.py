@@ -257,7 +257,10 @@ class Cluster:
         """Return which daemons have ended, and the ends of all logs."""
         parts = [f"{each.args}: ended with {each.returncode}" for each in self._daemons if each.poll() is not None]
         logs = sorted([*self.directory.glob("*.log"), *self.directory.glob("*.out")])
-        parts += ["\n".join([f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-15:]]) for log in logs]
+        parts += [
+            "\n".join([f"--- {log.name}", *log.read_text(errors="replace", encoding="utf-8").splitlines()[-15:]])
+            for log in logs
+        ]
         return "\n".join(parts)
 
 

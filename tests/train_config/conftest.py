@@ -108,7 +108,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resu
         path = config
         if not isinstance(config, str | Path):
             path = tmp_path / "config.json"
-            path.write_text(json.dumps(config))
+            path.write_text(json.dumps(config), encoding="utf-8")
         result = CliRunner().invoke(tool, ["train", "-c", str(path), *words])
         return Result(result.exit_code, result.stdout, result.stderr)
 

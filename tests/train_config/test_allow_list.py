@@ -379,7 +379,7 @@ def test_a_refused_factory_is_not_built_even_if_nobody_checked_it(monkeypatch: p
 
 
 def test_checking_a_configuration_imports_nothing_that_it_names(tmp_path: Path) -> None:
-    (tmp_path / "evil.py").write_text("print('it ran')")
+    (tmp_path / "evil.py").write_text("print('it ran')", encoding="utf-8")
     code = (
         "import sys; sys.path.insert(0, '.')\n"
         "from hpcckpt.train.catalogue import Catalogue\nfrom hpcckpt.train.refusing import RefusedError\n"
@@ -451,10 +451,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    @classmethod\n    def of(cls, size): return cls(size)\n"
         "class _Private: pass\n"
         "@export_config\ndef exported_one(): return 1\n"
-        "ANSWER = 42\n"
+        "ANSWER = 42\n",
+        encoding="utf-8",
     )
-    (tmp_path / name / "more.py").write_text("from . import Net\nclass Other: pass\n")
-    (tmp_path / name / "broken.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / name / "more.py").write_text("from . import Net\nclass Other: pass\n", encoding="utf-8")
+    (tmp_path / name / "broken.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     return name
 
@@ -509,7 +510,7 @@ def test_a_root_that_cannot_be_allowed(root: str, says: str) -> None:
 
 
 def test_a_root_whose_import_fails_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "failing_root.py").write_text("raise ValueError('not today')")
+    (tmp_path / "failing_root.py").write_text("raise ValueError('not today')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="--allow failing_root: cannot be imported: ValueError: not today"):
         Catalogue(["failing_root"])

@@ -242,7 +242,7 @@ def test_there_are_forty_of_them() -> None:
 @pytest.mark.parametrize("what", BROKEN)
 def test_it_is_told_with_its_place_and_the_remedy(what: str, train: Train, tmp_path: Path) -> None:
     text, place, remedy = BROKEN[what]
-    (tmp_path / "c.hjson").write_text(text)
+    (tmp_path / "c.hjson").write_text(text, encoding="utf-8")
     result = train("c.hjson", "--check")
     assert result.code == 2, result.err
     assert result.err.startswith("hpcckpt: error: c.hjson:")
@@ -256,7 +256,7 @@ def test_it_is_told_with_its_place_and_the_remedy(what: str, train: Train, tmp_p
 @pytest.mark.parametrize("what", ["a class", "a bracket that is missing", "a submodel that is not there"])
 def test_programs_get_every_problem_on_its_own(what: str, train: Train, tmp_path: Path) -> None:
     text, place, remedy = BROKEN[what]
-    (tmp_path / "c.hjson").write_text(text)
+    (tmp_path / "c.hjson").write_text(text, encoding="utf-8")
     result = train("c.hjson", "--check", "--json")
     assert result.code == 2
     error = json.loads(result.out)["error"]
@@ -270,7 +270,7 @@ def test_several_broken_things_are_told_at_once(train: Train, tmp_path: Path) ->
         '"optimizer": {"tf.keras.optimizers.Adan": {}}', '"metrics": [{"os.system": {}}]',
         model='"model": {"ktf.models.OneHeadNet": {"num_output": 10}}',
     )  # fmt: skip
-    (tmp_path / "c.hjson").write_text(text)
+    (tmp_path / "c.hjson").write_text(text, encoding="utf-8")
     lines = train("c.hjson", "--check").err.splitlines()
     assert lines[0] == "hpcckpt: error: c.hjson: 4 problems"
     assert [line.split(": ")[0].strip() for line in lines[1:]] == [

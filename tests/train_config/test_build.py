@@ -155,7 +155,11 @@ def test_a_failure_in_a_program_of_the_users_names_its_line() -> None:
             raise KeyError("units")  # this line
 
     text = complaint({"Failing": {}}).problems[0].text
-    line = next(i for i, row in enumerate(Path(__file__).read_text().splitlines(), 1) if row.endswith("# this line"))
+    line = next(
+        i
+        for i, row in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1)
+        if row.endswith("# this line")
+    )
     assert text == f"KeyError: 'units' ({__file__}:{line})"
 
 

@@ -216,16 +216,18 @@ def test_everything_is_told_at_once() -> None:
 
 
 def test_the_error_names_the_file_and_each_problem_on_a_line_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text('[{"model": {"a.B": {}}, "loss": null}]')
+    (tmp_path / "c.json").write_text('[{"model": {"a.B": {}}, "loss": null}]', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^\S+c\.json: \[0\]\.datasets: is missing"):
         cycles(tmp_path / "c.json")
-    (tmp_path / "c.json").write_text('[{"model": {"a.B": {}}}]')
+    (tmp_path / "c.json").write_text('[{"model": {"a.B": {}}}]', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"c\.json: 2 problems\n  \[0\]\.datasets: .*\n  \[0\]\.loss: "):
         cycles(tmp_path / "c.json")
 
 
 def test_what_is_wrong_with_the_writing_and_with_the_meaning_is_told_together(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text('[{"datasets": {"a.b": {"x": "True"}}, "model": {}, "loss": null}]')
+    (tmp_path / "c.json").write_text(
+        '[{"datasets": {"a.b": {"x": "True"}}, "model": {}, "loss": null}]', encoding="utf-8"
+    )
     assert told(tmp_path / "c.json") == [
         "[0].datasets.a.b.x: is the text 'True'; write true",
         '[0].model: is empty; write a factory, {"dotted.path": {arguments}}',

@@ -85,7 +85,8 @@ def test_a_lambda_needs_a_name() -> None:
 def test_a_module_that_is_loaded_anew_exports_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "exports_once.py").write_text(
         "from hpcckpt.train import export_config\n"
-        "@export_config\ndef data(): return 1\n@export_config\nclass Net:\n    def call(self): return 1\n"
+        "@export_config\ndef data(): return 1\n@export_config\nclass Net:\n    def call(self): return 1\n",
+        encoding="utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("exports_once")

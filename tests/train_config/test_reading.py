@@ -225,7 +225,7 @@ def refusal(path: Path | str) -> str:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "simple.hjson").write_text(ONE)
+    (tmp_path / "simple.hjson").write_text(ONE, encoding="utf-8")
     assert refusal(tmp_path / "simpel.hjson") == (
         f"{tmp_path}/simpel.hjson: there is no such file; did you mean '{tmp_path}/simple.hjson'?"
     )

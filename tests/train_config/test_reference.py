@@ -20,11 +20,13 @@ PAGE = Path(hpcckpt.__file__).parents[1] / "docs" / "train-config.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert filled(PAGE.read_text()) == PAGE.read_text(), f"run: python -m hpcckpt.train.reference {PAGE}"
+    assert filled(PAGE.read_text(encoding="utf-8")) == PAGE.read_text(encoding="utf-8"), (
+        f"run: python -m hpcckpt.train.reference {PAGE}"
+    )
 
 
 def test_every_key_stands_in_it_with_its_default() -> None:
-    page = PAGE.read_text()
+    page = PAGE.read_text(encoding="utf-8")
     for keys in (schema.CycleKeys, schema.CheckpointKeys, schema.LmsKeys):
         for name, field in keys.model_fields.items():
             words = re.escape((field.description or "").split(" ")[0])
@@ -36,13 +38,13 @@ def test_every_key_stands_in_it_with_its_default() -> None:
 
 def test_a_page_that_is_not_up_to_date_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# x\n<!-- table: checkpoint -->\nold\n<!-- end -->\ny\n")
+    page.write_text("# x\n<!-- table: checkpoint -->\nold\n<!-- end -->\ny\n", encoding="utf-8")
     assert main([str(page), "--check"]) == 1
     assert "is not up to date" in capsys.readouterr().err
     assert main([str(page)]) == 0
-    assert "| `max_to_keep` |" in page.read_text()
+    assert "| `max_to_keep` |" in page.read_text(encoding="utf-8")
     assert main([str(page), "--check"]) == 0
-    assert page.read_text().endswith("<!-- end -->\ny\n")
+    assert page.read_text(encoding="utf-8").endswith("<!-- end -->\ny\n")
 
 
 def test_the_marks_of_an_unknown_table_are_an_error() -> None:
@@ -51,20 +53,23 @@ def test_the_marks_of_an_unknown_table_are_an_error() -> None:
 
 
 def test_its_example_is_a_configuration() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     first, second = effective(cycles(parse(text, "docs")))
     assert first["datasets"] == second["datasets"]
     assert second["optimizer"] == {"tf.keras.optimizers.SGD": {}}
 
 
 def test_its_example_of_mistakes_is_what_is_said(tmp_path: Path) -> None:
-    (console,) = re.findall(r"```console\n\$ hpcckpt train -c broken.hjson\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (console,) = re.findall(
+        r"```console\n\$ hpcckpt train -c broken.hjson\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
     (tmp_path / "broken.hjson").write_text(
         """[
           { "datasets": {"ktf.datasets.digits.from_raw": {}}, "model": {"ktf.models.OneHedNet": {}}, "loss": "mse"
             "optimiser": {}, "checkpoint": {"max_to_keep": 0} }
           { "train_loop": {"ktf.train.KerasTrainLoop": {}, "num_epochs": 3} }
-        ]"""
+        ]""",
+        encoding="utf-8",
     )
     done = subprocess.run(
         [sys.executable, "-m", "hpcckpt", "train", "-c", "broken.hjson"],

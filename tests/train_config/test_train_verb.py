@@ -75,7 +75,7 @@ def test_printing_needs_neither_frameworks_nor_what_is_named(seeds: Path, tmp_pa
     blocked = tmp_path / "blocked"
     for name in ("tensorflow", "keras", "mpi4py"):
         (blocked / name).mkdir(parents=True)
-        (blocked / name / "__init__.py").write_text("raise ImportError('not on this machine')")
+        (blocked / name / "__init__.py").write_text("raise ImportError('not on this machine')", encoding="utf-8")
     path = os.pathsep.join([str(blocked), ROOT])
     done = spawn(module("-c", str(seeds / "complex.json"), "--print-config"), tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -90,7 +90,7 @@ def test_the_module_is_the_verb(seeds: Path, tmp_path: Path) -> None:
 
 
 def test_a_configuration_may_come_from_standard_input(seeds: Path, tmp_path: Path) -> None:
-    text = (seeds / "simple.json").read_text()
+    text = (seeds / "simple.json").read_text(encoding="utf-8")
     done = subprocess.run(
         module("-c", "-", "--print-config"),
         input=text,
@@ -132,7 +132,7 @@ def test_help_and_wrong_words_load_no_framework(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_words_exit_with_2(words: list[str], says: str, tmp_path: Path, cycle: Make) -> None:
-    (tmp_path / "ok.json").write_text(json.dumps([cycle()]))
+    (tmp_path / "ok.json").write_text(json.dumps([cycle()]), encoding="utf-8")
     done = spawn([sys.executable, "-m", "hpcckpt", "train", *words], tmp_path)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
@@ -143,7 +143,9 @@ def test_wrong_words_exit_with_2(words: list[str], says: str, tmp_path: Path, cy
 def test_without_the_extra_it_is_told_what_to_install(seeds: Path, tmp_path: Path) -> None:
     for name in ("pydantic", "hjson"):
         (tmp_path / name / name).mkdir(parents=True)
-        (tmp_path / name / name / "__init__.py").write_text("raise ImportError('No module named pydantic')")
+        (tmp_path / name / name / "__init__.py").write_text(
+            "raise ImportError('No module named pydantic')", encoding="utf-8"
+        )
         path = os.pathsep.join([str(tmp_path / name), ROOT])
         done = spawn(module("-c", str(seeds / "simple.json"), "--print-config"), tmp_path, PYTHONPATH=path)
         assert done.returncode == 2
@@ -191,7 +193,8 @@ def test_a_package_that_is_allowed_is_trained_with(name: str, tmp_path: Path, cy
     (tmp_path / "my_parts.py").write_text(
         "import keras\nfrom hpcckpt.train import export_config\n"
         "@export_config\ndef my_model(n):\n"
-        "    return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(n)])\n"
+        "    return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(n)])\n",
+        encoding="utf-8",
     )
     raw = [cycle(model={name: {"n": 10}})]
     refused = train(raw, "--check")
@@ -250,10 +253,14 @@ def test_each_thing_is_said_once_and_every_rank_exits_with_the_code(
     words: list[str], code: int, says: str, tmp_path: Path, cycle: Make
 ) -> None:
     pytest.importorskip("mpi4py")
-    (tmp_path / "ok.json").write_text(json.dumps([cycle(model=SMALL, seed=77)]))
-    (tmp_path / "wrong.json").write_text(json.dumps([cycle(optimizer={"tf.keras.optimizers.Adan": {}})]))
+    (tmp_path / "ok.json").write_text(json.dumps([cycle(model=SMALL, seed=77)]), encoding="utf-8")
+    (tmp_path / "wrong.json").write_text(
+        json.dumps([cycle(optimizer={"tf.keras.optimizers.Adan": {}})]), encoding="utf-8"
+    )
     layers = [{"tf.keras.layers.Flatten": {}}, {"tf.keras.layers.Dense": {"units": -1}}]
-    (tmp_path / "unbuilt.json").write_text(json.dumps([cycle(model={"tf.keras.Sequential": {"layers": layers}})]))
+    (tmp_path / "unbuilt.json").write_text(
+        json.dumps([cycle(model={"tf.keras.Sequential": {"layers": layers}})]), encoding="utf-8"
+    )
     done = spawn(on_ranks(2, *words), tmp_path, TF_CPP_MIN_LOG_LEVEL="3", **MPI)
     told = done.stdout + done.stderr
     assert done.stdout.count(f"code {code}") == 2, told
@@ -265,7 +272,9 @@ def test_each_thing_is_said_once_and_every_rank_exits_with_the_code(
 
 
 def is_catching(process: subprocess.Popen[str], number: int) -> bool:
-    found = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    found = re.search(
+        r"^SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8"), re.MULTILINE
+    )
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 

@@ -82,7 +82,7 @@ def test_the_second_cycle_of_the_long_one_inherits_all_but_optimizer_and_loop() 
 
 
 def test_the_long_one_has_comments_in_three_styles_and_a_comma_that_is_missing() -> None:
-    text = (FOLDER / "mnist_cycles.hjson").read_text()
+    text = (FOLDER / "mnist_cycles.hjson").read_text(encoding="utf-8")
     assert all(style in text for style in ("\n  // ", "    # ", "/* "))
     lines = [line.partition("#")[0].rstrip() for line in text.splitlines()]
     before = lines[next(i for i, line in enumerate(lines) if "freeze_submodels" in line) - 1]

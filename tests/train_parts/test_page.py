@@ -19,18 +19,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "train-parts.md"
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The program of the page, in a file."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "bars.py"
-    path.write_text("\n\n".join(blocks))
+    path.write_text("\n\n".join(blocks), encoding="utf-8")
     return path
 
 
 @pytest.mark.slow
 def test_the_program_of_the_page_trains_both_cycles(program: Path) -> None:
     told = "\nprint('ACCURACY', histories[-1].history['val_accuracy'][-1], len(histories))\n"
-    program.write_text(program.read_text().rstrip() + "\n    " + told.strip() + "\n")
+    program.write_text(program.read_text(encoding="utf-8").rstrip() + "\n    " + told.strip() + "\n", encoding="utf-8")
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("ACCURACY")]
@@ -41,7 +41,7 @@ def test_the_program_of_the_page_trains_both_cycles(program: Path) -> None:
 
 def test_its_model_and_loss_are_what_keras_can_save(program: Path) -> None:
     things: dict[str, Any] = {"__name__": "page"}
-    exec(compile(program.read_text(), program, "exec"), things)
+    exec(compile(program.read_text(encoding="utf-8"), program, "exec"), things)
     import keras
 
     base = keras.Sequential([keras.layers.Input((16, 16, 1)), keras.layers.Flatten()])

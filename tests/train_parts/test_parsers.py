@@ -78,7 +78,7 @@ def test_without_package_and_cache_the_remedy_is_said(tmp_path: Path, monkeypatc
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cache").write_text("a file in the way")
+    (tmp_path / "cache").write_text("a file in the way", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(OSError, match=r"keep MNIST in .*cache"):
         raw.cached(lambda: {name: np.zeros(1) for name in raw.NAMES})

@@ -41,7 +41,7 @@ def listing(directory: Path) -> dict[str, Any]:
 
 def change_index(directory: Path, **values: Any) -> None:
     path = directory / "index.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}), encoding="utf-8")
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -312,6 +312,6 @@ def test_what_the_remedy_says_makes_what_is_missing(tmp_path: Path) -> None:
 
 def test_an_index_survives_its_own_text(directory: Path) -> None:
     index = read_index(directory, "")
-    (directory / "index.json").write_text(index.to_json())
+    (directory / "index.json").write_text(index.to_json(), encoding="utf-8")
     assert read_index(directory, "") == index
     assert isinstance(index, Index)

@@ -60,7 +60,8 @@ def test_models_are_named_alike_whatever_was_built_before_in_the_process(tmp_pat
 
 def test_what_is_wrong_in_form_and_in_names_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
-        json.dumps(pieces.config(optimizer={"tf.keras.optimizers.Adm": {}}, checkpoint={"every_n_batchs": 3}))
+        json.dumps(pieces.config(optimizer={"tf.keras.optimizers.Adm": {}}, checkpoint={"every_n_batchs": 3})),
+        encoding="utf-8",
     )
     for act in (Environment(tmp_path / "run").run, Environment(tmp_path / "run").check):
         with pytest.raises(ConfigError) as caught:
@@ -72,7 +73,9 @@ def test_what_is_wrong_in_form_and_in_names_is_told_at_once(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_built_is_told_with_its_file(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(pieces.config(model={"ToyModel": {"dropout": 7.0}})))
+    (tmp_path / "config.json").write_text(
+        json.dumps(pieces.config(model={"ToyModel": {"dropout": 7.0}})), encoding="utf-8"
+    )
     for act in (Environment(tmp_path / "run").run, Environment(tmp_path / "run").check):
         with pytest.raises(ConfigError, match=r"config\.json"):
             act(tmp_path / "config.json")
@@ -250,14 +253,16 @@ def test_the_run_directory_says_what_was_trained_and_on_what(run: Run, tmp_path:
     monkeypatch.setattr(surroundings, "_GIT_S", 200.0)
     run(pieces.two_cycles())
     place = tmp_path / "run"
-    first, second = json.loads((place / "config.json").read_text())
+    first, second = json.loads((place / "config.json").read_text(encoding="utf-8"))
     assert first["model"] == second["model"] == {"ToyModel": {}}
-    (job,) = json.loads((place / "environment.json").read_text())["jobs"]
+    (job,) = json.loads((place / "environment.json").read_text(encoding="utf-8"))["jobs"]
     assert job["ranks"] == 1
     assert job["packages"]["keras"] == keras.__version__
     assert job["git"]["commit"]
-    assert not any("not-for-files" in path.read_text(errors="ignore") for path in place.rglob("*.json*"))
-    rows = list(csv.DictReader((place / "metrics.csv").read_text().splitlines()))
+    assert not any(
+        "not-for-files" in path.read_text(errors="ignore", encoding="utf-8") for path in place.rglob("*.json*")
+    )
+    rows = list(csv.DictReader((place / "metrics.csv").read_text(encoding="utf-8").splitlines()))
     assert [(row["cycle"], row["epoch"], row["step"]) for row in rows] == [
         ("1", "1", "8"), ("1", "2", "16"), ("1", "3", "24"), ("2", "1", "8"), ("2", "2", "16"),
     ]  # fmt: skip
@@ -296,9 +301,9 @@ def test_a_monitor_that_is_no_metric_is_told_once_with_the_name_that_was_meant(
 def test_two_jobs_do_not_train_in_one_run_directory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with RunLock.take(tmp_path / "run") as lock:
-        held = json.loads(lock.path.read_text())
+        held = json.loads(lock.path.read_text(encoding="utf-8"))
         foreign = {**held, "host": "another-host"} if "host" in held else held
-        lock.path.write_text(json.dumps(foreign))
+        lock.path.write_text(json.dumps(foreign), encoding="utf-8")
         RunLock._held.pop(str(lock.path.parent))
         with pytest.raises(LockedError, match="another-host"):
             run(pieces.config())
@@ -311,8 +316,8 @@ def test_processes_that_train_each_by_itself_in_one_run_directory_are_told_what_
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     (tmp_path / "run").mkdir()
     with RunLock.take(tmp_path / "run") as lock:
-        held = json.loads(lock.path.read_text())
-        lock.path.write_text(json.dumps({**held, "host": "another-host"}))
+        held = json.loads(lock.path.read_text(encoding="utf-8"))
+        lock.path.write_text(json.dumps({**held, "host": "another-host"}), encoding="utf-8")
         RunLock._held.pop(str(lock.path.parent))
         with pytest.raises(LockedError, match="each of 2 processes trains by itself here: give each a run directory"):
             run(pieces.config(distributed="none"))
@@ -321,7 +326,7 @@ def test_processes_that_train_each_by_itself_in_one_run_directory_are_told_what_
 def test_the_default_run_directory_is_named_after_the_configuration(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.hjson"
-    path.write_text(json.dumps(pieces.config()))
+    path.write_text(json.dumps(pieces.config()), encoding="utf-8")
     Environment(verbose=0).run(path)
     assert (tmp_path / "runs" / "small" / "metrics.csv").is_file()
 
@@ -385,7 +390,10 @@ def test_data_that_cannot_be_trained_on_is_a_config_error(factory: Any, text: st
 def test_data_that_never_ends_is_trained_on_in_epochs_of_so_many_steps(run: Run, tmp_path: Path) -> None:
     pieces.export_config(endless)
     run(pieces.config(datasets={"endless": {}}, train_loop=pieces.loop(num_train_steps=5)))
-    assert [row["step"] for row in csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines())] == [
+    assert [
+        row["step"]
+        for row in csv.DictReader((tmp_path / "run" / "metrics.csv").read_text(encoding="utf-8").splitlines())
+    ] == [
         "5",
         "10",
     ]

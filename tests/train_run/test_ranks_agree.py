@@ -101,11 +101,11 @@ def test_a_training_that_a_callback_of_one_rank_ends_amid_an_epoch_is_ended_on_a
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_written_once_and_messages_come_once(kind: str, job: Jobs) -> None:
     run, text = job(kind, 2).place / "fit", job(kind, 2).ended.err
-    rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((run / "metrics.csv").read_text(encoding="utf-8").splitlines()))
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert text.count(f"complete epochs=2 step=16 weights={run}") == 1
     assert text.count("level=exact") == 4  # of four trainings
-    (environment,) = json.loads((run / "environment.json").read_text())["jobs"]
+    (environment,) = json.loads((run / "environment.json").read_text(encoding="utf-8"))["jobs"]
     assert (environment["ranks"], sum(environment["hosts"].values()), environment["distributed"]) == (2, 2, kind)
 
 

@@ -29,7 +29,7 @@ def epochs(history: Any) -> list[int]:
 def rows(tmp_path: Path) -> list[tuple[str, str]]:
     return [
         (row["cycle"], row["epoch"])
-        for row in csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines())
+        for row in csv.DictReader((tmp_path / "run" / "metrics.csv").read_text(encoding="utf-8").splitlines())
     ]
 
 
@@ -204,12 +204,12 @@ def test_another_directory_for_checkpoints_is_no_way_round_the_comparison(run: R
 
 def test_records_of_checkpoints_that_are_gone_are_kept_aside(run: Run, tmp_path: Path) -> None:
     run(pieces.config(train_loop=pieces.loop(epochs=1)))
-    before = (tmp_path / "run" / "metrics.csv").read_text()
+    before = (tmp_path / "run" / "metrics.csv").read_text(encoding="utf-8")
     shutil.rmtree(tmp_path / "run" / "cycle-1")
     run(pieces.config(train_loop=pieces.loop(epochs=1)))
     (kept,) = (tmp_path / "run").glob(".aside-2*")
-    assert (kept / "metrics.csv").read_text() == before
-    assert (kept / "log.jsonl").read_text().count('"event": "saved"') == 3
+    assert (kept / "metrics.csv").read_text(encoding="utf-8") == before
+    assert (kept / "log.jsonl").read_text(encoding="utf-8").count('"event": "saved"') == 3
     assert rows(tmp_path) == [("1", "1")]
 
 

@@ -22,7 +22,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def table(directory: RunDirectory) -> list[dict[str, str]]:
-    return list(csv.DictReader((directory.path / "metrics.csv").read_text().splitlines()))
+    return list(csv.DictReader((directory.path / "metrics.csv").read_text(encoding="utf-8").splitlines()))
 
 
 def test_rows_come_back_to_the_bit(directory: RunDirectory) -> None:
@@ -68,24 +68,26 @@ def test_a_line_that_a_crash_has_cut_is_taken_out_and_the_next_one_can_be_read(
     name: str, directory: RunDirectory
 ) -> None:
     directory.add(row(1, 1))
-    with (directory.path / name).open("a") as file:
+    with (directory.path / name).open("a", encoding="utf-8") as file:
         file.write('{"time": "2026' if name == "log.jsonl" else "1,2,2")
     directory.go_back(1, 1, 10)
     directory.add(row(1, 2))
     assert [each.epoch for each in directory.rows()] == [1, 2]
-    assert [json.loads(line)["epoch"] for line in (directory.path / "log.jsonl").read_text().splitlines()] == [1, 2]
+    assert [
+        json.loads(line)["epoch"] for line in (directory.path / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    ] == [1, 2]
 
 
 def test_numbers_that_json_has_not_are_texts(directory: RunDirectory) -> None:
     directory.log("epoch", cycle=1, epoch=1, metrics={"loss": float("nan")})
-    assert json.loads((directory.path / "log.jsonl").read_text(), parse_constant=pytest.fail)["metrics"] == {
-        "loss": "nan"
-    }
+    assert json.loads((directory.path / "log.jsonl").read_text(encoding="utf-8"), parse_constant=pytest.fail)[
+        "metrics"
+    ] == {"loss": "nan"}
 
 
 def test_a_document_that_is_no_json_is_named(directory: RunDirectory) -> None:
     directory.path.mkdir()
-    (directory.path / "config.json").write_text("[")
+    (directory.path / "config.json").write_text("[", encoding="utf-8")
     with pytest.raises(CorruptError, match=r"config\.json"):
         directory.read("config.json")
 
@@ -94,5 +96,5 @@ def test_what_is_moved_aside_is_there_still(directory: RunDirectory) -> None:
     directory.write("config.json", [1])
     target = directory.move_aside(["config.json", "metrics.csv"])
     assert target is not None
-    assert json.loads((target / "config.json").read_text()) == [1]
+    assert json.loads((target / "config.json").read_text(encoding="utf-8")) == [1]
     assert directory.read("config.json") is None

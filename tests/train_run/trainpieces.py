@@ -174,14 +174,14 @@ def ends_with(run: Path, n_cycles: int = 2) -> dict[str, Any]:
             for name, value in hc.load(place).items():
                 if not name.startswith("training/"):
                     found[f"{place.relative_to(run)} {name}"] = np.asarray(value).tobytes().hex()
-    lines = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
+    lines = [line.split(",") for line in (run / "metrics.csv").read_text(encoding="utf-8").splitlines()]
     found["metrics.csv"] = [[cell for n, cell in enumerate(line) if n != 3] for line in lines]
     return found
 
 
 def log(run: Path, event: str = "") -> list[dict[str, Any]]:
     """Return the entries of a run's log, all or those of one kind."""
-    entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    entries = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     return [entry for entry in entries if not event or entry["event"] == event]
 
 

@@ -166,8 +166,8 @@ def test_what_an_interrupted_copy_left_is_believed_only_where_it_is_equal(run: P
         file.write(b"other bytes")
     with (left / "data" / "rank-00001.safetensors").open("ab") as file:
         file.write(b"too long")
-    (left / "manifest.json").write_text("of an attempt that was killed")
-    (left / "data" / "stray").write_text("")
+    (left / "manifest.json").write_text("of an attempt that was killed", encoding="utf-8")
+    (left / "data" / "stray").write_text("", encoding="utf-8")
     phases.install_hook(None)
     assert copied(run, tmp_path / "out").written_nbytes == 1 << 16
     assert content(tmp_path / "out" / STEP) == content(run / STEP)
@@ -212,7 +212,7 @@ def test_what_the_destination_does_not_give_back_is_not_published(run: Path, tmp
 
 def test_links_planted_on_either_side_are_not_followed(run: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("untouched")
+    secret.write_text("untouched", encoding="utf-8")
     staged = tmp_path / "out" / copying.staging_of(tmp_path, discovery.read_manifest(run / STEP)).name
     (staged / "data").mkdir(parents=True)
     (staged / "data" / "rank-00000.safetensors").symlink_to(secret)
@@ -222,7 +222,7 @@ def test_links_planted_on_either_side_are_not_followed(run: Path, tmp_path: Path
     os.link(secret, _made(staged / "data") / "rank-00000.safetensors")
     with pytest.raises(errors.StorageError, match="one name"):
         copied(run, tmp_path / "out")
-    assert secret.read_text() == "untouched"
+    assert secret.read_text(encoding="utf-8") == "untouched"
     shutil.rmtree(staged)
     file = run / STEP / "data" / "rank-00000.safetensors"
     file.rename(secret)

@@ -238,7 +238,7 @@ def test_stripes(layout: Stripe, level: str) -> None:
 
 
 def test_only_lustre_has_stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lfs").write_text(f"#!/bin/sh\ncat <<'END'\n{PROGRESSIVE}END\n")
+    (tmp_path / "lfs").write_text(f"#!/bin/sh\ncat <<'END'\n{PROGRESSIVE}END\n", encoding="utf-8")
     (tmp_path / "lfs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert list(stripe.findings(tmp_path, on("ext4"))) == []

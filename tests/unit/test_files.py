@@ -44,8 +44,8 @@ def losing(monkeypatch: pytest.MonkeyPatch, code: int) -> Callable[..., None]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "inner").write_text("text")
-    (tmp_path / "file").write_text("text")
+    (tmp_path / "a" / "inner").write_text("text", encoding="utf-8")
+    (tmp_path / "file").write_text("text", encoding="utf-8")
     return tmp_path
 
 
@@ -88,7 +88,7 @@ def test_a_link_that_was_made_when_it_is_repeated_succeeds(place, monkeypatch):
 
 
 def test_a_link_to_a_name_that_another_file_has_is_refused(place):
-    (place / "other").write_text("text")
+    (place / "other").write_text("text", encoding="utf-8")
     with pytest.raises(FileExistsError):
         files.link(place / "file", place / "other")
 

@@ -62,7 +62,7 @@ def save_and_stop(run, state, reason):
 
 def write_lines(run, *lines):
     run.mkdir(exist_ok=True)
-    (run / journal.NAME).write_text("".join(lines))
+    (run / journal.NAME).write_text("".join(lines), encoding="utf-8")
 
 
 # -- what is told ----------------------------------------------------------------------------------
@@ -297,12 +297,12 @@ def test_a_journal_that_cannot_be_looked_at_fails_no_restore(tmp_path, monkeypat
 
 def test_a_link_in_its_place_is_not_followed(tmp_path, caplog):
     victim = tmp_path / "victim"
-    victim.write_text("precious")
+    victim.write_text("precious", encoding="utf-8")
     run = tmp_path / "run"
     run.mkdir()
     (run / journal.NAME).symlink_to(victim)
     save(run, 1)
-    assert victim.read_text() == "precious"
+    assert victim.read_text(encoding="utf-8") == "precious"
     assert "cannot be written" in caplog.text
 
 
@@ -369,7 +369,7 @@ def test_a_line_that_is_far_too_long_goes_without_its_metrics(tmp_path):
 def test_values_that_json_has_not_are_texts(tmp_path):
     with hc.Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"w": np.zeros(3)}, metrics={"a": float("nan"), "b": float("-inf"), "c\n\x1b": 1e300})
-    (line,) = [line for line in (tmp_path / journal.NAME).read_text().splitlines() if '"saved"' in line]
+    (line,) = [line for line in (tmp_path / journal.NAME).read_text(encoding="utf-8").splitlines() if '"saved"' in line]
     assert json.loads(line, parse_constant=pytest.fail)["metrics"] == {"a": "nan", "b": "-inf", "c\n\x1b": 1e300}
 
 

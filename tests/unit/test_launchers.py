@@ -118,10 +118,10 @@ def test_a_step_is_known_by_its_ancestors(tmp_path: Path) -> None:
     tree = {9: ("python\0train.py\0", "9 (a) b) S 5 9"), 5: ("slurmstepd: [7.batch]\0", "5 (slurmstepd) S 1 5")}
     for pid, (cmdline, stat) in tree.items():
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cmdline").write_text(cmdline)
-        (tmp_path / str(pid) / "stat").write_text(stat)
+        (tmp_path / str(pid) / "cmdline").write_text(cmdline, encoding="utf-8")
+        (tmp_path / str(pid) / "stat").write_text(stat, encoding="utf-8")
     assert ancestry._step_above(9, tmp_path) == "7.batch"
-    (tmp_path / "5" / "cmdline").write_text("bash\0")
+    (tmp_path / "5" / "cmdline").write_text("bash\0", encoding="utf-8")
     ancestry._step_above.cache_clear()
     assert ancestry._step_above(9, tmp_path) == ""
     assert ancestry.slurm_step() == ancestry._step_above(os.getpid())

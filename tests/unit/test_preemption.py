@@ -126,7 +126,7 @@ def test_what_the_user_says_comes_before_what_the_scheduler_says():
 @pytest.mark.parametrize("walltime", ["360000", "100:00:00"])
 def test_pbs_counts_from_the_start_of_the_job(tmp_path, walltime):
     nodes = tmp_path / "nodes"
-    nodes.write_text("node1\n")
+    nodes.write_text("node1\n", encoding="utf-8")
     start = int(process_began()) - 600
     os.utime(nodes, (start, start))
     environ = {"PBS_WALLTIME": walltime, "PBS_NODEFILE": str(nodes)}
@@ -147,7 +147,7 @@ def test_this_process_began_a_while_ago():
 
 def fake_command(tmp_path, name, script):
     path = tmp_path / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     path.chmod(0o755)
 
 
