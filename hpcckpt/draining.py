@@ -79,10 +79,12 @@ class Task:
         Set when it has ended.
     go : Flag, optional
         What it waits for before it begins: so that the thread that starts it is not slowed down (they share the GIL).
+    is_daemon : bool
+        Whether the program may end before it.
     """
 
-    def __init__(self, fn: Callable[[], Any], wake: Flag, go: Flag | None = None) -> None:
-        self._go = go
+    def __init__(self, fn: Callable[[], Any], wake: Flag, go: Flag | None = None, *, is_daemon: bool = False) -> None:
+        self._go, self._is_daemon = go, is_daemon
         self._fn: Callable[[], Any] | None = fn
         self._wake = wake
         self._outcome: Outcome | None = None
@@ -94,7 +96,7 @@ class Task:
     def start(self) -> Task:
         """Start it, once: a call that an interrupt broke off may be repeated. Independent."""
         if not self._is_started:
-            thread = threading.Thread(target=self._run, name="hpcckpt-drain")
+            thread = threading.Thread(target=self._run, name="hpcckpt-drain", daemon=self._is_daemon)
             self._thread = self._thread or thread
             try:
                 thread.start()

@@ -24,6 +24,7 @@ from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import (
     CollectiveError,
     CorruptError,
+    HpcckptError,
     ManifestError,
     NoSpaceError,
     OlderStepError,
@@ -535,11 +536,13 @@ def _read(run: Run, reading: _Reading) -> dict[str, Array]:
     if run.comm.size == 1:
         return reading()
     run.comm.calls.announce(reading.describe())
-    task = Task(reading, Flag()).start()
+    task = Task(reading, Flag(), is_daemon=True).start()  # a read that never returns must not keep the program
     try:
         wait_until(run.comm, lambda: task.outcome is not None, lambda: [run.comm.rank], doing=reading.describe)
-    except BaseException:
+    except BaseException as error:
         reading.is_cancelled = True
+        if not isinstance(error, HpcckptError):  # Ctrl-C: the program may use the state's arrays again
+            task.join("the read of a restore that was interrupted")
         raise
     if task.error is not None:
         raise task.error

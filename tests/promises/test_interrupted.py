@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors
+from hpcckpt import discovery, errors, restoring
 from hpcckpt.collective.deadlines import Patience
 from hpcckpt.testing.ranks import run_ranks
 
@@ -271,3 +271,31 @@ def test_a_second_interrupt_within_a_call_takes_effect_at_once(run_dir):
 
     run_ranks(2, body, timeout_s=60.0, main_rank=0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_restore_that_was_interrupted_changes_the_state_no_more(run_dir, monkeypatch):
+    """Its thread has ended its read when the interrupt is raised."""
+    read, go_on, has_ended = restoring._Reading.__call__, threading.Event(), []
+
+    def slow_read(reading):
+        go_on.wait(60.0)
+        try:
+            return read(reading)
+        finally:
+            has_ended.append(reading._rank)
+
+    def interrupt(*_, **__):
+        threading.Timer(0.1, go_on.set).start()
+        raise KeyboardInterrupt
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.save(1, {"w": np.ones(10)}).result()
+        comm.barrier()
+        monkeypatch.setattr(restoring._Reading, "__call__", slow_read)
+        monkeypatch.setattr(restoring, "wait_until", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.restore({"w": np.zeros(10)})
+        return comm.rank in has_ended
+
+    assert run_ranks(2, body, timeout_s=60.0) == [True, True]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -238,6 +240,33 @@ def test_a_read_that_stalls_is_named_and_is_the_same_error_on_all(run_dir, caplo
     assert "bytes so far" in texts[0]
     others = [r.getMessage() for r in caplog.records if f"rank {stalled} is in restore() (reads" in r.getMessage()]
     assert any(f"[rank {stalled}]" not in text for text in others)
+
+
+STALLED = """
+import sys, threading
+import numpy as np
+import hpcckpt as hc
+from hpcckpt import errors, phases
+from hpcckpt.testing.ranks import run_ranks
+
+def body(comm):
+    ckpt = hc.Checkpointer(sys.argv[1], comm=comm, peer_timeout_s=0.5)
+    ckpt.save(1, {"w": np.ones(10)}).result()
+    phases.install_hook(lambda phase, rank: phase == "9-restore" and rank == 1 and threading.Event().wait())
+    try:
+        ckpt.restore({"w": np.ones(10)})
+    except errors.PeerTimeoutError:
+        return "timed out"
+
+print(run_ranks(2, body, timeout_s=100.0))
+"""
+
+
+def test_a_program_can_end_while_a_read_never_returns(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", STALLED, str(tmp_path / "run")], timeout=60, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "['timed out', 'timed out']\n"), ended.stderr
 
 
 def test_a_rank_that_is_interrupted_in_a_call_is_an_error_on_the_others(run_dir):
