@@ -35,8 +35,11 @@ def release_when_forgotten(owner: object, run: Run) -> weakref.finalize[[Run, in
 
 def _release(run: Run, pid: int) -> None:
     """Release the lock, unless this is a forked child: it has a copy of all this, and nothing of it is its own."""
-    if os.getpid() == pid:
-        release(run)
+    if os.getpid() != pid:
+        return
+    if not run.closed and run.comm.size > 1:
+        _orphans.append(run)  # other ranks may wait for this one, which reports its end when the program ends
+    release(run)
 
 
 def release(run: Run) -> None:

@@ -56,6 +56,7 @@ def test_processes_in_different_calls_get_the_same_error(tmp_path: Path, what: s
 
 ENDS = {
     "sys.exit": "sys.exit(0)",
+    "sys.exit, the checkpointer forgotten": "import gc; del ckpt; gc.collect(); sys.exit(0)",
     "an uncaught exception": "raise ValueError('own mistake')",
 }
 
