@@ -222,6 +222,9 @@ class Draining:
                 matter.is_reported = True
         while self._matters and self._settled_oldest():
             pass
+        for matter in self.matters:
+            if matter.call is not None:
+                self.comm.calls.check_ended(matter.call)
 
     def _settled_oldest(self) -> bool:
         """Settle the oldest matter if its answer is there; return whether it was. Independent."""

@@ -163,13 +163,17 @@ class Calls:
         call = self.current
         if call is None:
             return
-        for rank, ended in self.peers.ended.items():
-            if ended.n_calls < call.number:
-                self.give_up(_misuse(f"rank {rank} {ended.text}, and rank {self._comm.rank} is in {call.text}"), rank)
+        self.check_ended(call)
         left = self._left.get(call.number)
         if left is not None and left.rank != self._comm.rank and left.operation <= self.n_operations:
             self.left = left
             raise collective_error(call.text, {left.rank: left.failure})
+
+    def check_ended(self, call: Call) -> None:
+        """Raise if a rank has ended before it came to a call. Independent."""
+        for rank, ended in self.peers.ended.items():
+            if ended.n_calls < call.number:
+                self.give_up(_misuse(f"rank {rank} {ended.text}, and rank {self._comm.rank} is in {call.text}"), rank)
 
     def end(self, text: str) -> None:
         """Report that this rank calls nothing any more: it `text`. Independent."""
