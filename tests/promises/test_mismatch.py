@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors
+from hpcckpt import errors, journal
 
 SAVED = {
     "same": np.full(6, 1.0),
@@ -184,7 +185,7 @@ def test_what_cannot_be_saved_is_named_on_every_rank_before_anything_is_written(
     for message in ranks(body):
         assert text in message
         assert f"rank {ranks.size - 1}" in message
-    assert not run_dir.exists()
+    assert os.listdir(run_dir) == [journal.NAME]  # which has the failure
 
 
 def test_every_value_that_cannot_be_saved_is_named_at_once(run_dir):
@@ -202,7 +203,7 @@ def test_objects_that_are_no_json_are_refused_on_every_rank(ranks, run_dir, obje
             ckpt.save(1, {"w": np.zeros(1)}, objects=objects)
 
     ranks(body)
-    assert not run_dir.exists()
+    assert os.listdir(run_dir) == [journal.NAME]  # which has the failure
 
 
 @pytest.mark.parametrize("metrics", [{"a": "high"}, {"a": None}, {1: 1.0}, {"a": [1]}, {"a": 10**400}, {"\ud800": 1.0}])
@@ -212,4 +213,4 @@ def test_metrics_that_are_no_numbers_are_refused_on_every_rank(ranks, run_dir, m
             ckpt.save(1, {"w": np.zeros(1)}, metrics=metrics)
 
     ranks(body)
-    assert not run_dir.exists()
+    assert os.listdir(run_dir) == [journal.NAME]  # which has the failure
