@@ -10,7 +10,7 @@
 5  (root)  At the time-out: if all ranks are in this call, all raise `PeerTimeoutError`.  A rank that is blocked
            elsewhere cannot be reached: the job is aborted, with a message that names both ranks and calls.
 
-A rank that leaves a call by an exception of its own reports that: the others raise it too, where they need what that
+A rank that leaves a call by an exception reports that: the others raise it too, where they need what that
 rank has not done.  If root has completed the call meanwhile, nothing can be called any more.  A rank that ends its
 program reports that, and the next call of the others is a misuse.
 """
@@ -203,7 +203,7 @@ class Calls:
         Raises
         ------
         CollectiveError
-            The failure, of its own class.
+            The failure, in its own class.
         """
         if not self._comm.is_root:
             self._comm.send(0, Broken(failure), NOTES)

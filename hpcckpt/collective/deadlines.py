@@ -78,7 +78,7 @@ class Waited:
 
     @property
     def seconds(self) -> float:
-        """How long this rank has waited without work of its own, and without news."""
+        """How long this rank has waited without work to do, and without news."""
         return self._clock() - self._began
 
     def has_news(self, n_news: int) -> bool:

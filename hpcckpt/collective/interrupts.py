@@ -43,7 +43,7 @@ def is_noted() -> bool:
 
 @contextlib.contextmanager
 def deferred(n_ranks: int) -> Iterator[None]:
-    """Let Ctrl-C take effect at the end of the block; a program with a handler of its own for SIGINT has it at once."""
+    """Let Ctrl-C take effect at the end of the block; a program that has its own handler for SIGINT gets it at once."""
     if n_ranks == 1 or not _is_here() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return

@@ -33,7 +33,7 @@ class Known(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A rank left a call by an exception, after it had begun so many of the call's operations."""
+    """A rank left a call by an exception, after it had begun this number of the operations of the call."""
 
     call: Call
     operation: int
@@ -43,7 +43,7 @@ class Left(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A rank calls nothing any more after so many calls: it `text`."""
+    """A rank makes no more calls after this number of them: it `text`."""
 
     n_calls: int
     text: str

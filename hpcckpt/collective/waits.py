@@ -40,7 +40,7 @@ def wait_until(
     doing : callable
         Returns what this rank does, for the others' logs.
     is_busy : callable
-        Whether this rank itself still works: then it waits for nobody.
+        Whether this rank itself still works: then it waits for no other rank.
     text : str
         What it waits for, outside of a call.
     give_up : callable, optional
@@ -66,7 +66,7 @@ def wait_until(
 
 
 def wait_for_all(comm: Communicator, is_done: Callable[[], bool]) -> None:
-    """Wait until all ranks have come to what has no messages of ours yet. Collective."""
+    """Wait until all ranks have entered a call that has no messages yet. Collective."""
     waited = Waited(comm.patience)
     while not is_done():
         waited.idle()

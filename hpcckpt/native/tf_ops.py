@@ -130,7 +130,7 @@ def directories() -> list[Path]:
 
 
 def find(wanted: Target) -> Path | None:
-    """Return the library that is made for this, if there is one that nobody else can have put there."""
+    """Return the library built for this, if there is one and no other user can have put it there."""
     paths = (place / wanted.filename for place in directories())
     return next((path for path in paths if path.is_file() and not why_not_trusted(path)), None)
 

@@ -3,7 +3,7 @@
 Writing, on each rank:
 
     a. open ``data/rank-NNNNN.safetensors``: a file of a retired step, if one is there that has no other
-       name and that nobody else has open, is invalidated by zeros over its header, and synced, before
+       name and that no other program has open, is invalidated by zeros over its header, and synced, before
        anything else is written over; else a new file is created
     b. write the data behind the place of the header, computing checksums in the same pass, and let go of
        each tensor as soon as it is written
