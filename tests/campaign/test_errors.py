@@ -14,6 +14,10 @@ def test_a_failing_call_is_one_error_everywhere(short_form):
 @pytest.mark.parametrize(("mutant", "count"), [("fsync-is-tried-again", 70), ("each-rank-tells-its-own", 20)])
 def test_an_engine_that_breaks_the_promise_is_found_out(short_form, monkeypatch, mutant, count):
     monkeypatch.setenv("HPCCKPT_MUTANT", mutant)
-    with pytest.raises(AssertionError, match=r"'(wrong|lost)'"):
+
+    def run() -> None:
         for first in range(0, 6 * count, count):  # which case finds it depends on how many calls a save makes
             short_form("errors", count, first=first)
+
+    with pytest.raises(AssertionError, match=r"'(wrong|lost)'"):
+        run()
