@@ -35,6 +35,7 @@ __all__ = [
     "crc32c",
     "crc32c_blocks",
     "crc32c_combine",
+    "end_unless_parent_has_signal",
     "fdatasync",
     "fsync",
     "fsync_dir",
@@ -81,6 +82,7 @@ class _Core(Protocol):
     def copy_pieces(self, pairs: Iterable[tuple[BytesLike, BytesLike]], threads: int) -> None: ...
     def count_nonfinite(self, data: BytesLike, dtype: str, threads: int) -> int: ...
     def prefault(self, data: BytesLike, threads: int) -> None: ...
+    def end_unless_parent_has_signal(self, number: int, parent_state: BytesLike, wait_s: float) -> None: ...
     def live_views(self) -> int: ...
 
 
@@ -333,6 +335,24 @@ def prefault(buffer: BytesLike, threads: int = 1) -> None:
     """
     _check_threads(threads)
     _core.prefault(buffer, threads)
+
+
+def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float) -> None:
+    """In a forked child: end by a signal as the system would, unless the parent has had a signal too.
+
+    It ends also where it is blocked in a call that does not return to Python.  ``_pure`` cannot do that: there the
+    handler that Python has stays.
+
+    Parameters
+    ----------
+    number
+        The signal.
+    parent_state
+        Two bytes in memory that the parent shares: whether it has had a signal, and whether it is ending.
+    wait_s
+        How long the parent's own signal is waited for.
+    """
+    _core.end_unless_parent_has_signal(number, parent_state, wait_s)
 
 
 def view(tensor: object) -> TensorBuffer:

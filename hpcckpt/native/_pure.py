@@ -28,6 +28,7 @@ __all__ = [
     "crc32c",
     "crc32c_blocks",
     "crc32c_combine",
+    "end_unless_parent_has_signal",
     "live_views",
     "preallocate",
     "prefault",
@@ -51,6 +52,10 @@ def crc32c(data: BytesLike, value: int) -> int:
 
 def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
     return _multiply(_power_of_x(8 * second_nbytes), first) ^ second
+
+
+def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float) -> None:
+    """Leave the handler as it is: without native code there is none that runs during a blocked call."""
 
 
 def crc32c_blocks(data: BytesLike, block_bytes: int, threads: int) -> list[int]:

@@ -7,7 +7,7 @@ signal interrupts are restarted, for libraries that do not expect it (MPI, Horov
 Children of this process that share its memory's beginning (``fork``: the workers of data loaders) are no ranks.  A
 scheduler that signals all processes of a job signals them too, and a worker that ends breaks the training before it has
 saved.  So they ignore the signals.  But SIGTERM is also how their own parent ends them: they obey it unless the
-parent has had a signal itself, and from the moment on that it ends.
+parent has had a signal itself, and from the moment on that it ends: also where they are blocked in a call.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
+from hpcckpt import native
 from hpcckpt.errors import CodeError, OptionError
 
 DEFAULT = ("SIGTERM", "SIGUSR1", "SIGUSR2")
@@ -194,11 +195,15 @@ class SignalFlag:
         for number, link in self._links.items():
             is_obeyed = number in {signal.SIGTERM, signal.SIGINT}
             is_installed = signal.getsignal(number) is link  # else another handler passes on to it
+            is_systems = not callable(link.before)  # no handler of the program's: the system ends the process
             link.hear = None
             link.before = functools.partial(self._handle_in_child, link.before) if is_obeyed else signal.SIG_IGN
-            if is_installed:
-                with contextlib.suppress(ValueError):  # not the main thread of a main interpreter
-                    signal.signal(number, link.before)
+            if not is_installed:
+                continue
+            with contextlib.suppress(ValueError):  # not the main thread of a main interpreter
+                signal.signal(number, link.before)
+                if is_obeyed and is_systems:  # Python's handler would not run while the child is blocked in a call
+                    native.end_unless_parent_has_signal(number, self._shared, PARENT_S)
 
     def _handle_in_child(self, before: Any, number: int, frame: FrameType | None) -> None:
         if self._is_parent_stopping():

@@ -27,7 +27,7 @@ PROGRAMS = {
     "core": (
         HERE / "_stress_core.cpp",
         "src",
-        "blockio copying copying_x86 crc32c crc32c_arm crc32c_x86 file nonfinite prefault workers",
+        "blockio child_signal copying copying_x86 crc32c crc32c_arm crc32c_x86 file nonfinite prefault workers",
         False,
     ),
     "parts": (HERE.parent / "lms/native/parts.cpp", "lms_src", "pool lane extents file_store", False),

@@ -554,6 +554,22 @@ guard.save_and_exit(state)
         "process = worker()\nprocess.terminate()\nprocess.join(60)\nassert process.exitcode == -15, process.exitcode",
         0,
     ),
+    "a worker that is blocked in a call is ended by its parent": (
+        """
+import ctypes
+libc = ctypes.CDLL(None)
+def work(there):
+    lock = ctypes.create_string_buffer(256)  # a mutex: all zeros
+    libc.pthread_mutex_lock(lock)
+    os.write(there, b"x")
+    libc.pthread_mutex_lock(lock)  # does not return, whatever signals come
+process = worker()
+process.terminate()
+process.join(60)
+assert process.exitcode == -15, process.exitcode
+""",
+        0,
+    ),
     "a child is ended by its parent where a script has had the signal ignored": (
         "process = worker()\nsend(signal.SIGTERM)\nassert guard.should_stop(1)\nguard.save_and_exit(state)",
         75,
@@ -572,6 +588,8 @@ assert child.wait(60) == -15
 
 @pytest.mark.parametrize("case", WORKERS)
 def test_forked_workers(tmp_path, case):
+    if "blocked" in case:
+        pytest.importorskip("hpcckpt.native._native", reason="the native part is not built")
     script, code = WORKERS[case]
     ignored = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if "ignored" in case else ""
     ended = run(tmp_path, f"{ignored}guard = hc.preemption.watch(ckpt, verbose=0)\n{script}")

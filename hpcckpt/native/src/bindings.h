@@ -5,6 +5,7 @@
 
 namespace hpcckpt {
 
+void bind_child_signal(nanobind::module_& m);
 void bind_crc32c(nanobind::module_& m);
 void bind_blockio(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);

@@ -5,6 +5,7 @@ NB_MODULE(_native, m) {
     // Views still held when the interpreter ends, by a saver on another thread say, are no leak worth a message to
     // users.
     nanobind::set_leak_warnings(false);
+    hpcckpt::bind_child_signal(m);
     hpcckpt::bind_crc32c(m);
     hpcckpt::bind_blockio(m);
     hpcckpt::bind_memory(m);
