@@ -19,6 +19,7 @@ from hpcckpt.opening import check_equal, open_run, patience_of
 from hpcckpt.restoring import restore
 from hpcckpt.run import Restored, Run, SavedStep
 from hpcckpt.tiers import Tiers
+from hpcckpt.torchrun import refuse_torchrun
 from hpcckpt.underway import Request, Underway
 
 __all__ = ["Checkpointer", "PendingSave", "Restored", "SavedStep"]
@@ -141,6 +142,8 @@ class Checkpointer:
         Naming every option that is wrong.
     ForkedError
         From every method, in a forked child: the checkpointer belongs to the process that made it.
+    MpiError
+        If MPI cannot connect the ranks, or torchrun started this process.
     BackendNotFoundError, BackendConflictError, BackendError
         If the backend is unknown, ambiguous, differs between ranks, or cannot be loaded.
     """
@@ -170,6 +173,8 @@ class Checkpointer:
         scratch_keep: int = 1,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if comm is None:
+            refuse_torchrun()
         group = as_communicator(comm, patience_of(peer_timeout_s))
         with group.calls.call("Checkpointer(...)"):
             options = group.agree(

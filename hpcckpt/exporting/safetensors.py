@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,12 @@ def write_safetensors(
         If an array has a dtype that safetensors does not know; names all of them.
     """
     refuse_unknown(wanted)
-    ordered = sorted(wanted, key=lambda source: (-itemsize(source.spec.dtype), source.name))  # keeps all data aligned
     manifest = reader.manifest
     metadata = {"format": "np", "hpcckpt.step": str(manifest.step), "hpcckpt.save_id": manifest.save_id}
     metadata[NOTE_KEY] = encode(note_of(manifest, wanted))
     with path.open("xb") as file:
-        file.write(encode_header(ordered, metadata))
-        for source in ordered:
+        file.write(encode_header(wanted, metadata))
+        for source in aligned(wanted):
             for piece in pieces(reader, source):
                 file.write(as_bytes(piece).data)
             if progress:
@@ -58,14 +57,22 @@ def refuse_unknown(wanted: Sequence[Source]) -> None:
         )
 
 
-def encode_header(ordered: Sequence[Source], metadata: Mapping[str, str]) -> bytes:
-    """Return length word and header of a file with these arrays in this order. Pure."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+def aligned(wanted: Iterable[Source]) -> list[Source]:
+    """Return arrays in the order of their data in a file, in which each is aligned. Pure."""
+    return sorted(wanted, key=lambda source: (-itemsize(source.spec.dtype), source.name))
+
+
+def encode_header(wanted: Sequence[Source], metadata: Mapping[str, str]) -> bytes:
+    """Return length word and header of a file: entries in this order, data in that of `aligned`. Pure."""
+    offsets: dict[str, list[int]] = {}
     position = 0
-    for source in ordered:
-        offsets = [position, position + source.nbytes]
-        header[source.name] = {"dtype": CODES[source.spec.dtype], "shape": source.shape, "data_offsets": offsets}
+    for source in aligned(wanted):
+        offsets[source.name] = [position, position + source.nbytes]
         position += source.nbytes
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for source in wanted:
+        entry = {"dtype": CODES[source.spec.dtype], "shape": source.shape, "data_offsets": offsets[source.name]}
+        header[source.name] = entry
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return struct.pack("<Q", len(text)) + text

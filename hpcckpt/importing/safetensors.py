@@ -26,20 +26,35 @@ _PART_KEY = "hpcckpt"
 
 
 def read_safetensors(path: Path, progress: Progress | None = None) -> Contents:
-    """Return the arrays of a file; they lie in the file until they are looked at. Independent.
+    """Return the arrays of a file; they lie in the file until they are read. Independent.
 
     Raises
     ------
     ForeignFormatError
-        If it is a part of a checkpoint of ours, or has dtypes that we do not know.
+        If it is a part of a checkpoint of hpcckpt, or has dtypes that are not known.
     CorruptError
-        If the header is not sound, or the file shorter than it says; names every problem.
+        If the header is not valid, or the file shorter than it says; names every problem.
+    """
+    tensors, metadata = map_safetensors(path)
+    if progress:
+        progress(sum(array.nbytes for array in tensors.values()))
+    note = metadata.get(NOTE_KEY)
+    return with_note(Contents(tensors), decode(note) if isinstance(note, str) else None)
+
+
+def map_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the arrays of a file, read-only and mapped, in the order of its header, and its metadata. Independent.
+
+    Raises
+    ------
+    ForeignFormatError, CorruptError
+        As `read_safetensors`.
     """
     header, start = _header(path)
     metadata = header.pop("__metadata__", {})
     metadata = metadata if isinstance(metadata, dict) else {}
     if _PART_KEY in metadata:
-        raise ForeignFormatError(f"{path} is a part of a checkpoint of ours: give the directory of the step")
+        raise ForeignFormatError(f"{path} is a part of a checkpoint of hpcckpt: give the directory of the step")
     nbytes = path.stat().st_size - start
     problems = [problem for name, entry in header.items() for problem in _problems(name, entry, nbytes)]
     if problems or (problems := list(_overlaps(header))):
@@ -48,11 +63,7 @@ def read_safetensors(path: Path, progress: Progress | None = None) -> Contents:
     if unknown:
         raise ForeignFormatError(f"{path} has dtypes that are not known here: {', '.join(unknown[:5])}")
     mapped: Array = np.memmap(path, np.uint8, "r", start, (nbytes,)) if nbytes else np.empty(0, np.uint8)
-    tensors = {name: _array(mapped, entry) for name, entry in header.items()}
-    if progress:
-        progress(nbytes)
-    note = metadata.get(NOTE_KEY)
-    return with_note(Contents(tensors), decode(note) if isinstance(note, str) else None)
+    return {name: _array(mapped, entry) for name, entry in header.items()}, metadata
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

@@ -40,8 +40,7 @@ def read_torch(path: Path, progress: Progress | None = None) -> Contents:
         If it is damaged.
     """
     torch = import_torch()
-    _refuse_old(torch)
-    found = _load(torch, path)
+    found = load_weights_only(path)
     note = from_json(found.pop(KEY)) if isinstance(found, dict) and KEY in found else None
     named = _renamed(torch, found, is_ours=note is not None)
     try:
@@ -79,9 +78,22 @@ def _refuse_old(torch: Any) -> None:
         raise ConfigError("PyTorch before 2.6 may run code that is in a file: pip install -U torch")
 
 
-def _load(torch: Any, path: Path) -> Any:
+def load_weights_only(path: Path) -> Any:
+    """Return what a file holds, by PyTorch's reader with ``weights_only=True``, on the CPU. Independent.
+
+    Raises
+    ------
+    ConfigError
+        If PyTorch is not installed, or too old for ``weights_only`` to be safe.
+    ForeignFormatError
+        If reading it would run code.
+    CorruptError
+        If it is damaged.
+    """
     import pickle
 
+    torch = import_torch()
+    _refuse_old(torch)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

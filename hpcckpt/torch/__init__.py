@@ -11,7 +11,8 @@ A state that holds PyTorch's things, ``{"model": model, "optimizer": optimizer}`
 ``scheduler/<attribute>``
     As in its ``state_dict()``; so with anything that has one.
 
-`save` and `restore` take a training by its parts; a `Checkpointer` takes them in its state.
+`save` and `restore` take a training by its parts; a `Checkpointer` takes them in its state.  ``save(state_dict, FILE)``
+and ``load(FILE)`` write and read one safetensors file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
-    from hpcckpt.torch.functions import restore, save
+    from hpcckpt.torch.functions import load, restore, save
     from hpcckpt.torch.modules import batch_norm
     from hpcckpt.torch.perrank import per_rank
     from hpcckpt.torch.rng import rng_state
@@ -32,12 +33,13 @@ _HOME = {
     "BatchSampler": "sampling",
     "as_array": "tensors",
     "batch_norm": "modules",
+    "load": "functions",
     "per_rank": "perrank",
     "restore": "functions",
     "rng_state": "rng",
     "save": "functions",
 }
 
-__all__ = ["BatchSampler", "as_array", "batch_norm", "per_rank", "restore", "rng_state", "save"]
+__all__ = ["BatchSampler", "as_array", "batch_norm", "load", "per_rank", "restore", "rng_state", "save"]
 
 __getattr__, __dir__ = attach(__name__, __all__, _HOME)

@@ -1,11 +1,12 @@
-"""`save` and `restore`: a training by its parts, in one call."""
+"""`save` and `restore`: a training by its parts, in one call; `save` and `load` of a state dict as one file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, cast, overload
 
 from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.errors import OptionError
@@ -15,6 +16,11 @@ from hpcckpt.snapshot import Parts, is_json
 Where = str | os.PathLike[str] | Checkpointer
 
 
+@overload
+def save(where: Mapping[Any, Any], step: str | os.PathLike[str], /) -> None: ...
+
+
+@overload
 def save(
     where: Where,
     step: int,
@@ -25,16 +31,34 @@ def save(
     metrics: Mapping[str, float] | None = None,
     overwrite: bool = False,
     **objects: Any,
-) -> PendingSave:
-    """Save a step of a training. Collective.
+) -> PendingSave: ...
+
+
+def save(
+    where: Where | Mapping[Any, Any],
+    step: int | str | os.PathLike[str],
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    metrics: Mapping[str, float] | None = None,
+    overwrite: bool = False,
+    **objects: Any,
+) -> PendingSave | None:
+    """Save a step of a training (Collective), or a state dict to a file (Independent).
+
+    ``save(state_dict, path)`` replaces ``torch.save``: the file is complete or not there, and an existing one is
+    replaced at the end. It is safetensors, and what is not a tensor is JSON in its metadata; nothing is pickled. With
+    several ranks call it on one of them.
 
     Parameters
     ----------
-    where : path_like or Checkpointer
+    where : path_like, Checkpointer, or mapping
         With a directory the step is committed when this returns, and no other step is deleted. With a `Checkpointer`
-        its options count: in the background, how many steps are kept, by which ranks.
-    step : int
-        Number of the step.
+        its options count: in the background, how many steps are kept, by which ranks. With a mapping, such as
+        ``model.state_dict()`` or a dict of these, `step` is the file.
+    step : int or path_like
+        Number of the step; with a mapping the path of the file.
     model, optimizer, scheduler : object, optional
         Parts of the training; or a list or dict of such.
     metrics : mapping of str to float, optional
@@ -47,20 +71,81 @@ def save(
 
     Returns
     -------
-    PendingSave
-        Whose ``result()`` is the committed step.
+    PendingSave or None
+        Whose ``result()`` is the committed step; ``None`` if a file was written.
 
     Raises
     ------
     OptionError
-        If there is nothing to save.
+        If there is nothing to save, or the arguments fit neither form.
+    StateError
+        If a state dict holds what cannot be in a file; names everything.
     CollectiveError
         As `Checkpointer.save` does.
     """
+    if isinstance(where, Mapping):
+        from hpcckpt.torch.state_file import save_file
+
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics, **objects}
+        save_file(where, _file(step, [name for name, value in given.items() if value is not None]))
+        return None
+    if not isinstance(where, Checkpointer | str | os.PathLike):
+        raise OptionError(
+            f"cannot save a {type(where).__name__}: pass a state dict and a file, "
+            "save(model.state_dict(), 'model.safetensors'), or a directory and a step, save('runs/a', 1, model=model)"
+        )
     state = _parts(model, optimizer, scheduler, objects)
     values = {name: value for name, value in objects.items() if is_json(value)}
     with _open(where) as ckpt:
-        return ckpt.save(step, state, metrics=metrics, objects=values, overwrite=overwrite)
+        return ckpt.save(cast(int, step), state, metrics=metrics, objects=values, overwrite=overwrite)
+
+
+def load(path: str | os.PathLike[str], map_location: Any = None, *, weights_only: bool = True) -> Any:
+    """Return the state dict that a file holds. Independent.
+
+    Parameters
+    ----------
+    path : path_like
+        A file of ``save(state_dict, path)``, any other safetensors file, or a ``.pt`` file of ``torch.save``.
+    map_location : torch.device or str, optional
+        Device of the tensors; the CPU by default.
+    weights_only : bool
+        Always true: a file that could run code is refused.
+
+    Returns
+    -------
+    dict
+        Tensors by name, nested as they were saved, in memory of their own.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no such file.
+    OptionError
+        If it is something else, such as a run directory; names the call for it.
+    ForeignFormatError
+        If reading it would run code, or its dtypes are not known.
+    CorruptError
+        If it is damaged.
+    """
+    from hpcckpt.torch.state_file import load_file, moved
+
+    if not weights_only:
+        raise OptionError("weights_only=False could run code that is in the file: hpcckpt.torch.load never does that")
+    found = load_file(Path(path))
+    return found if map_location is None else moved(found, map_location)
+
+
+def _file(path: Any, others: Sequence[str]) -> Path:
+    """Return the path that a state dict is saved to."""
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(
+            f"a state dict is saved to a file, save(model.state_dict(), 'model.safetensors'), not to {path!r}; "
+            "for steps pass a directory first, save('runs/a', 1, model=model)"
+        )
+    if others:
+        raise OptionError(f"{', '.join(others)}: a file holds one dict: put them into it")
+    return Path(path)
 
 
 def restore(

@@ -1,0 +1,181 @@
+"""A state dict as one safetensors file: tensors as tensors, the rest as JSON in its metadata, nothing pickled.
+
+Tensors have the names that they have in the state dict, so any reader of safetensors loads the file of a model.
+Nested dicts give names joined with '/'; what names do not show (lists, integer keys) is in ``.types``, as in a step
+(`hpcckpt.statedicts`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcckpt.containers import dict_like
+from hpcckpt.dtypes import dtype_token
+from hpcckpt.errors import CorruptError, OptionError, Problem, StateError, StateMismatchError, list_problems
+from hpcckpt.exporting.atomic import atomic_path
+from hpcckpt.exporting.safetensors import CODES, aligned, encode_header
+from hpcckpt.importing.recognise import source_format
+from hpcckpt.importing.safetensors import map_safetensors
+from hpcckpt.importing.torch_file import load_weights_only
+from hpcckpt.leaves import ObjectLeaf, Open, TensorLeaf, leaf_name
+from hpcckpt.snapshot import Array, as_bytes
+from hpcckpt.statedicts import state_dict_leaves
+from hpcckpt.streaming import Source
+from hpcckpt.tensors import TensorSpec
+from hpcckpt.torch.tensors import new
+
+KEY = "hpcckpt.state_dict"
+"""The metadata that holds the values that are not tensors, as JSON by name."""
+_PICKLED = frozenset({".pt", ".pth", ".bin"})
+_log = logging.getLogger("hpcckpt")
+
+
+def save_file(state: Mapping[Any, Any], path: Path) -> None:
+    """Write a state dict to a file, which is replaced if it exists: complete, or not at all. Independent.
+
+    Raises
+    ------
+    StateError
+        Naming every value that is neither a tensor nor JSON.
+    OptionError
+        If safetensors has no dtype for a tensor, or the directory of the file does not exist.
+    """
+    tensors, objects = _contents(state)
+    wanted = {name: _source(leaf) for name, leaf in tensors.items()}
+    metadata = {"format": "pt", KEY: json.dumps(_encoded(objects)["dict"], separators=(",", ":"))}
+    if path.suffix in _PICKLED:
+        _log.warning(
+            "hpcckpt: %s is written as safetensors: hpcckpt.torch.load reads it, torch.load does not; "
+            "name it %s.safetensors", path, path.stem,
+        )  # fmt: skip
+    with atomic_path(path, is_overwriting=True) as temporary, temporary.open("xb") as file:
+        file.write(encode_header(list(wanted.values()), metadata))
+        for source in aligned(wanted.values()):
+            file.write(as_bytes(tensors[source.name].read()).data)
+
+
+def load_file(path: Path) -> Any:
+    """Return what a safetensors or ``.pt`` file holds, on the CPU. Independent.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no such file.
+    OptionError
+        If it is something else; names the call for it.
+    ForeignFormatError
+        If reading it would run code.
+    CorruptError
+        If it is damaged.
+    """
+    found = source_format(path)
+    if found == "pt":
+        return load_weights_only(path)
+    if found != "safetensors":
+        remedy = "hpcckpt.torch.restore or hpcckpt.load" if found == "hpcckpt" else "hpcckpt convert"
+        raise OptionError(f"{path} is not a safetensors or .pt file but {found}: use {remedy}")
+    arrays, metadata = map_safetensors(path)
+    if KEY not in metadata:
+        return _tensors(arrays)
+    try:
+        objects = {name: _decoded(value) for name, value in json.loads(metadata[KEY]).items()}
+        return _nested(arrays, objects)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, StateError, StateMismatchError) as error:
+        raise CorruptError(f"{path} is damaged: metadata {KEY}: {error}") from error
+
+
+def moved(value: Any, device: Any) -> Any:
+    """Return a value whose tensors, in dicts and lists, are on a device. Independent."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return dict_like({key: moved(item, device) for key, item in value.items()}, value)
+    return type(value)(moved(item, device) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _contents(state: Mapping[Any, Any]) -> tuple[dict[str, TensorLeaf], dict[str, Any]]:
+    """Return the tensors and JSON values of a state dict by name."""
+    problems = [Problem(name, "is an object; pass its state_dict()") for name in _with_state_dicts(state, "")]
+    if problems:
+        raise StateError(f"this state dict cannot be saved: {list_problems(problems)}")
+    leaves = list(state_dict_leaves(state, "", lambda _: None, default="torch"))
+    tensors = {leaf.declaration.spec.name: leaf for leaf in leaves if isinstance(leaf, TensorLeaf)}
+    objects = {leaf.name: leaf.read() for leaf in leaves if isinstance(leaf, ObjectLeaf)}
+    for name, leaf in tensors.items():
+        spec = leaf.declaration.spec
+        if spec.kind != "replicated":
+            problems.append(Problem(name, f"is {spec.kind}; to save it pass a directory and a step"))
+        elif spec.dtype not in CODES:
+            problems.append(Problem(name, f"safetensors has no dtype {spec.dtype}; convert it to another one"))
+    if problems:
+        raise StateError(f"this state dict cannot be saved: {list_problems(problems)}")
+    return tensors, objects
+
+
+def _with_state_dicts(value: Any, name: str) -> Iterator[str]:
+    """Yield the names of objects that are passed in place of their ``state_dict()``."""
+    if hasattr(value, "load_state_dict"):
+        yield name
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _with_state_dicts(item, f"{name}/{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _with_state_dicts(item, f"{name}/{number}")
+
+
+def _encoded(value: Any) -> Any:
+    """Return a JSON value in which tuples differ from lists: a dict is ``{"dict": {}}``, a tuple ``{"tuple": []}``."""
+    if isinstance(value, dict):
+        return {"dict": {key: _encoded(item) for key, item in value.items()}}
+    if isinstance(value, list | tuple):
+        items = list(map(_encoded, value))
+        return {"tuple": items} if isinstance(value, tuple) else items
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_decoded, value))
+    if not isinstance(value, dict):
+        return value
+    if "tuple" in value:
+        return tuple(map(_decoded, value["tuple"]))
+    return {key: _decoded(item) for key, item in value["dict"].items()}
+
+
+def _source(leaf: TensorLeaf) -> Source:
+    spec = leaf.declaration.spec
+    return Source(spec.name, spec, spec.shape)
+
+
+def _tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    """Return tensors with the values of arrays, in memory of their own."""
+    found: dict[str, torch.Tensor] = {}
+    for name, array in arrays.items():
+        found[name], leaf = new(_spec(name, array))
+        leaf.assign(array)
+    return found
+
+
+def _nested(arrays: Mapping[str, Array], objects: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return a state dict with the containers that it was saved with."""
+    found: dict[Any, Any] = {}
+    (part,) = state_dict_leaves({}, "", found.update, is_free=True, default="torch")
+    assert isinstance(part, Open)
+    fitted = part.fit({name: _spec(name, array) for name, array in arrays.items()}, objects)
+    for leaf in fitted.leaves:
+        leaf.assign(arrays[leaf_name(leaf)] if isinstance(leaf, TensorLeaf) else objects[leaf.name])
+    if fitted.finish is not None:
+        fitted.finish.run()
+    return found
+
+
+def _spec(name: str, array: Array) -> TensorSpec:
+    return TensorSpec(name, dtype_token(array.dtype), array.shape)
