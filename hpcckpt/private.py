@@ -119,30 +119,12 @@ def problem_of(found: os.stat_result) -> str:
     return ""
 
 
-def why_not_trusted(path: Path, owners: Collection[int] = ()) -> str:
-    """Return why a file whose code would be run may be from another user; "" if it is not. Independent.
-
-    Root, this user and `owners` are trusted; the file and its directory must not be writable by all users.
-
-    Raises
-    ------
-    OSError
-        If it cannot be looked up.
-    """
-    for place in (path.parent, path):
-        found = place.stat()
-        if found.st_uid not in {0, os.geteuid(), *owners}:
-            return f"{place} belongs to {user_text(found.st_uid)}"
-        if found.st_mode & stat.S_IWOTH:
-            return f"{place} can be written by all users (mode {mode_text(found)})"
-    return ""
-
-
-def why_not_safe(path: Path) -> str:
+def why_not_safe(path: Path, owners: Collection[int] = ()) -> str:
     """Return why others may have put, or could replace, a file or directory whose code would be run. Independent.
 
-    It, and each directory on the path to it, must belong to root or this user, and neither group nor others may write
-    there. Only above a directory that is so may a sticky one be writable (``/tmp``): its entries cannot be replaced.
+    It, and each directory on the path to it, must belong to root, this user or one of `owners`, and neither group nor
+    others may write there. Only above such a directory may a sticky one be writable (``/tmp``): its entries cannot be
+    replaced.
     """
     real = Path(os.path.realpath(path))
     for place in (real, *real.parents):
@@ -150,7 +132,7 @@ def why_not_safe(path: Path) -> str:
             found = place.stat()
         except OSError as error:
             return f"{place}: {error.strerror}"
-        if found.st_uid not in {0, os.geteuid()}:
+        if found.st_uid not in {0, os.geteuid(), *owners}:
             return f"{place} belongs to {user_text(found.st_uid)}"
         is_shared = bool(found.st_mode & stat.S_ISVTX) and place not in {real, real.parent if real.is_file() else real}
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:

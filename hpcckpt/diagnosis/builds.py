@@ -59,9 +59,15 @@ def _ops(topic: str, library: tf_ops.Library, tensorflow: str, abi: str) -> Find
     paths = [path for place in tf_ops.directories() for path in sorted(place.glob(f"{library.module}-*.so"))]
     made = [other for path in paths if (other := Target.of_filename(path.name))]
     if not made:
-        return Finding(topic, "note", f"not built for TensorFlow {tensorflow}; Python stands in", tf_ops.REMEDY)
+        message = f"not built for TensorFlow {tensorflow} yet: what needs them builds them at its first use"
+        return Finding(topic, "note", message, f"to build them now, {tf_ops.REMEDY}")
     nearest = max(made, key=lambda other: sum(a == b for a, b in zip(other, wanted, strict=True)))
-    return Finding(topic, "warning", f"{_difference(nearest, wanted)}; they are not used", tf_ops.REMEDY)
+    return Finding(
+        topic,
+        "warning",
+        f"{_difference(nearest, wanted)}; they are not used, and new ones are built at the first use",
+        f"to build them now, {tf_ops.REMEDY}",
+    )
 
 
 def _difference(made: Target, wanted: Target) -> str:

@@ -64,10 +64,13 @@ def hold(variables: Sequence[Any]) -> list[Array]:
 
 @functools.cache
 def _say_why_each() -> None:
-    """Say once, on root, why variables are read one by one, unless that is wished."""
+    """Log once, on root, why variables are read one by one, unless that was asked for.
+
+    Nothing is built for this: a save that comes before the end of a job must not wait for a compiler.
+    """
     why = tf_ops.why_not_loaded()
     if why and not launched_rank():
-        _log.warning("hpcckpt: %s; until then variables are read one by one, which takes longer", why)
+        _log.info("%s; until then variables are read one by one, which takes milliseconds longer", why)
 
 
 def _hold_at_once(ops: tf_ops.Ops, variables: Sequence[Any]) -> list[Array]:

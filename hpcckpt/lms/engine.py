@@ -69,7 +69,7 @@ def load() -> Any:
     Raises
     ------
     BackendError
-        If there is none for the TensorFlow that is installed, with what to do about it.
+        If it cannot be built for the TensorFlow that is installed, with what to do about it.
     """
     global _is_loaded
     raw = lms_ops.load_lms().raw

@@ -1,7 +1,11 @@
 """Build the TensorFlow ops for the TensorFlow that is installed now: ``python -m hpcckpt.native.build``.
 
-There are two libraries: the ops themselves, and those of LMS. Each takes 10 to 40 seconds, and none if it is there
-already.
+There are two libraries: the ops themselves, and those of LMS. Each takes 10 to 40 seconds. Nobody has to call this:
+installing hpcckpt beside TensorFlow does, and so does the first use.
+
+1. One process builds; the others wait for it (`hpcckpt.native.build_lock`).
+2. It compiles in a directory of its own, and another process loads the result.
+3. The library is on storage before it has its name, so that no process finds a part of one.
 """
 
 from __future__ import annotations
@@ -14,19 +18,29 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpcckpt import files
 from hpcckpt.errors import ConfigError
-from hpcckpt.native import tf_ops, tfinfo
+from hpcckpt.native import fsync, fsync_dir, tf_ops, tfinfo
+from hpcckpt.native.build_lock import BuildLock
+from hpcckpt.streams import write_message
 
 COMPILERS = ("c++", "g++", "clang++")
+_INSTALLERS = {
+    "apt-get": "apt-get install g++",
+    "dnf": "dnf install gcc-c++",
+    "zypper": "zypper install gcc-c++",
+    "apk": "apk add g++",
+    "conda": "conda install -c conda-forge gxx",
+}
 _FLAGS = ("-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wno-missing-field-initializers")
 
 
 def build(info: tfinfo.TfInfo, library: tf_ops.Library = tf_ops.OPS, *, force: bool = False) -> Path:
-    """Build a library unless it is there, and return its file.
+    """Build a library unless it exists, and return its file. Independent.
 
     Parameters
     ----------
@@ -40,11 +54,11 @@ def build(info: tfinfo.TfInfo, library: tf_ops.Library = tf_ops.OPS, *, force: b
     Raises
     ------
     ConfigError
-        If there is no compiler, nowhere to put it, or it does not compile or load.
+        If there is no compiler, no directory for it, or it does not compile or load.
     """
     wanted = tf_ops.target(library)
-    found = tf_ops.find(wanted)
-    if found is not None and not force:
+    found = None if force else tf_ops.find(wanted)
+    if found is not None:
         return found
     if info.cxx11_abi not in ("", wanted.cxx11_abi):
         raise ConfigError(
@@ -52,15 +66,36 @@ def build(info: tfinfo.TfInfo, library: tf_ops.Library = tf_ops.OPS, *, force: b
             f"{wanted.tensorflow} was compiled with {wanted.cxx11_abi}: leave the flag out, it is guessed"
         )
     command = compiler()
-    place = writable_directory()
-    with tempfile.TemporaryDirectory(prefix=".tf_ops-", dir=place) as folder:
+    directory = writable_directory()
+    with BuildLock(directory / f".{wanted.filename}.lock", library.words) as lock:  # step 1
+        found = None if force else tf_ops.find(wanted)
+        if found is not None:
+            return found
+        if lock.failure:
+            raise ConfigError(lock.failure)
+        if lock.is_exclusive:
+            _remove_leftovers(directory, wanted)
+        return _build(command, info, library, directory / wanted.filename)
+
+
+def _build(command: list[str], info: tfinfo.TfInfo, library: tf_ops.Library, path: Path) -> Path:
+    write_message(
+        f"hpcckpt: building {library.words} for TensorFlow {info.version}, once, in {path.parent}: about half a minute"
+    )
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=_prefix(path.name), dir=path.parent) as folder:
         made = Path(folder) / f"{library.module}.so"
-        _compile(command, info, library, made)
+        _compile(command, info, library, made)  # step 2
         _try(library, made)
         made.chmod(made.stat().st_mode & ~0o022)  # what others may write is not loaded
-        made.replace(place / wanted.filename)
-    _remove_others(place, wanted)
-    return place / wanted.filename
+        with made.open("rb") as file:
+            fsync(file.fileno(), made)  # step 3
+        made.replace(path)
+    fsync_dir(path.parent)
+    if path.parent == tf_ops.PACKAGE:
+        _remove_older(path)
+    write_message(f"hpcckpt: built {library.words} in {time.monotonic() - start:.0f} s")
+    return path
 
 
 def compiler() -> list[str]:
@@ -69,40 +104,50 @@ def compiler() -> list[str]:
     Raises
     ------
     ConfigError
-        If there is none.
+        If there is none; with the command that installs one.
     """
     chosen = shlex.split(os.environ.get("CXX", ""))
-    names = [chosen[0]] if chosen else list(COMPILERS)
-    name = next(filter(shutil.which, names), None)
+    if chosen and not shutil.which(chosen[0]):
+        raise ConfigError(f"CXX is {chosen[0]}, which is not on the PATH; run: unset CXX")
+    name = next(filter(shutil.which, chosen or COMPILERS), None)
     if name is None:
-        raise ConfigError(
-            f"no C++ compiler ({', '.join(names)}) is on the PATH: install one with C++17 (apt-get install g++, module "
-            "load gcc), or name it: CXX=/path/to/g++"
-        )
+        raise ConfigError(f"no C++ compiler ({', '.join(COMPILERS)}) is on the PATH; run: {_installing()}")
     return chosen or [name]
 
 
+def _installing() -> str:
+    """Return the command that brings a C++ compiler to this machine."""
+    if "LMOD_CMD" in os.environ or "MODULESHOME" in os.environ:
+        return "module load gcc"
+    return next((command for tool, command in _INSTALLERS.items() if shutil.which(tool)), "export CXX=/path/to/g++")
+
+
 def writable_directory() -> Path:
-    """Return the first directory for libraries that can be written; made if need be.
+    """Return the first directory for libraries that this user can write and others cannot; made if need be.
 
     Raises
     ------
     ConfigError
-        If none can.
+        If there is none, with the reason for each.
     """
-    for place in tf_ops.directories():
-        try:
-            for directory in (*reversed(place.parents), place):
-                if not directory.exists():
-                    directory.mkdir(0o755, exist_ok=True)  # others may not write there, whatever the umask is
-            with tempfile.NamedTemporaryFile(dir=place) as file:
-                if not tf_ops.why_not_trusted(Path(file.name)):
-                    return place
-        except OSError:
+    reasons = []
+    for directory in tf_ops.directories():
+        if directory == tf_ops.INSTALLED:
             continue
-    places = ", ".join(map(str, tf_ops.directories()))
+        try:
+            for each in (*reversed(directory.parents), directory):
+                if not each.exists():
+                    each.mkdir(0o755, exist_ok=True)  # others may not write there, whatever the umask is
+            with tempfile.NamedTemporaryFile(dir=directory) as file:
+                reason = tf_ops.why_not_trusted(Path(file.name))
+        except OSError as error:
+            reason = f"{directory}: {error.strerror}"
+        if not reason:
+            return directory
+        reasons.append(reason)
     raise ConfigError(
-        f"none of {places} can be written by this user alone: name a directory that can with HPCCKPT_TF_OPS_DIR"
+        f"there is no directory for them that this user alone can write ({'; '.join(reasons)}); run: export "
+        "HPCCKPT_TF_OPS_DIR=DIRECTORY"
     )
 
 
@@ -127,24 +172,39 @@ def _compile(command: list[str], info: tfinfo.TfInfo, library: tf_ops.Library, m
 
 
 def _try(library: tf_ops.Library, made: Path) -> None:
-    """Load it in a process of its own before anybody else can."""
+    """Load it in another process, before it has its name."""
     done = subprocess.run(library.check(made), capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
         raise ConfigError(f"{library.words} were built and do not load:\n{done.stderr[-4000:]}")
 
 
-def _remove_others(place: Path, kept: tf_ops.Target) -> None:
-    """Remove libraries for the same TensorFlow and Python made from older sources."""
-    for path in place.glob(f"{kept.module}-*.so"):
+def _prefix(filename: str) -> str:
+    return f".{filename}.build-"
+
+
+def _remove_leftovers(directory: Path, wanted: tf_ops.Target) -> None:
+    """Remove the directories of builders that were killed. The caller has the lock: none of them lives."""
+    for path in directory.glob(f"{_prefix(wanted.filename)}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_older(kept: Path) -> None:
+    """Remove libraries for the same TensorFlow and Python that older sources of this package made.
+
+    A cache is left alone: other installations of hpcckpt use it too.
+    """
+    target = tf_ops.Target.of_filename(kept.name)
+    assert target is not None
+    for path in kept.parent.glob(f"{target.module}-*.so"):
         made = tf_ops.Target.of_filename(path.name)
-        if made is not None and made != kept and made._replace(sources=kept.sources) == kept:
+        if made is not None and made != target and made._replace(sources=target.sources) == target:
             files.unlink(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the libraries of TensorFlow ops, and say where they are."""
+    """Build the libraries of TensorFlow ops unless they exist, and print their paths."""
     parser = argparse.ArgumentParser(prog="python -m hpcckpt.native.build", description=main.__doc__)
-    parser.add_argument("--force", action="store_true", help="also if it is there already")
+    parser.add_argument("--force", action="store_true", help="build them even if they exist")
     parser.add_argument("--file", help="a file in the form of tensorflow.json, in place of the one of the package")
     chosen = parser.parse_args(arguments)
     try:

@@ -70,14 +70,14 @@ class Lms(NamedTuple):
 
 @functools.cache
 def load_lms() -> Lms:
-    """Load the library; once in a process. Independent.
+    """Load the library, built first if there is none; once in a process. Independent.
 
     Raises
     ------
     BackendError
-        If there is none for this TensorFlow, or it does not load; with what to do about it.
+        If it cannot be built, or does not load; with what to do about it.
     """
-    path = tf_ops.find_or_say(tf_ops.LMS)
+    path = tf_ops.find_or_build(tf_ops.LMS)
     raw, module = tf_ops.open_library(path, tf_ops.LMS)
     return Lms(raw, cast(LmsModule, module), path)
 

@@ -1,8 +1,9 @@
 """Libraries of TensorFlow ops, compiled for the TensorFlow that is installed, and loaded when first used.
 
-They are made by ``python -m hpcckpt.native.build`` and lie in this package's directory, or, where that cannot be
-written, in ``$XDG_CACHE_HOME/hpcckpt/tf_ops``; ``HPCCKPT_TF_OPS_DIR`` names another place for both. A library's name
-says what it was made for, so that no other is ever loaded. ``python -m hpcckpt.native.tf_ops`` says what is there.
+They are built where hpcckpt is installed beside TensorFlow, or else when they are first needed
+(`hpcckpt.native.build`). They are in this package, or, where that cannot be written, in
+``$XDG_CACHE_HOME/hpcckpt/tf_ops``; ``HPCCKPT_TF_OPS_DIR`` names another directory for both. A library's name contains
+what it was made for, so that no other is ever loaded. ``python -m hpcckpt.native.tf_ops`` prints which one is loaded.
 
 There are two: the ops that hold variables and call plugins (here), and those of LMS (`hpcckpt.native.lms_ops`).
 """
@@ -22,9 +23,11 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol, cast
 
 from hpcckpt import private
-from hpcckpt.errors import BackendError
+from hpcckpt.errors import BackendError, ConfigError
 
 PACKAGE = Path(__file__).parent
+INSTALLED = PACKAGE / "installed"
+"""For libraries that are built when the package is installed; never later."""
 REMEDY = "run: python -m hpcckpt.native.build"
 
 
@@ -126,35 +129,64 @@ def directories() -> list[Path]:
     if chosen:
         return [Path(chosen)]
     cache = private.user_cache()
-    return [PACKAGE] if cache is None else [PACKAGE, cache / "hpcckpt" / "tf_ops"]
+    own = [] if cache is None else [cache / "hpcckpt" / "tf_ops"]
+    return [INSTALLED, PACKAGE, *own]
 
 
 def find(wanted: Target) -> Path | None:
     """Return the library built for this, if there is one and no other user can have put it there."""
-    paths = (place / wanted.filename for place in directories())
+    paths = (directory / wanted.filename for directory in directories())
     return next((path for path in paths if path.is_file() and not why_not_trusted(path)), None)
 
 
 def why_not_trusted(path: Path) -> str:
     """Return why a library, whose name can be predicted, may be from another user; "" if it is not."""
-    return "" if path.parent == PACKAGE else private.why_not_trusted(path, owners=[Path(__file__).stat().st_uid])
+    is_installed = path.parent in (PACKAGE, INSTALLED)
+    return "" if is_installed else private.why_not_safe(path, owners=[Path(__file__).stat().st_uid])
 
 
 @functools.cache
 def load_ops() -> Ops:
-    """Load the library; once in a process. Independent.
+    """Load the library, built first if there is none; once in a process. Independent.
 
     Raises
     ------
     BackendError
-        If there is none for this TensorFlow, or it does not load; with what to do about it.
+        If it cannot be built, or does not load; with what to do about it.
     """
-    raw, module = open_library(path := find_or_say())
+    return _opened(find_or_build())
+
+
+@functools.cache
+def _opened(path: Path) -> Ops:
+    raw, module = open_library(path)
     return Ops(raw, cast(OpsModule, module), path)
 
 
+def find_or_build(library: Library = OPS) -> Path:
+    """Return the file of a library for the TensorFlow that is installed, built first if there is none. Independent.
+
+    Raises
+    ------
+    BackendError
+        If it cannot be built; with what to do.
+    """
+    wanted = target(library)
+    found = find(wanted)
+    if found is not None:
+        return found
+    if reason := _why_refused(wanted):
+        raise BackendError(f"{library.words} are not loaded from {reason}")
+    from hpcckpt.native import build, tfinfo  # they import this module
+
+    try:
+        return build.build(tfinfo.resolve(), library)
+    except ConfigError as error:
+        raise BackendError(f"{library.words} cannot be built for TensorFlow {wanted.tensorflow}: {error}") from None
+
+
 def find_or_say(library: Library = OPS) -> Path:
-    """Return the file of a library that is made for the TensorFlow that is installed.
+    """Return the file of a library that is made for the TensorFlow that is installed; build nothing.
 
     Raises
     ------
@@ -168,6 +200,12 @@ def find_or_say(library: Library = OPS) -> Path:
     return path
 
 
+def _why_refused(wanted: Target) -> str:
+    """Return which library exists and is not trusted, and why; "" if none."""
+    refused = (path for directory in directories() if (path := directory / wanted.filename).is_file())
+    return next((f"{path}: {why_not_trusted(path)}" for path in refused), "")
+
+
 def loaded_if_built() -> Ops | None:
     """Load the library if there is one that loads; ``None`` if not, or with ``HPCCKPT_NO_NATIVE=1``. Independent."""
     found = "" if _is_unwanted() else _loaded()
@@ -175,7 +213,7 @@ def loaded_if_built() -> Ops | None:
 
 
 def why_not_loaded() -> str:
-    """Return why `loaded_if_built` has nothing, and what to do; an empty text where that is as wished. Independent."""
+    """Return why `loaded_if_built` has nothing, and what to do; "" where that was asked for. Independent."""
     found = "" if _is_unwanted() else _loaded()
     return found if isinstance(found, str) else ""
 
@@ -187,7 +225,7 @@ def _is_unwanted() -> bool:
 @functools.cache
 def _loaded() -> Ops | str:
     try:
-        return load_ops()
+        return _opened(find_or_say())
     except BackendError as error:
         return str(error)
 
@@ -218,11 +256,10 @@ def open_library(path: Path, library: Library = OPS) -> tuple[Any, ModuleType]:
 
 
 def _why_not(wanted: Target, library: Library) -> str:
-    """Say what there is in place of the library that is wanted."""
+    """Return what exists in place of the library that is wanted."""
     words = library.words
-    refused = [path for place in directories() if (path := place / wanted.filename).is_file()]
-    if refused:
-        return f"{words} are not loaded from {refused[0]}: {why_not_trusted(refused[0])}"
+    if reason := _why_refused(wanted):
+        return f"{words} are not loaded from {reason}"
     files = [path for place in directories() for path in place.glob(f"{library.module}-*.so")]
     others = [made for path in files if (made := Target.of_filename(path.name))]
     if not others:

@@ -18,12 +18,16 @@ from hpcckpt.native import lms_ops, tf_ops
 MIB = 1 << 20
 
 
-def test_without_the_library_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_and_a_compiler_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
     lms_ops.load_lms.cache_clear()
     try:
         with pytest.raises(
-            BackendError, match=r"the TensorFlow ops of LMS are not built for .*; run: python -m hpcckpt\.nat"
+            BackendError, match=r"the TensorFlow ops of LMS cannot be built for .*: no C\+\+ compiler .*; run: "
         ):
             engine.load()
     finally:

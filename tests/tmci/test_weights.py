@@ -183,14 +183,15 @@ def test_the_library_is_where_it_is_said_to_be(ops: Any) -> None:
     assert os.sep not in tmci.get_library()
 
 
-def test_ops_for_another_tensorflow_are_refused_in_plain_words(
+def test_ops_that_cannot_be_built_are_an_error_with_one_command(
     ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forged = tf_ops.target()._replace(tensorflow="2.14.0").filename
-    shutil.copyfile(ops.path, tmp_path / forged)
+    shutil.copyfile(ops.path, tmp_path / forged)  # never loaded in another TensorFlow
     monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(tf_ops, "load_ops", tf_ops.load_ops.__wrapped__)  # as in a process that has not loaded any
-    text = f"built for TensorFlow 2.14.0, and {tf.__version__} is installed; run: python -m hpcckpt.native.build"
+    text = f"cannot be built for TensorFlow {tf.__version__}: CXX is no-such-compiler, which is not on the PATH; run: "
     for call in (tmci.get_library, lambda: tmci.save_weights(small(), "null", "unopened")):
         with pytest.raises(BackendError, match=re.escape(text)):
             call()

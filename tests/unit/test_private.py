@@ -113,12 +113,14 @@ def test_code_is_trusted_only_from_places_that_nobody_else_writes(tmp_path: Path
     file.parent.mkdir(mode=0o755)
     file.touch()
     file.chmod(0o755)
-    assert private.why_not_trusted(file) == ""
-    for place in (file, file.parent):
+    assert private.why_not_safe(file) == ""
+    for place in (file, file.parent, tmp_path):
         before = mode_of(place)
-        place.chmod(before | 0o002)
-        assert private.why_not_trusted(file) == f"{place} can be written by all users (mode {before | 2:04o})"
+        for bit in (0o002, 0o020):
+            place.chmod(before | bit)
+            text = f"{place} can be written by other users (mode {before | bit:04o}): chmod go-w {place}"
+            assert private.why_not_safe(file) == text
         place.chmod(before)
     monkeypatch.setattr(Path, "stat", lambda _: SimpleNamespace(st_uid=ANOTHER, st_mode=0o755))
-    assert private.why_not_trusted(file) == f"{file.parent} belongs to {private.user_text(ANOTHER)}"
-    assert private.why_not_trusted(file, owners=[ANOTHER]) == ""
+    assert private.why_not_safe(file) == f"{file} belongs to {private.user_text(ANOTHER)}"
+    assert private.why_not_safe(file, owners=[ANOTHER]) == ""
