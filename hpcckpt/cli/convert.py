@@ -152,7 +152,7 @@ def _nbytes(source: Path) -> int:
 
 def _both(asked: Asked, step: int | None) -> Converted:
     """Convert between two foreign formats, by way of a checkpoint that is gone afterwards."""
-    from hpcckpt.exporting.atomic import check_free
+    from hpcckpt.atomic import check_free
     from hpcckpt.exporting.exporter import export_checkpoint
     from hpcckpt.exporting.formats import target_format
     from hpcckpt.importing.recognise import source_format

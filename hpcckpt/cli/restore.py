@@ -78,7 +78,7 @@ def command(
 
     This needs neither MPI nor TensorFlow, but for .weights.h5, which needs Keras and a --model.
     """
-    from hpcckpt.exporting.atomic import atomic_path, check_free
+    from hpcckpt.atomic import atomic_path, check_free
     from hpcckpt.exporting.report import is_of_optimizer
     from hpcckpt.streaming import held_step
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcckpt.atomic import atomic_directory, atomic_path, check_free
 from hpcckpt.discovery import PathLike
 from hpcckpt.errors import ConfigError, OptionError
 from hpcckpt.exporting import npz, safetensors
-from hpcckpt.exporting.atomic import atomic_directory, atomic_path, check_free
 from hpcckpt.exporting.formats import OWN, Format, target_format
-from hpcckpt.exporting.keras_note import put_note
-from hpcckpt.exporting.note import encode, note_of
 from hpcckpt.exporting.report import Converted, LeftOut, choose, count_parts, is_of_optimizer
-from hpcckpt.exporting.tf_files import atomic_bundle
 from hpcckpt.inspecting import Progress
+from hpcckpt.keras.keras_note import put_note
+from hpcckpt.keras.tf_files import atomic_bundle
 from hpcckpt.loading import Array, StepReader, rank_name
+from hpcckpt.note import encode, note_of
 from hpcckpt.snapshot import TensorLeaf
 from hpcckpt.streaming import Source, held_step, read_array, sources
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from hpcckpt.dtypes import numpy_dtype
-from hpcckpt.exporting.note import encode, note_of
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import Array, StepReader
+from hpcckpt.note import encode, note_of
 from hpcckpt.snapshot import as_bytes
 from hpcckpt.streaming import Source, pieces
 

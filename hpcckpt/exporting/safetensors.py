@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcckpt.errors import OptionError
-from hpcckpt.exporting.note import encode, note_of
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import StepReader
+from hpcckpt.note import encode, note_of
 from hpcckpt.snapshot import as_bytes
 from hpcckpt.streaming import Source, pieces
 from hpcckpt.tensors import SAFETENSORS_CODES, itemsize

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcckpt.errors import ConfigError, OptionError, Problem, list_problems
-from hpcckpt.exporting.note import KEY, note_of
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import Array, StepReader
+from hpcckpt.note import KEY, note_of
 from hpcckpt.snapshot import as_bytes
 from hpcckpt.streaming import Source, read_array
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError, Problem, list_problems
-from hpcckpt.exporting.note import Note
 from hpcckpt.exporting.report import LeftOut, choose
 from hpcckpt.loading import Array
+from hpcckpt.note import Note
 from hpcckpt.snapshot import is_json
 from hpcckpt.tensors import Kind, name_problem
 

@@ -18,12 +18,12 @@ import numpy as np
 
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import CorruptError, ForeignFormatError, HpcckptError
-from hpcckpt.exporting.keras_note import import_h5py
-from hpcckpt.exporting.note import KEY, decode
 from hpcckpt.importing.contents import Contents, refuse_claim, with_note
 from hpcckpt.inspecting import Progress
+from hpcckpt.keras.keras_note import import_h5py
 from hpcckpt.keras.naming import Namer, slot_path, stem
 from hpcckpt.loading import Array
+from hpcckpt.note import KEY, decode
 from hpcckpt.tensors import ITEMSIZE
 
 Layout = Literal["weights", "model", "vars"]

@@ -12,8 +12,6 @@ from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.discovery import PathLike
 from hpcckpt.errors import ForeignFormatError, OptionError, StateMismatchError
 from hpcckpt.exporting.formats import OWN, find_format
-from hpcckpt.exporting.keras_note import note_of_file
-from hpcckpt.exporting.note import Note, decode
 from hpcckpt.exporting.report import Converted, LeftOut, count_parts
 from hpcckpt.importing.contents import Contents, chosen, with_note
 from hpcckpt.importing.hdf5 import check_hdf5, check_keras, optimizer_values, read_hdf5
@@ -21,7 +19,9 @@ from hpcckpt.importing.npz import read_npz
 from hpcckpt.importing.recognise import bundle_prefix, source_format
 from hpcckpt.importing.safetensors import read_safetensors
 from hpcckpt.inspecting import Progress
+from hpcckpt.keras.keras_note import note_of_file
 from hpcckpt.loading import Array
+from hpcckpt.note import Note, decode
 from hpcckpt.snapshot import PerRank, RootOnly, Sharded
 from hpcckpt.tensors import Kind
 

@@ -12,10 +12,10 @@ from typing import IO, Any
 import numpy as np
 
 from hpcckpt.errors import CorruptError, ForeignFormatError
-from hpcckpt.exporting.note import decode
 from hpcckpt.importing.contents import Contents, refuse_claim, with_note
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import Array
+from hpcckpt.note import decode
 
 
 def read_npz(path: Path, progress: Progress | None = None) -> Contents:

@@ -9,7 +9,7 @@ from hpcckpt import layout
 from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import CorruptError, ForeignFormatError, OptionError, StepNotFoundError
 from hpcckpt.exporting.formats import OWN, format_of_name
-from hpcckpt.exporting.tf_files import DATA, INDEX, STATE, latest
+from hpcckpt.keras.tf_files import DATA, INDEX, STATE, latest
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 

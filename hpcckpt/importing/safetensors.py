@@ -13,11 +13,11 @@ import numpy as np
 
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import CorruptError, ForeignFormatError, Problem, list_problems
-from hpcckpt.exporting.note import decode
 from hpcckpt.exporting.safetensors import CODES, NOTE_KEY
 from hpcckpt.importing.contents import Contents, with_note
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import Array
+from hpcckpt.note import decode
 from hpcckpt.tensors import MAX_DIMS, itemsize
 
 MAX_HEADER_BYTES = 100_000_000

@@ -15,12 +15,12 @@ import numpy as np
 
 from hpcckpt.dtypes import numpy_dtype
 from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError
-from hpcckpt.exporting.note import KEY, from_json
 from hpcckpt.exporting.report import LeftOut
 from hpcckpt.exporting.torch_file import import_torch
 from hpcckpt.importing.contents import Contents, refuse_claim, with_note
 from hpcckpt.inspecting import Progress
 from hpcckpt.loading import Array
+from hpcckpt.note import KEY, from_json
 from hpcckpt.snapshot import is_json
 
 _REASON = re.compile(r"WeightsUnpickler error: (.{1,200}?)(?: by default| but got|\n|$)", re.DOTALL)

@@ -19,18 +19,11 @@ from pathlib import Path, PurePath
 
 from hpcckpt import files, layout
 
-_FILE_SUFFIXES = (".weights.h5", ".h5", ".hdf5", ".keras", ".tf")
-
 
 def run_directory(filepath: str) -> str:
     """Return the run directory of a path with or without placeholders. Pure."""
     fixed = itertools.takewhile(lambda part: "{" not in part, PurePath(filepath).parts)
     return os.fspath(PurePath(*fixed))
-
-
-def is_file_name(filepath: str) -> bool:
-    """Say whether a path looks like that of one file, which ours is not. Pure."""
-    return filepath.endswith(_FILE_SUFFIXES)
 
 
 def link(directory: Path, name: str, step: int) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcckpt.errors import ForeignFormatError
+from hpcckpt.keras.file_writing import compile_config_kept
 from hpcckpt.keras.fitting import tensor_leaves
 from hpcckpt.keras.layers import is_layer
 from hpcckpt.keras.model_reading import not_read_back
@@ -149,12 +150,8 @@ def _write_keras(model: Any, path: str) -> None:
 def _write_h5(model: Any, path: str) -> None:
     has_optimizer = getattr(model, "optimizer", None) is not None
     if not _is_keras_2(model):
-        config = getattr(getattr(model, "_compile_config", None), "config", {})
-        compiled = dict(config)
-        try:
+        with compile_config_kept(model):
             model.save(path, include_optimizer=has_optimizer)
-        finally:
-            config.update(compiled)  # Keras 3's writer takes the optimizer out of the model's own
     elif model._is_graph_network or type(model).__name__ == "Sequential":
         model.save(path, include_optimizer=has_optimizer, save_format="h5")
     else:

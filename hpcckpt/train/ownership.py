@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcckpt.atomic import atomic_path
 from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import CorruptError, from_os_error
-from hpcckpt.exporting.atomic import atomic_path
 from hpcckpt.train.problems import ConfigError, Problem
 from hpcckpt.train.run_directory import RunDirectory
 from hpcckpt.train.run_state import RunState

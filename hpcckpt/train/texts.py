@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcckpt.atomic import atomic_path
 from hpcckpt.errors import from_os_error
-from hpcckpt.exporting.atomic import atomic_path
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 

@@ -22,6 +22,7 @@ from converting import assert_same, save_plain
 from safetensors.numpy import load_file, save_file
 
 import hpcckpt as hc
+from hpcckpt import atomic
 from hpcckpt.discovery import read_manifest
 from hpcckpt.errors import (
     ConfigError,
@@ -32,9 +33,9 @@ from hpcckpt.errors import (
     StepExistsError,
     StepNotFoundError,
 )
-from hpcckpt.exporting import atomic, tf_files
-from hpcckpt.exporting.note import Note, decode, encode
 from hpcckpt.importing.recognise import source_format
+from hpcckpt.keras import tf_files
+from hpcckpt.note import Note, decode, encode
 from hpcckpt.testing.ranks import run_ranks
 
 PLAIN = ["npz", "safetensors"]

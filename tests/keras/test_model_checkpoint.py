@@ -35,7 +35,8 @@ from hpcckpt.testing.faults import Fault, armed
 Theirs = keras.callbacks.ModelCheckpoint
 Logs = Sequence[dict[str, Any]]
 STEPS = 5
-NAME = "cp-{epoch:02d}.weights.h5"
+NAME = "cp-{epoch:02d}.ckpt"
+THEIR_ENDING = ".weights.h5"
 FALLING: Logs = [{"loss": 0.5, "val_loss": 0.4}, {"loss": 0.4, "val_loss": 0.6}, {"loss": 0.3, "val_loss": 0.2}]
 
 
@@ -79,7 +80,7 @@ def play(callback: Any, model: Any, logs: Logs, batches: Sequence[int] = range(S
 
 
 def read_said(capsys: Any, directory: Path) -> list[str]:
-    text = capsys.readouterr().out.replace(f"{directory}/", "")
+    text = capsys.readouterr().out.replace(f"{directory}/", "").replace(THEIR_ENDING, ".ckpt")
     return sorted(line for line in text.splitlines() if line)  # ours says when it is finished a little later
 
 
@@ -99,15 +100,15 @@ class Stage:
         return Outcome(names, read_said(self.capsys, directory), callback.best, texts)
 
     def theirs(self, name: str, logs: Logs, batches: Sequence[int] = range(STEPS), **options: Any) -> Outcome:
-        """Play Keras' own; what it would write is written down."""
+        """Play Keras' own, which Keras 3 allows to save weights under one ending only; record what it would write."""
         model, names, directory = model_of(), [], self.place / "theirs"
         self.patch.setattr(model, "save", lambda path, **_: names.append(str(path)))
         self.patch.setattr(model, "save_weights", lambda path, **_: names.append(str(path)))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            callback = Theirs(str(directory / name), **options)
+            callback = Theirs(str(directory / name.replace(".ckpt", THEIR_ENDING)), **options)
             play(callback, model, logs, batches)
-        relative = [name.removeprefix(f"{directory}/") for name in names]
+        relative = [name.removeprefix(f"{directory}/").replace(THEIR_ENDING, ".ckpt") for name in names]
         return self._outcome(callback, relative, directory, caught)
 
     def ours(self, name: str, logs: Logs, batches: Sequence[int] = range(STEPS), **options: Any) -> Outcome:
@@ -156,22 +157,22 @@ def test_all_of_keras_options_are_there_in_keras_order() -> None:
     assert ours[: len(theirs)] == theirs
 
 
-@pytest.mark.parametrize("name", [NAME, "{epoch}/{loss:.2f}-{val_loss:.1f}.weights.h5"])
+@pytest.mark.parametrize("name", [NAME, "{epoch}/{loss:.2f}-{val_loss:.1f}.ckpt"])
 def test_filepath_may_have_the_epoch_and_metrics_in_it(name: str, stage: Stage) -> None:
     assert len(stage.both(name, FALLING).names) == 3
 
 
 def test_filepath_may_have_the_batch_in_it(stage: Stage) -> None:
-    done = stage.both("{epoch}-{batch:02d}.weights.h5", FALLING[:2], save_freq=3)
-    assert done.names == ["1-03.weights.h5", "2-01.weights.h5", "2-04.weights.h5"]
+    done = stage.both("{epoch}-{batch:02d}.ckpt", FALLING[:2], save_freq=3)
+    assert done.names == ["1-03.ckpt", "2-01.ckpt", "2-04.ckpt"]
 
 
 def test_filepath_with_a_metric_that_is_not_there_is_refused_in_keras_words(stage: Stage) -> None:
     texts = []
     for player in (stage.theirs, stage.ours):
         with pytest.raises(KeyError) as caught:
-            player("{nothing}.weights.h5", FALLING, save_weights_only=True)
-        texts.append(re.sub(r'"[^"]*/', '"', str(caught.value.args[0])))
+            player("{nothing}.ckpt", FALLING, save_weights_only=True)
+        texts.append(re.sub(r'"[^"]*/', '"', str(caught.value.args[0])).replace(THEIR_ENDING, ".ckpt"))
     assert texts[0] == texts[1]
 
 
@@ -202,12 +203,12 @@ def test_verbose_says_it_once_over_all_ranks(group: Any, tmp_path: Path, capsys:
     models = [model_of(0), model_of(1)]
     group(2, lambda c: play(ModelCheckpoint(tmp_path / NAME, verbose=1, comm=c), models[c.rank], FALLING[:1]))
     lines = capsys.readouterr().out.splitlines()
-    assert lines.count(f"Epoch 1: saving model to {tmp_path / 'cp-01.weights.h5'}") == 1
+    assert lines.count(f"Epoch 1: saving model to {tmp_path / 'cp-01.ckpt'}") == 1
 
 
 def test_save_best_only_saves_nothing_worse(stage: Stage) -> None:
     done = stage.both(NAME, FALLING, save_best_only=True)
-    assert done.names == ["cp-01.weights.h5", "cp-03.weights.h5"]
+    assert done.names == ["cp-01.ckpt", "cp-03.ckpt"]
     assert done.best == 0.2
 
 
@@ -236,17 +237,17 @@ def test_save_weights_only_leaves_out_what_the_model_is_built_from(is_weights_on
 
 @pytest.mark.parametrize("save_freq", ["epoch", 1, 4, 7])
 def test_save_freq_counts_epochs_or_batches(save_freq: Any, stage: Stage) -> None:
-    name = NAME if save_freq == "epoch" else "{epoch}-{batch}.weights.h5"
+    name = NAME if save_freq == "epoch" else "{epoch}-{batch}.ckpt"
     assert stage.both(name, FALLING, save_freq=save_freq).names
 
 
 def test_save_freq_of_10_saves_twice_in_25_batches(stage: Stage) -> None:
-    assert len(stage.both("{epoch}-{batch}.weights.h5", FALLING[:1], range(25), save_freq=10).names) == 2
+    assert len(stage.both("{epoch}-{batch}.ckpt", FALLING[:1], range(25), save_freq=10).names) == 2
 
 
 def test_save_freq_knows_of_steps_per_execution(stage: Stage) -> None:
-    done = stage.both("{epoch}-{batch}.weights.h5", FALLING[:2], batches=(3, 7, 11), save_freq=6)
-    assert done.names == ["1-8.weights.h5", "2-4.weights.h5", "2-12.weights.h5"]
+    done = stage.both("{epoch}-{batch}.ckpt", FALLING[:2], batches=(3, 7, 11), save_freq=6)
+    assert done.names == ["1-8.ckpt", "2-4.ckpt", "2-12.ckpt"]
 
 
 def test_save_freq_that_is_neither_is_refused_in_keras_words(tmp_path: Path) -> None:
@@ -279,7 +280,7 @@ def test_initial_value_threshold_has_to_be_passed_first(threshold: float, stage:
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2.15 only")
 def test_period_is_keras_2s_old_name_for_every_so_many_epochs(stage: Stage) -> None:
-    assert stage.both(NAME, FALLING, period=2).names == ["cp-02.weights.h5"]
+    assert stage.both(NAME, FALLING, period=2).names == ["cp-02.ckpt"]
 
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2.15 only")
@@ -292,9 +293,9 @@ def test_load_weights_on_restart_is_keras_2s_old_way_to_go_on(tmp_path: Path) ->
         assert np.array_equal(ours, theirs)
 
 
-def test_what_the_name_ends_in_does_not_matter_and_the_newest_replaces_the_one_before(tmp_path: Path) -> None:
-    play(ModelCheckpoint(tmp_path / "best.keras"), model_of(), FALLING)
-    assert steps_in(tmp_path / "best.keras") == [15]
+def test_without_placeholders_the_newest_replaces_the_one_before(tmp_path: Path) -> None:
+    play(ModelCheckpoint(tmp_path / "best"), model_of(), FALLING)
+    assert steps_in(tmp_path / "best") == [15]
 
 
 def test_the_tutorials_code_runs_after_changing_one_import(tmp_path: Path, monkeypatch: Any) -> None:
@@ -318,7 +319,7 @@ def test_the_tutorials_code_runs_after_changing_one_import(tmp_path: Path, monke
 def test_max_to_keep_keeps_the_newest_and_their_names(tmp_path: Path) -> None:
     play(ModelCheckpoint(tmp_path / NAME, max_to_keep=2), model_of(), FALLING)
     assert steps_in(tmp_path) == [10, 15]
-    assert sorted(path.name for path in tmp_path.glob("cp-*")) == ["cp-02.weights.h5", "cp-03.weights.h5"]
+    assert sorted(path.name for path in tmp_path.glob("cp-*")) == ["cp-02.ckpt", "cp-03.ckpt"]
 
 
 def test_keep_best_keeps_the_best_besides(tmp_path: Path) -> None:
@@ -339,12 +340,12 @@ def test_backend_chooses_the_format(tmp_path: Path) -> None:
 def test_with_scratch_steps_and_names_are_in_the_run_directory_when_the_training_ends(tmp_path: Path) -> None:
     run, scratch = tmp_path / "run", tmp_path / "scratch"
     play(ModelCheckpoint(run / NAME, scratch=scratch, scratch_bandwidth=1e9), model_of(), FALLING)
-    assert names_in(run) == ["cp-01.weights.h5", "cp-02.weights.h5", "cp-03.weights.h5"]
+    assert names_in(run) == ["cp-01.ckpt", "cp-02.ckpt", "cp-03.ckpt"]
     assert {path.resolve().parent for path in run.glob("cp-*")} == {run.resolve()}
     assert 15 in steps_in(tiers.scratch_directory(run, scratch))
     assert not list(scratch.rglob("cp-*"))
     shutil.rmtree(scratch)
-    assert hc.load(run / "cp-02.weights.h5")
+    assert hc.load(run / "cp-02.ckpt")
 
 
 def test_with_scratch_a_step_gets_its_name_when_it_is_in_the_run_directory(
@@ -357,13 +358,13 @@ def test_with_scratch_a_step_gets_its_name_when_it_is_in_the_run_directory(
     class Looks(ModelCheckpoint):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             super().on_epoch_end(epoch, logs)
-            self._saves.finish()
+            self._target._saves.finish()
             seen.append(sorted(path.name for path in (tmp_path / "run").glob("[cs]*")))
             held.set()
 
     play(Looks(tmp_path / "run" / NAME, scratch=tmp_path / "scratch"), model_of(), FALLING[:1])
     assert seen == [[]]
-    assert names_in(tmp_path / "run") == ["cp-01.weights.h5"]
+    assert names_in(tmp_path / "run") == ["cp-01.ckpt"]
 
 
 @pytest.mark.parametrize("tier", ["one tier", "two tiers"])
@@ -388,7 +389,7 @@ def test_a_step_that_a_killed_job_left_on_scratch_is_drained_and_named_by_the_jo
     assert steps_in(run) == []
     callback = ModelCheckpoint(run / "next-{epoch}", scratch=scratch, load_weights_on_restart=True)
     play(callback, model_of(1), FALLING[:2])
-    assert names_in(run) == ["cp-01.weights.h5", "next-1", "next-2"]
+    assert names_in(run) == ["cp-01.ckpt", "next-1", "next-2"]
 
 
 def test_async_save_false_has_it_committed_when_the_epoch_ends(tmp_path: Path) -> None:
@@ -413,7 +414,7 @@ def test_metrics_are_averaged_over_the_ranks_before_they_are_compared(group: Any
         return callback.best
 
     assert group(2, body) == [pytest.approx(0.3)] * 2
-    assert names_in(tmp_path) == ["cp-01.weights.h5"]
+    assert names_in(tmp_path) == ["cp-01.ckpt"]
 
 
 # -- over restarts ---------------------------------------------------------------------------------
@@ -516,15 +517,15 @@ def test_a_name_whose_save_failed_is_given_to_the_next_save_that_bears_it(tmp_pa
         play(callback, model, FALLING[:1])
     model.optimizer.iterations.assign(0)
     play(callback, model, FALLING[:2])
-    assert names_in(tmp_path) == ["cp-01.weights.h5", "cp-02.weights.h5"]
-    assert os.readlink(tmp_path / "cp-01.weights.h5") == "step-0000000005"
+    assert names_in(tmp_path) == ["cp-01.ckpt", "cp-02.ckpt"]
+    assert os.readlink(tmp_path / "cp-01.ckpt") == "step-0000000005"
 
 
 def test_what_it_says_at_the_end_does_not_open_the_run_directory_again(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path / NAME, verbose=2)
     play(callback, model_of(), FALLING)
     assert names_in(tmp_path)
-    assert callback._saves._checkpointer is None
+    assert callback._target._saves._checkpointer is None
 
 
 def test_every_n_minutes_does_not_stop_for_the_end_of_the_job(tmp_path: Path, monkeypatch: Any) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcckpt import files, layout, native
+from hpcckpt.atomic import fsync_file
 from hpcckpt.errors import OptionError, from_os_error
-from hpcckpt.exporting.atomic import fsync_file
 from hpcckpt.train.datasets.checks import is_whole
 from hpcckpt.train.datasets.errors import DatasetNotFoundError
 from hpcckpt.train.datasets.images import Images, Raw, checked, mixed_order

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcckpt.errors import ConfigError
-from hpcckpt.exporting.note import KEY, Note, decode, encode
+from hpcckpt.note import KEY, Note, decode, encode
 
 MEMBER = "hpcckpt.json"
 MAX_ATTRIBUTE_BYTES = 60_000  # HDF5 keeps attributes in an object's header, which holds 64 KiB

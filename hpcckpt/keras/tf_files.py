@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpcckpt import files, layout, native
-from hpcckpt.errors import from_os_error
-from hpcckpt.exporting.atomic import atomic_path, check_free, fsync_file
+from hpcckpt.atomic import atomic_path, check_free, fsync_file
+from hpcckpt.errors import HpcckptError, from_os_error
 
 INDEX, DATA = ".index", ".data-00000-of-00001"
 STATE = "checkpoint"
@@ -53,6 +53,8 @@ def atomic_bundle(prefix: Path, *, is_overwriting: bool = False) -> Iterator[Pat
         native.fsync_dir(str(prefix.parent))
         with atomic_path(prefix.with_name(STATE), is_overwriting=True) as state:  # step 3
             state.write_text(state_text(prefix), encoding="ascii")
+    except HpcckptError:
+        raise
     except OSError as error:
         raise from_os_error(error, f"write {prefix}") from error
     finally:

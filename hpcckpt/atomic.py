@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hpcckpt import files, layout, native
 from hpcckpt.collective.commit import exchange
-from hpcckpt.errors import OptionError, from_os_error
+from hpcckpt.errors import HpcckptError, OptionError, from_os_error
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -42,6 +42,8 @@ def atomic_path(path: Path, *, is_overwriting: bool = False) -> Iterator[Path]:
         fsync_file(temporary)
         _put_in_place(temporary, path, is_overwriting=is_overwriting)
         native.fsync_dir(str(path.parent))
+    except HpcckptError:
+        raise
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error
     finally:
@@ -73,6 +75,8 @@ def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Pa
             check_free(path, is_for_directory=True)
             files.rename(temporary, path)
         native.fsync_dir(str(path.parent))
+    except HpcckptError:
+        raise
     except OSError as error:
         raise from_os_error(error, f"write {path}") from error
     finally:
