@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from hpcckpt.atomic import atomic_path
 from hpcckpt.containers import dict_like
 from hpcckpt.dtypes import dtype_token
 from hpcckpt.errors import CorruptError, OptionError, Problem, StateError, StateMismatchError, list_problems
-from hpcckpt.exporting.atomic import atomic_path
 from hpcckpt.exporting.safetensors import CODES, aligned, encode_header
 from hpcckpt.importing.recognise import source_format
 from hpcckpt.importing.safetensors import map_safetensors
