@@ -461,7 +461,7 @@ def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "") -> 
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise StorageError(f"{path} is not an ordinary file: remove it")
             os.ftruncate(fd, 0)
-            os.write(fd, save_id.encode())
+            files.write_whole(fd, save_id.encode())
             os.utime(fd)
             if save_id:
                 os.fsync(fd)

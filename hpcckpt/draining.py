@@ -17,12 +17,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.collective.deadlines import POLL_S, join_and_log
+from hpcckpt.collective.deadlines import POLL_S, wait_and_log
 from hpcckpt.collective.exchange import Exchange
 from hpcckpt.collective.notes import Call
 from hpcckpt.collective.waits import wait_until
@@ -102,14 +103,14 @@ class Task:
                 thread.start()
             except RuntimeError:  # the interpreter is shutting down, or no thread can be had: then here and now
                 self._go = None
-                self._run()
+                self._run(is_own_thread=False)
             self._is_started = True
         return self
 
-    def _run(self) -> None:
+    def _run(self, *, is_own_thread: bool = True) -> None:
         if not self._claim.acquire(blocking=False):
             return  # another thread runs it
-        self._thread = threading.current_thread()
+        self._thread = threading.current_thread() if is_own_thread else None
         if self._go is not None:
             self._go.wait(GO_WITHIN_S)
         try:
@@ -133,9 +134,17 @@ class Task:
     def join(self, text: str = "a background task") -> None:
         """Wait until it has ended; `text` says in the log what lasts. Independent."""
         self.start()
+        if self._thread is not threading.current_thread():
+            wait_and_log(self._has_ended, text)
+
+    def _has_ended(self) -> bool:
+        """Wait for a moment; return whether it has ended, and its thread too."""
         thread = self._thread
-        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
-            join_and_log(thread, text)
+        if thread is None or thread.ident is None:  # another thread runs it, for which it is not all that is to do
+            time.sleep(POLL_S)
+            return self._outcome is not None
+        thread.join(0.5)
+        return not thread.is_alive()
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Rename, link and remove files, and check the storage before an error is reported.
+"""Rename, link and remove files, and check the storage before an error is reported; read and write whole pieces.
 
 A network file system can carry out a request and lose the answer, for instance when its server restarts.  The client
 repeats the request and reports ENOENT, EEXIST, ESTALE or EIO for something that has been done.  After an error each
@@ -123,6 +123,26 @@ def remove_tree(path: PathLike) -> None:
     shutil.rmtree(path, **handler)
     if errors:
         raise errors[0]
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """Read `nbytes` bytes from `offset` on, fewer only where the file ends. Independent.
+
+    One `os.pread` may return less: a signal, or a network file system, can cut it short.
+    """
+    parts: list[bytes] = []
+    while nbytes > 0 and (part := os.pread(fd, nbytes, offset)):
+        parts.append(part)
+        nbytes -= len(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def write_whole(fd: int, data: bytes) -> None:
+    """Write all of `data` at the position of a file. Independent."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
 
 
 def is_there(path: PathLike) -> bool:

@@ -203,9 +203,9 @@ class Journal:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "it is not an ordinary file")
             nbytes = os.fstat(fd).st_size
-            if nbytes and os.pread(fd, 1, nbytes - 1) != b"\n":  # a crash has cut the last line: it is to stay alone
+            if nbytes and files.read_at(fd, 1, nbytes - 1) != b"\n":  # a crash cut the last line: it stays alone
                 lines = b"\n" + lines
-            os.write(fd, lines)
+            files.write_whole(fd, lines)
             if nbytes + len(lines) > MAX_NBYTES:
                 self._drop_older_half(fd)
         finally:
@@ -214,7 +214,7 @@ class Journal:
     def _drop_older_half(self, fd: int) -> None:
         """Keep the newer lines only; the file is whole before and after, and may be far larger than it should be."""
         kept = MAX_NBYTES // 2
-        text = os.pread(fd, kept, max(0, os.fstat(fd).st_size - kept))
+        text = files.read_at(fd, kept, max(0, os.fstat(fd).st_size - kept))
         draft = self.path.with_name(f".{NAME}.draft")
         files.unlink(draft)  # of a job that was killed here, or whatever else bears the name
         with draft.open("xb") as file:

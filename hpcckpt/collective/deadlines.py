@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import Thread
 
 _log = logging.getLogger("hpcckpt")
 SPINS = 200
@@ -116,10 +115,9 @@ class Waited:
         return self._clock() - self._interrupted_at > self._patience.interrupt_s
 
 
-def join_and_log(thread: Thread, text: str) -> None:
-    """Wait for a thread, and log now and then that `text` is waited for. Independent."""
+def wait_and_log(has_ended: Callable[[], bool], text: str) -> None:
+    """Call `has_ended`, which waits for a moment, until it returns True; log now and then that `text` is waited for."""
     waited = Waited(Patience())
-    while thread.is_alive():
-        thread.join(0.5)
+    while not has_ended():
         if waited.is_log_due():
             _log.warning("hpcckpt: waiting for %.0f s: %s", waited.total, text)

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hpcckpt import files
 from hpcckpt.streams import write_message
 
 _PAUSES_S = (0.05, 2.0)
@@ -101,7 +102,7 @@ class BuildLock:
 
     def _read(self) -> dict[str, Any]:
         try:
-            content = json.loads(os.pread(self._descriptor, 1 << 20, 0))
+            content = json.loads(files.read_at(self._descriptor, 1 << 20, 0))
         except ValueError:  # nothing yet, or what a builder was killed in
             return {}
         return content if isinstance(content, dict) else {}

@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcckpt import files
 from hpcckpt.errors import PluginError
 from hpcckpt.native import abi
 
@@ -53,7 +54,7 @@ def peek(address: int, nbytes: int) -> bytes | None:
     except OSError:  # no /proc, or a process that may not be looked into: the plugin is taken at its word
         return ctypes.string_at(address, nbytes)
     try:
-        found = os.pread(fd, nbytes, address)
+        found = files.read_at(fd, nbytes, address)
     except (OSError, OverflowError):
         return None
     finally:

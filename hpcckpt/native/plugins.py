@@ -27,6 +27,7 @@ from typing import IO
 
 import hpcckpt.native
 from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError, PluginError
+from hpcckpt.files import write_whole
 from hpcckpt.native import abi, handshake
 from hpcckpt.native.instances import Instance, LoadedBackend, PluginContext, PluginTensor
 from hpcckpt.private import why_not_safe
@@ -337,7 +338,7 @@ def _tell_all(fd: int, files: Sequence[str]) -> None:
     """Tell of files, one after the other, on a descriptor that they know nothing of."""
     os.set_inheritable(fd, False)
     for file in files:
-        os.write(fd, _tell(file).encode())
+        write_whole(fd, _tell(file).encode())
 
 
 if __name__ == "__main__":

@@ -67,6 +67,19 @@ def test_a_part_that_nobody_lets_go_goes_on_by_itself():
     assert task.outcome.value == 7
 
 
+def test_another_thread_can_wait_for_a_task_that_got_no_thread(monkeypatch):
+    """It ran on the thread that was to start it, which does not end."""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no thread")))
+        task = Task(lambda: 7, Flag()).start()
+    waiting = threading.Thread(target=task.join, daemon=True)
+    waiting.start()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert task.outcome is not None
+    assert task.outcome.value == 7
+
+
 def test_an_interrupt_between_the_two_removals_of_a_settled_task_hangs_nothing():
     """The answer is forgotten, and the task is still the oldest: the tasks after it must be settled all the same."""
 

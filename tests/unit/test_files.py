@@ -165,7 +165,23 @@ def test_an_exchange_by_renames_that_fails_gives_all_names_back(place, monkeypat
     assert sorted(os.listdir(place)) == ["a", "b", "file"]
 
 
+@pytest.mark.parametrize("name", ["pread", "write"])
+def test_a_transfer_that_is_cut_short_is_continued(monkeypatch, tmp_path, name):
+    really = getattr(os, name)
+    halved = {
+        "pread": lambda fd, nbytes, offset: really(fd, -(-nbytes // 2), offset),
+        "write": lambda fd, data: really(fd, data[: -(-len(data) // 2)]),
+    }
+    monkeypatch.setattr(os, name, halved[name])
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    files.write_whole(fd, b"0123456789")
+    assert files.read_at(fd, 10, 0) == b"0123456789"
+    assert files.read_at(fd, 10, 4) == b"456789"
+    os.close(fd)
+
+
 RAW = {("os", name) for name in ("rename", "renames", "replace", "link", "unlink", "remove")} | {("shutil", "rmtree")}
+RAW |= {("os", "pread"), ("os", "write")}  # which may move less than was asked for
 METHODS = {"unlink", "rename", "hardlink_to"}
 EXEMPT = ("files.py", "diagnosis/", "testing/")
 """The functions themselves; what looks at a file system to say what it can do; what damages files on purpose."""
@@ -184,7 +200,7 @@ def _raw_calls(path: Path) -> list[str]:
     return found
 
 
-def test_the_library_renames_links_and_removes_in_no_other_way():
+def test_the_library_renames_links_removes_reads_and_writes_in_no_other_way():
     root = Path(hpcckpt.__file__).parent
     paths = [path for path in root.rglob("*.py") if not str(path.relative_to(root)).startswith(EXEMPT)]
     assert len(paths) > 300

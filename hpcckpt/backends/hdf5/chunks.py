@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcckpt import native
+from hpcckpt import files, native
 from hpcckpt.backends.base import Bytes, ReadRequest
 from hpcckpt.backends.hdf5.table import Chunks
 from hpcckpt.collective.sharding import boxes_of_span, intersect
@@ -125,7 +125,7 @@ class _Reader:
 
     def _unpacked(self, chunks: Chunks, number: int) -> npt.NDArray[Any]:
         at, nbytes, mask = chunks.places[number]
-        data = os.pread(self._fd, nbytes, at)
+        data = files.read_at(self._fd, nbytes, at)
         applied = chunks.applied(mask)
         if "deflate" in applied:
             data = _inflate(data, chunks.nbytes)

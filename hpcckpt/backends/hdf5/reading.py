@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcckpt import files
 from hpcckpt.backends.base import ReadRequest
 from hpcckpt.backends.hdf5.chunks import read_chunked
 from hpcckpt.backends.hdf5.table import CHUNKED, TRAILER_BYTES, Chunks, Decoded, Span, crc_of, decode, read_trailer
@@ -88,7 +89,7 @@ def read_table(path: Path, record: FileRecord, manifest: Manifest) -> Decoded:
         if nbytes != record.nbytes:
             raise CorruptError(f"{record.path} has {nbytes} bytes instead of {record.nbytes}; use an older step")
         line_at = max(0, nbytes - TRAILER_BYTES)
-        trailer = read_trailer(os.pread(fd, TRAILER_BYTES, line_at), nbytes, record.path)
+        trailer = read_trailer(files.read_at(fd, TRAILER_BYTES, line_at), nbytes, record.path)
         decoded = decode(b"".join(_parts(fd, trailer.at, trailer.at + trailer.nbytes)), trailer, record, manifest)
         if structure_crc(fd, decoded.structure) != decoded.structure_crc:
             raise CorruptError(f"{record.path}: the structure of the HDF5 file is damaged; use an older step")
@@ -104,7 +105,7 @@ def structure_crc(fd: int, spans: Sequence[Span]) -> int:
 
 def _parts(fd: int, start: int, stop: int) -> Iterator[bytes]:
     while start < stop:
-        part = os.pread(fd, min(_READ_BYTES, stop - start), start)
+        part = files.read_at(fd, min(_READ_BYTES, stop - start), start)
         if not part:
             raise CorruptError("the file is cut short while it is read; use an older step")
         yield part

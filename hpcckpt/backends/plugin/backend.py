@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpcckpt import layout, native, phases
+from hpcckpt import files, layout, native, phases
 from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
 from hpcckpt.backends.plugin import sidecar
 from hpcckpt.backends.plugin.fetching import Fetch, in_batches, plan_fetches
@@ -335,7 +335,7 @@ def _read_bounded(path: Path, record: FileRecord) -> bytes:
         raise CorruptError(f"{record.path}: {record.nbytes} bytes are more than it may have; use an older step")
     fd = open_regular(str(path / record.path))
     try:
-        text = os.pread(fd, record.nbytes, 0)
+        text = files.read_at(fd, record.nbytes, 0)
     finally:
         os.close(fd)
     if len(text) != record.nbytes:

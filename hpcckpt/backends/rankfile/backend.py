@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import layout, native, phases
+from hpcckpt import files, layout, native, phases
 from hpcckpt.backends.base import Backend, Payload, ReadRequest
 from hpcckpt.backends.data_files import make_room, write_payloads
 from hpcckpt.backends.rankfile import format as codec
@@ -164,8 +164,8 @@ def read_header(path: Path, record: FileRecord, manifest: Manifest) -> Sequence[
         nbytes = os.fstat(fd).st_size
         if nbytes != record.nbytes:
             raise CorruptError(f"{record.path} has {nbytes} bytes instead of {record.nbytes}; use an older step")
-        length = codec.header_length(os.pread(fd, 8, 0), nbytes, record.path)
-        header = os.pread(fd, length, 8)
+        length = codec.header_length(files.read_at(fd, 8, 0), nbytes, record.path)
+        header = files.read_at(fd, length, 8)
     finally:
         os.close(fd)
     key = Key(record, record.save_id or manifest.save_id, manifest.n_ranks, manifest.block_bytes)

@@ -58,7 +58,7 @@ def _is_same_file(path: Path, record: FileRecord) -> bool:
     try:
         return (
             os.fstat(fd).st_size == record.nbytes
-            and codec.sealed_crc(os.pread(fd, codec.PAGE_BYTES, 0)) == record.header_crc
+            and codec.sealed_crc(files.read_at(fd, codec.PAGE_BYTES, 0)) == record.header_crc
         )
     except ValueError:
         return False

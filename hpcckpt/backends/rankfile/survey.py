@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from hpcckpt import discovery, layout, native
+from hpcckpt import discovery, files, layout, native
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.backend import file_path
 from hpcckpt.errors import CorruptError, HpcckptError, from_os_error
@@ -150,8 +150,8 @@ def read_file(path: Path, name: str) -> DataFile:
     fd = discovery.open_regular(str(path / name))
     try:
         nbytes = os.fstat(fd).st_size
-        length = codec.header_length(os.pread(fd, 8, 0), nbytes, name)
-        crc, document = codec.read_document(os.pread(fd, length, 8), name, native.crc32c)
+        length = codec.header_length(files.read_at(fd, 8, 0), nbytes, name)
+        crc, document = codec.read_document(files.read_at(fd, length, 8), name, native.crc32c)
     finally:
         os.close(fd)
     problem = _document_problem(document)
