@@ -13,6 +13,7 @@ from hpcckpt.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt import errors, horovod, interval, keras, lms, plugins, preemption, tensorflow, tmci, torch
+    from hpcckpt.checkpoint_info import CheckpointInfo, info
     from hpcckpt.checkpointer import Checkpointer, PendingSave, Restored, SavedStep
     from hpcckpt.config import Best
     from hpcckpt.discovery import latest_checkpoint
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Best": "config",
+    "CheckpointInfo": "checkpoint_info",
     "Checkpointer": "checkpointer",
     "PendingSave": "checkpointer",
     "PerRank": "snapshot",
@@ -33,6 +35,7 @@ _HOME = {
     "Sharded": "snapshot",
     "enable_exact_resume": "keras.levels",
     "export_checkpoint": "exporting.exporter",
+    "info": "checkpoint_info",
     "import_checkpoint": "importing.importer",
     "latest_checkpoint": "discovery",
     "load": "loading",
@@ -41,6 +44,7 @@ _ROOMS = {"errors", "horovod", "interval", "keras", "lms", "plugins", "preemptio
 
 __all__ = [
     "Best",
+    "CheckpointInfo",
     "Checkpointer",
     "PendingSave",
     "PerRank",
@@ -54,6 +58,7 @@ __all__ = [
     "export_checkpoint",
     "horovod",
     "import_checkpoint",
+    "info",
     "interval",
     "keras",
     "latest_checkpoint",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hpcckpt.checkpoint_info import is_rank_json, json_value
 from hpcckpt.inspecting import Progress, is_inexact, is_number, widened
 from hpcckpt.loading import Array, StepReader, select
 from hpcckpt.snapshot import as_bytes
-from hpcckpt.streaming import Source, pieces, sources
+from hpcckpt.streaming import Source, pieces, read_array, sources
 from hpcckpt.tensors import Extent
 
 
@@ -99,27 +102,56 @@ def compare(
     return Comparison(len(shared) - len(changes), tuple(changes), tuple(added), tuple(removed))
 
 
-def compare_objects(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[ObjectChange, ...]:
-    """Return the JSON values that differ, named by their paths, sorted. Pure."""
+def compare_objects(before: Any, after: Any, rtol: float = 0.0) -> tuple[ObjectChange, ...]:
+    """Return the JSON values that differ, named by their paths, sorted; floats by more than `rtol`. Pure."""
     old, new = dict(_leaves(before)), dict(_leaves(after))
-    names = sorted(name for name in {*old, *new} if _key(old, name) != _key(new, name))
+    names = sorted(
+        name
+        for name in {*old, *new}
+        if (name in old) != (name in new) or not _is_same(old.get(name), new.get(name), rtol)
+    )
     return tuple(ObjectChange(name, old.get(name), new.get(name)) for name in names)
 
 
-def _key(values: Mapping[str, Any], name: str) -> tuple[bool, str]:
-    """Return what two values must share to be the same: NaN is NaN, 1 is not 1.0, and null is not absent."""
-    return name in values, repr(values.get(name))
+def _is_same(one: Any, other: Any, rtol: float) -> bool:
+    """Return True if two JSON values are the same: NaN is NaN, and 1 is not 1.0. Pure."""
+    if repr(one) == repr(other):
+        return True
+    if rtol == 0.0:
+        return False
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isfinite(one) and math.isfinite(other) and abs(one - other) <= rtol * max(abs(one), abs(other))
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return all(_is_same(left, right, rtol) for left, right in zip(one, other, strict=True))
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return all(_is_same(one[key], other[key], rtol) for key in one)
+    return False
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{name}/{key}" if name else str(key))
-    elif name:
+    elif name or not isinstance(value, Mapping):
         yield name, value
 
 
+def _compare_json(old: Source, one: Any, other: Any, rtol: float) -> TensorChange | None:
+    """Return what differs in the JSON value of one rank, as the first value that does. Pure."""
+    changes = compare_objects(one, other, rtol)
+    if not changes:
+        return None
+    first, n_values = changes[0], len({*dict(_leaves(one)), *dict(_leaves(other))})
+    path = f"{first.name} " if first.name else ""
+    texts = path + json.dumps(first.before), json.dumps(first.after)
+    return TensorChange(old.name, "values", len(changes), n_values, None, *texts)
+
+
 def _compare_one(before: StepReader, after: StepReader, old: Source, new: Source, rtol: float) -> TensorChange | None:
+    if is_rank_json(old.spec) and is_rank_json(new.spec):
+        pairs = ((before, old), (after, new))
+        left, right = (json_value(read_array(reader, each), each.name) for reader, each in pairs)
+        return _compare_json(old, left, right, rtol)
     if old.shape != new.shape:
         return TensorChange(old.name, "shape", before=str(list(old.shape)), after=str(list(new.shape)))
     if old.spec.dtype != new.spec.dtype:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcckpt.checkpoint_info import is_rank_json
 from hpcckpt.discovery import check_files
 from hpcckpt.errors import CorruptError
 from hpcckpt.loading import Array, StepReader, open_step
@@ -96,7 +97,7 @@ def stored_nbytes(reader: StepReader) -> int:
 def statistics(reader: StepReader, wanted: Sequence[Source], progress: Progress | None = None) -> Iterator[Statistics]:
     """Yield the statistics of arrays of numbers; others are passed over. Independent."""
     for source in wanted:
-        if is_number(source.spec.dtype):
+        if is_number(source.spec.dtype) and not is_rank_json(source.spec):
             yield _statistics_of(source, pieces(reader, source))
         if progress:
             progress(source.nbytes)

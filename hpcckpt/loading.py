@@ -365,7 +365,9 @@ def load(
         If a name or pattern matches nothing.
     """
     reader = open_step(path if step is None else discovery.find_step(path, step).path)
-    chosen = select(reader.specs, [names] if isinstance(names, str) else names)
+    wanted = [names] if isinstance(names, str) else names if names is None else list(names)
+    _refuse_objects(wanted or (), reader.manifest)
+    chosen = select(reader.specs, wanted)
     loaded: dict[str, Array] = {}
     for name in chosen:
         if reader.specs[name].kind == "per-rank":
@@ -374,6 +376,17 @@ def load(
         else:
             loaded[name] = reader.load(name)
     return loaded
+
+
+def _refuse_objects(names: Sequence[str], manifest: Manifest) -> None:
+    """Raise if a name is that of a value that is not a tensor. Pure."""
+    tensors = {spec.name for spec in manifest.tensors}
+    for name in names:
+        for place, values in manifest.objects.items():
+            if name not in tensors and isinstance(values, dict) and name in values:
+                raise OptionError(
+                    f"{name!r} is not a tensor: hpcckpt.info(path).objects[{place!r}][{name!r}] has its value"
+                )
 
 
 def select(known: Iterable[str], patterns: Iterable[str] | None) -> list[str]:

@@ -21,7 +21,7 @@ from hpcckpt.units import nbytes_text
 if TYPE_CHECKING:
     from hpcckpt.exporting.report import Converted
 
-NAMES = ("hpcckpt", "npz", "safetensors", "pt", "tf", "weights.h5", "keras", "h5", "saved-model")
+NAMES = ("hpcckpt", "npz", "safetensors", "pt", "tf", "weights.h5", "keras", "h5", "saved-model", "hdf5")
 READ_WITH_MODEL = ("tf", "weights.h5", "keras", "h5")
 _format = click.Choice(NAMES)
 
@@ -76,7 +76,8 @@ def command(
 
     SRC or DST is a run directory of ours; the other one is a file of another program: npz, safetensors, PyTorch's pt,
     Keras' weights.h5, keras and h5, a TensorFlow checkpoint (the prefix of its files), or, as DST only, the directory
-    of a SavedModel. Both may be such files. What was left out, and why, is said.
+    of a SavedModel, or hdf5, a plain file with a dataset per tensor. Both may be such files. The table shows what was
+    left out, and why.
 
     Keras' formats, as DST, and the objects of a TensorFlow checkpoint need a --model, unless the checkpoint holds its
     architecture. No code is run that a file brings along, SRC or MODEL; module:function is your own code, and is run.

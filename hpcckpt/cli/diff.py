@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0.0),
     default=0.0,
     show_default=True,
-    help="Do not count differences up to this part of the larger value; with 0 every bit counts.",
+    help="Do not count differences of floats up to this part of the larger one; with 0 every bit counts.",
 )
 @click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="How many tensors to show.")
 @click.option("--no-objects", "is_tensors_only", is_flag=True, help="Compare tensors only, not counters and the like.")
@@ -58,7 +58,7 @@ def command(
     progress = byte_progress("comparing", total, is_quiet=is_quiet)
     with held_step(before.path) as one, held_step(after.path) as other, progress as advance:
         found = compare(one, other, patterns, rtol, advance)
-    objects = () if is_tensors_only or patterns else compare_objects(manifests[0].objects, manifests[1].objects)
+    objects = () if is_tensors_only or patterns else compare_objects(manifests[0].objects, manifests[1].objects, rtol)
     if is_json:
         output.write_json(_document(before, after, found, objects))
     else:
@@ -117,5 +117,9 @@ def _is_scalar(change: TensorChange) -> bool:
 def _change_text(change: TensorChange) -> str:
     if change.what != "values":
         return f"{change.name}  {change.what} {change.before} -> {change.after}"
+    if change.max_abs is None and change.before:
+        return (
+            f"{change.name}  {change.n_changed} of {change.n_elements} values, first {change.before} -> {change.after}"
+        )
     size = f"max |d| {number_text(change.max_abs)}  " if change.max_abs is not None else ""
     return f"{change.name}  {size}{change.n_changed} of {change.n_elements} elements"

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hpcckpt import discovery
+from hpcckpt.checkpoint_info import tensor_nbytes
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text, number_text, time_text
@@ -62,11 +63,6 @@ def document(path: Path, manifest: Manifest, *, is_pinned: bool) -> dict[str, An
         "tensors": dict(sorted(Counter(spec.kind for spec in manifest.tensors).items())),
         "files": [{"path": file.path, "nbytes": file.nbytes} for file in manifest.files],
     }
-
-
-def tensor_nbytes(manifest: Manifest) -> int:
-    """Return the bytes of one copy of every tensor; of per-rank ones, one for each rank."""
-    return sum(spec.nbytes * (manifest.n_ranks if spec.kind == "per-rank" else 1) for spec in manifest.tensors)
 
 
 def _fields(path: Path, manifest: Manifest, *, is_pinned: bool) -> list[tuple[str, str]]:

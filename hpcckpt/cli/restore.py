@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,12 @@ from hpcckpt.units import nbytes_text
 if TYPE_CHECKING:
     from hpcckpt.loading import StepReader
 
-FORMATS = ("npz", "safetensors", "weights.h5")
+FORMATS = ("npz", "safetensors", "hdf5", "weights.h5")
+_SUFFIXES = {
+    ".weights.h5": "weights.h5", ".npz": "npz", ".safetensors": "safetensors", ".h5": "hdf5", ".hdf5": "hdf5",
+}  # fmt: skip
+"""How names of files end, and the format that this means; the first that fits counts."""
+
 _NO_MODEL = (
     "Keras lays .weights.h5 out by the model's Python attributes, which a checkpoint does not know: add "
     "--model model.json (from model.to_json()), --model model.keras, or --model package.module:function that builds "
@@ -40,6 +45,7 @@ class Written:
     tensors: int
     nbytes: int
     widened: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @click.command("restore")
@@ -72,7 +78,7 @@ def command(
 ) -> int:
     """Write a checkpoint as one file for other programs.
 
-    The file is .npz, .safetensors, or Keras' .weights.h5. STEP is a number, 'latest' (the default) or
+    The file is .npz, .safetensors, .h5 (plain HDF5), or Keras' .weights.h5. STEP is a number, 'latest' (the default) or
     'best'. Every byte is verified on the way; FILE is there whole or not at all, and is never
     overwritten without --force. What each rank had for itself is written as NAME#RANK.
 
@@ -89,14 +95,16 @@ def command(
     check_free(out, is_overwriting=is_forced)
     with held_step(info.path, threads) as reader, atomic_path(out, is_overwriting=is_forced) as temporary:
         written = _write(temporary, out, file_format, reader, specs, model, is_quiet=is_quiet)
+    if patterns:
+        written = replace(written, left_out=())  # tensors were chosen by name
     _tell(written, info, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
 
 
 def _format_of(out: Path, wanted: str | None, model: str | None) -> str:
-    found = wanted or next((name for name in FORMATS if out.name.endswith(f".{name}")), None)
+    found = wanted or next((name for suffix, name in _SUFFIXES.items() if out.name.endswith(suffix)), None)
     if found is None:
-        raise click.UsageError(f"{out.name!r} does not say its format; pass --to {' or --to '.join(FORMATS)}")
+        raise click.UsageError(f"cannot tell the format from {out.name!r}; pass --to {' or --to '.join(FORMATS)}")
     if found == "weights.h5" and not out.name.endswith(".weights.h5"):
         raise click.UsageError(f"{out.name!r}: Keras reads such a file only if its name ends in .weights.h5")
     if found == "weights.h5" and model is None:
@@ -116,7 +124,7 @@ def _write(
     *,
     is_quiet: bool,
 ) -> Written:
-    from hpcckpt.exporting import npz, safetensors
+    from hpcckpt.exporting import hdf5, npz, safetensors
     from hpcckpt.streaming import sources
 
     names = [spec.name for spec in specs]
@@ -125,18 +133,26 @@ def _write(
         return _written(out, file_format, reader, sum(reader.specs[name].nbytes for name in names), len(names))
     wanted = sources(reader, names)
     total = sum(source.nbytes for source in wanted)
-    write = npz.write_npz if file_format == "npz" else safetensors.write_safetensors
+    objects = {name: value for values in reader.manifest.objects.values() for name, value in values.items()}
     with byte_progress("writing", total, is_quiet=is_quiet) as advance:
-        write(temporary, reader, wanted, advance)
-    widened = [source.name for source in wanted if file_format == "npz" and npz.is_widened(source)]
+        if file_format == "hdf5":
+            hdf5.write_hdf5(temporary, reader, wanted, objects, advance)
+        else:
+            write = npz.write_npz if file_format == "npz" else safetensors.write_safetensors
+            write(temporary, reader, wanted, advance)
+    widened = [source.name for source in wanted if file_format != "safetensors" and npz.is_widened(source)]
     return _written(out, file_format, reader, total, len(wanted), widened)
 
 
 def _written(
     out: Path, file_format: str, reader: StepReader, nbytes: int, count: int, widened: Sequence[str] = ()
 ) -> Written:
+    from hpcckpt.exporting.exporter import values_left_out
+
     manifest = reader.manifest
-    return Written(out, file_format, manifest.step, manifest.n_ranks, count, nbytes, tuple(widened))
+    left = values_left_out(manifest, file_format)
+    left_out = tuple(name for each in left for name in each.names)
+    return Written(out, file_format, manifest.step, manifest.n_ranks, count, nbytes, tuple(widened), left_out)
 
 
 def _write_weights(temporary: Path, reader: StepReader, names: Sequence[str], model: str) -> list[str]:
@@ -152,7 +168,15 @@ def _tell(written: Written, info: StepInfo, *, is_json: bool, is_quiet: bool) ->
         output.write_json(written)
         return
     if written.widened:
-        shown = ", ".join(written.widened[:3]) + (", …" if len(written.widened) > 3 else "")
-        output.say(f"as float32, because .npz has no narrower type for them: {shown}", is_quiet=is_quiet)
+        shown = _some(written.widened)
+        output.say(f"as float32, because .{written.format} has no narrower type for them: {shown}", is_quiet=is_quiet)
+    if written.left_out:
+        count = count_text(len(written.left_out), "value that is not a tensor", "values that are not tensors")
+        text = f"left out: {count}: {_some(written.left_out)} ('hpcckpt info' shows them; --to hdf5 holds them)"
+        output.say(text, is_quiet=is_quiet)
     size = f"{count_text(written.tensors, 'tensor')}, {nbytes_text(written.nbytes)}"
     output.say(f"wrote {written.path} ({size}) from step {info.step} (ranks {written.ranks} -> 1)", is_quiet=is_quiet)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

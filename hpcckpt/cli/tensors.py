@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from hpcckpt.cli.output import Column
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text, number_text, shape_text
 from hpcckpt.discovery import StepInfo
+from hpcckpt.errors import OptionError
+from hpcckpt.manifest import Manifest
 from hpcckpt.tensors import TensorSpec
 from hpcckpt.units import nbytes_text
 
@@ -31,7 +34,7 @@ _STATISTICS = ("MIN", "MAX", "MEAN", "STD", "NAN", "INF")
 @click.option(
     "--stats", "has_stats", is_flag=True, help="Read the values too: range, mean, deviation, NaN and infinities."
 )
-@click.option("-d", "--data", "data", metavar="NAME", help="Print the values of one tensor instead.")
+@click.option("-d", "--data", "data", metavar="NAME", help="Print one tensor or object, or NAME#RANK.")
 @options.metric_option
 @options.json_option
 @options.quiet_option
@@ -52,10 +55,12 @@ def command(
     asked for with --stats or --data.
     """
     info = options.find(directory, step, metric)
-    specs = options.chosen_tensors(options.readable(info), (data,) if data else patterns)
+    manifest = options.readable(info)
     if data:
-        _print_values(info, specs[0].name, is_json=is_json)
-    elif has_stats:
+        _print_values(info, manifest, data, is_json=is_json)
+        return ExitCode.OK
+    specs = options.chosen_tensors(manifest, patterns)
+    if has_stats:
         _print_statistics(info, specs, is_json=is_json, is_quiet=is_quiet)
     elif is_json:
         output.write_json({"step": info.step, "path": info.path, "tensors": [_document(spec) for spec in specs]})
@@ -99,22 +104,40 @@ def _statistics_cells(found: Statistics) -> list[str]:
     return [found.name, str(found.count), *map(number_text, values), str(found.n_nan), str(found.n_inf)]
 
 
-def _print_values(info: StepInfo, name: str, *, is_json: bool) -> None:
-    from hpcckpt.loading import load
-
-    arrays = load(info.path, name)
+def _print_values(info: StepInfo, manifest: Manifest, name: str, *, is_json: bool) -> None:
+    found = _values(info, manifest, name)
     if is_json:
-        values = {key: _as_list(array) for key, array in arrays.items()}
+        values = {key: _as_list(value) if hasattr(value, "dtype") else value for key, value in found.items()}
         output.write_json({"step": info.step, "path": info.path, "values": values})
         return
-    for key, array in arrays.items():
-        output.write_line(f"{key} {array.dtype} {shape_text(array.shape)}")
-        output.write_line(array.tobytes().decode("utf-8", "replace") if _is_text(name, array) else str(array))
+    for key, value in found.items():
+        if hasattr(value, "dtype"):
+            output.write_line(f"{key} {value.dtype} {shape_text(value.shape)}")
+        else:
+            output.write_line(key)
+        output.write_line(str(value) if hasattr(value, "dtype") else json.dumps(value, ensure_ascii=False))
 
 
-def _is_text(name: str, array: Any) -> bool:
-    """Say whether this is a rank's JSON value, which is stored as its bytes."""
-    return name.endswith("/json") and str(array.dtype) == "uint8"
+def _values(info: StepInfo, manifest: Manifest, name: str) -> dict[str, Any]:
+    """Return the arrays and JSON values that a name means, by name: a tensor, one rank's part of it, or an object."""
+    from hpcckpt.checkpoint_info import is_rank_json, json_value, split_rank_name
+    from hpcckpt.loading import load, open_step, rank_name
+
+    specs = {spec.name: spec for spec in manifest.tensors}
+    tensor, rank = split_rank_name(name, specs)
+    objects = {key: value for values in manifest.objects.values() for key, value in values.items()}
+    if tensor not in specs and name in objects:
+        return {name: objects[name]}
+    if rank is not None and rank >= manifest.n_ranks:
+        raise OptionError(f"{name!r}: this checkpoint was saved by {count_text(manifest.n_ranks, 'rank')}")
+    tensor = options.chosen_tensors(manifest, (tensor,))[0].name
+    if rank is not None:
+        found = {rank_name(tensor, rank): open_step(info.path).load_rank(tensor, rank)}
+    else:
+        found = load(info.path, tensor)
+    if is_rank_json(specs[tensor]):
+        return {key: json_value(array, key) for key, array in found.items()}
+    return found
 
 
 def _as_list(array: Any) -> Any:

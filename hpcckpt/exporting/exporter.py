@@ -14,14 +14,15 @@ from typing import Any
 from hpcckpt.atomic import atomic_directory, atomic_path, check_free
 from hpcckpt.discovery import PathLike
 from hpcckpt.errors import ConfigError, OptionError
-from hpcckpt.exporting import npz, safetensors
-from hpcckpt.exporting.formats import OWN, Format, target_format
+from hpcckpt.exporting import hdf5, npz, safetensors
+from hpcckpt.exporting.formats import OWN, Format, find_format, target_format
 from hpcckpt.exporting.report import Converted, LeftOut, choose, count_parts, is_of_optimizer
 from hpcckpt.inspecting import Progress
 from hpcckpt.keras.keras_note import put_note
 from hpcckpt.keras.tf_files import atomic_bundle
 from hpcckpt.loading import Array, StepReader, rank_name
-from hpcckpt.note import encode, note_of
+from hpcckpt.manifest import Manifest
+from hpcckpt.note import ARCHITECTURE, encode, note_of
 from hpcckpt.snapshot import TensorLeaf
 from hpcckpt.streaming import Source, held_step, read_array, sources
 
@@ -95,8 +96,9 @@ def export_checkpoint(
     out : path_like
         What to write: a file, the prefix of a TensorFlow checkpoint, or the directory of a SavedModel.
     to : str, optional
-        The format, one of ``npz``, ``safetensors``, ``pt``, ``tf``, ``weights.h5``, ``keras``, ``h5`` and
-        ``saved-model``; by default what the name of `out` says.
+        The format, one of ``npz``, ``safetensors``, ``pt``, ``tf``, ``weights.h5``, ``keras``, ``h5``,
+        ``saved-model`` and ``hdf5``; by default what the name of `out` says. ``.h5`` is Keras' file if there is a
+        model, else plain HDF5.
     model : keras.Model or str, optional
         For Keras' formats and ``tf``: the model, or ``model.json``, ``model.keras`` or ``module:function`` to build it
         from; by default the architecture that the checkpoint holds. A model is filled with the checkpoint.
@@ -136,9 +138,13 @@ def export_checkpoint(
         names, left_out = choose(reader.specs, patterns, with_optimizer=optimizer)
         check_free(path, is_overwriting=overwrite, is_for_directory=file_format.name == "saved-model")
         _refuse_other_directory(path)
-        used = _model_for(file_format, model, reader)
+        used = _model_for(file_format, model, reader, is_asked_for=to is not None)
+        if used is None and file_format.name == "h5":
+            file_format = find_format("hdf5")
         job = Job(reader, names, path, file_format, used, optimizer, overwrite, progress)
-        return _converted(job, left_out, _WRITERS[file_format.name](job))
+        done = _WRITERS[file_format.name](job)
+        left_out += [] if patterns else values_left_out(reader.manifest, file_format.name)
+        return _converted(job, left_out, done)
 
 
 def _converted(job: Job, left_out: Sequence[LeftOut], done: Outcome) -> Converted:
@@ -156,8 +162,11 @@ def _converted(job: Job, left_out: Sequence[LeftOut], done: Outcome) -> Converte
     )
 
 
-def _model_for(file_format: Format, model: Any, reader: StepReader) -> Any:
-    """Return the model that a format needs, or that makes more of it; ``None`` if it does without."""
+def _model_for(file_format: Format, model: Any, reader: StepReader, *, is_asked_for: bool) -> Any:
+    """Return the model that a format needs, or that makes more of it; ``None`` if it does without.
+
+    Without a model a name that ends in ``.h5`` means plain HDF5, unless Keras' ``h5`` was asked for.
+    """
     if not (file_format.is_model or file_format.name == "tf"):
         if model is not None:
             raise ConfigError(f"{file_format.name} needs no model: leave out --model")
@@ -171,7 +180,7 @@ def _model_for(file_format: Format, model: Any, reader: StepReader) -> Any:
     architecture = find_architecture(reader.manifest.objects)
     if architecture is not None:
         return build_architecture(architecture)
-    if file_format.is_model:
+    if file_format.is_model and (is_asked_for or file_format.name != "h5"):
         raise ConfigError(NEEDS_MODEL)
     return None
 
@@ -179,13 +188,40 @@ def _model_for(file_format: Format, model: Any, reader: StepReader) -> Any:
 # -- formats that need no model --------------------------------------------------------------------
 
 
+VALUES = "values, not tensors ('hpcckpt info' shows them)"
+"""Why values are left out."""
+
+
+def values_left_out(manifest: Manifest, format_name: str) -> list[LeftOut]:
+    """Return the values that are not tensors and that readers of a format do not see. Pure."""
+    kept = {"hdf5": ("state", "user"), "pt": ("state",)}.get(format_name, ())
+    names = [
+        name
+        for place in ("state", "user")
+        if place not in kept
+        for name in manifest.objects.get(place, {})
+        if name.rpartition("/")[2] != ARCHITECTURE
+    ]
+    return [LeftOut(tuple(names), VALUES)] if names else []
+
+
 def _write_npz(job: Job) -> Outcome:
     wanted = job.wanted
     with atomic_path(job.out, is_overwriting=job.is_overwriting) as temporary:
         npz.write_npz(temporary, job.reader, wanted, job.progress)
-    widened = [source.name for source in wanted if npz.is_widened(source)]
-    remarks = [f"as float32, because .npz has no narrower type for them: {_some(widened)}"] if widened else []
-    return Outcome(job.names, remarks=remarks)
+    return Outcome(job.names, remarks=_widened(job))
+
+
+def _widened(job: Job) -> list[str]:
+    names = [source.name for source in job.wanted if npz.is_widened(source)]
+    return [f"as float32, because .{job.format.name} has no narrower type for them: {_some(names)}"] if names else []
+
+
+def _write_hdf5(job: Job) -> Outcome:
+    objects = {name: value for values in job.reader.manifest.objects.values() for name, value in values.items()}
+    with atomic_path(job.out, is_overwriting=job.is_overwriting) as temporary:
+        hdf5.write_hdf5(temporary, job.reader, job.wanted, objects, job.progress)
+    return Outcome(job.names, remarks=_widened(job))
 
 
 def _write_safetensors(job: Job) -> Outcome:
@@ -310,4 +346,5 @@ _WRITERS: dict[str, Callable[[Job], Outcome]] = {
     "keras": _write_keras,
     "h5": _write_keras,
     "saved-model": _write_keras,
+    "hdf5": _write_hdf5,
 }

@@ -41,6 +41,7 @@ FORMATS = (
     Format("keras", (".keras",), is_strict=True, is_model=True),
     Format("h5", (".h5", ".hdf5"), is_strict=True, is_model=True),
     Format("saved-model", (), is_model=True),
+    Format("hdf5", ()),
 )
 NAMES = tuple(each.name for each in FORMATS)
 
@@ -74,7 +75,7 @@ def target_format(path: Path, wanted: str | None) -> Format:
     """
     found = find_format(wanted) if wanted else format_of_name(path)
     if found is None:
-        raise OptionError(f"{path.name!r} does not say its format; pass --to {', or --to '.join(NAMES)}")
+        raise OptionError(f"cannot tell the format from {path.name!r}; pass --to {', or --to '.join(NAMES)}")
     says = format_of_name(path)
     if found.is_strict and says != found:
         raise OptionError(

@@ -30,7 +30,7 @@ def write_npz(path: Path, reader: StepReader, wanted: Sequence[Source], progress
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED, allowZip64=True) as archive:
         archive.comment = encode(note, MAX_COMMENT_BYTES).encode()
         for source in wanted:
-            dtype = _npy_dtype(source)
+            dtype = npy_dtype(source)
             header = {"descr": dtype.str, "fortran_order": False, "shape": source.shape}
             with archive.open(f"{source.name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
@@ -45,7 +45,8 @@ def is_widened(source: Source) -> bool:
     return source.spec.dtype.startswith(("bfloat16", "float8"))
 
 
-def _npy_dtype(source: Source) -> np.dtype[np.generic]:
+def npy_dtype(source: Source) -> np.dtype[np.generic]:
+    """Return the dtype that an array has for NumPy without ml_dtypes. Pure."""
     return np.dtype(np.float32) if is_widened(source) else numpy_dtype(source.spec.dtype)
 
 

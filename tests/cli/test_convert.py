@@ -34,6 +34,7 @@ def test_there_and_back_with_a_table(cli: Cli, saved: Path, tmp_path: Path) -> N
         "  weights          2  written",
         "  optimizer        2  written",
         "  other            3  written",
+        "  left out         1  values, not tensors ('hpcckpt info' shows them): epoch",
     ]
     assert there.err.splitlines() == [
         "as float32, because .npz has no narrower type for them: half",
@@ -58,7 +59,8 @@ def test_json_has_all_of_it(cli: Cli, saved: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     assert (result.json["format"], result.json["optimizer"], result.json["weights"]) == ("safetensors", 0, 2)
     assert result.json["left_out"] == [
-        {"names": ["optimizer/iteration", "optimizer/m/dense/kernel"], "reason": "the optimizer was not asked for"}
+        {"names": ["optimizer/iteration", "optimizer/m/dense/kernel"], "reason": "the optimizer was not asked for"},
+        {"names": ["epoch"], "reason": "values, not tensors ('hpcckpt info' shows them)"},
     ]
     assert cli("convert", saved, tmp_path / "n.npz", "-q").err == ""
 
@@ -113,7 +115,7 @@ def test_weights_of_keras_need_neither_keras_nor_tensorflow(spawn: Cli, tmp_path
     [
         (["absent", "o.npz"], 4, "absent does not exist"),
         (["run", "o.npz", "--step", "99"], 4, "99"),
-        (["run", "o.dat"], 2, "does not say its format; pass --to npz"),
+        (["run", "o.dat"], 2, "cannot tell the format from 'o.dat'; pass --to npz"),
         (["run", "other", "--to", "hpcckpt"], 2, "'hpcckpt reshard' rewrites one"),
         (["run", "o.npz", "--only", "nothing"], 2, "matches no tensor"),
         (["run", "o.npz", "--model", "m.json"], 2, "leave out --model"),

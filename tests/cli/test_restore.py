@@ -27,7 +27,7 @@ def test_every_value_comes_back(file_format: str, cli: Cli, saved: Path, tmp_pat
     out = tmp_path / f"out.{file_format}"
     result = cli("restore", saved, 20, "--out", out, "--json")
     assert result.code == 0
-    assert set(result.json) == {"path", "format", "step", "ranks", "tensors", "nbytes", "widened"}
+    assert set(result.json) == {"path", "format", "step", "ranks", "tensors", "nbytes", "widened", "left_out"}
     assert (result.json["format"], result.json["step"], result.json["ranks"]) == (file_format, 20, 3)
     expected = hc.load(saved / "step-0000000020")
     found = load_npz(out) if file_format == "npz" else load_file(out)

@@ -171,7 +171,7 @@ def test_a_directory_that_may_be_two_things_asks_which(saved: Path) -> None:
 
 def test_names_say_the_target(saved: Path, tmp_path: Path) -> None:
     for out, to, complaint in (
-        ("m.dat", None, "does not say its format"),
+        ("m.dat", None, "cannot tell the format"),
         ("m.npz", "zip", "one of h5"),
         ("m.h5", "weights.h5", "only if its name says so: .weights.h5"),
         ("m.weights.h5", "h5", "only if its name says so: .h5"),
