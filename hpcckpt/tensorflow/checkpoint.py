@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer
+from hpcckpt.discovery import step_numbers
+from hpcckpt.errors import OptionError
 from hpcckpt.run import Restored
 from hpcckpt.tensorflow.state import be_lenient, last_status
 
@@ -28,7 +30,7 @@ class Checkpoint(tf.train.Checkpoint):  # type: ignore[misc]  # TensorFlow has n
     root : object, optional
         As TensorFlow's has it.
     comm : mpi4py communicator, optional
-        The ranks that restore together; ``None`` means those of the `CheckpointManager` that it is handed to, if that
+        The ranks that restore together; ``None`` means those of the `CheckpointManager` that it is passed to, if that
         has some, else MPI.COMM_WORLD when launched under MPI.
     **kwargs
         What is tracked, by name.
@@ -57,7 +59,10 @@ class Checkpoint(tf.train.Checkpoint):  # type: ignore[misc]  # TensorFlow has n
         ------
         StepNotFoundError, CorruptError, StateMismatchError
             As `Checkpointer.restore` does.
+        OptionError
+            If `save_path` is a run directory, not a step of it; has the call that restores the newest.
         """
+        _refuse_run_directory(save_path)
         if is_step(save_path):
             be_lenient(self)
             restore_from(self, save_path, comm_of(self))
@@ -76,13 +81,31 @@ def comm_of(checkpoint: Any) -> Any:
     return _COMMS.get(checkpoint)
 
 
+def restore_ours_too(checkpoint: Any) -> None:
+    """Have ``restore`` of this one ``tf.train.Checkpoint`` read our steps too, as that of `Checkpoint`. Independent."""
+    if type(checkpoint) is tf.train.Checkpoint:
+        checkpoint.__class__ = Checkpoint
+
+
 def is_step(save_path: Any) -> bool:
-    """Say whether a path is that of a step of ours, by its name. Independent."""
-    return isinstance(save_path, str | os.PathLike) and layout.parse_step(Path(save_path).name) is not None
+    """Return True if a path, or what it links to, has the name of a step of ours. Independent."""
+    return (
+        isinstance(save_path, str | os.PathLike)
+        and layout.parse_step(Path(os.path.realpath(save_path)).name) is not None
+    )
 
 
 def restore_from(root: Any, save_path: str | os.PathLike[str], comm: Any = None) -> Restored:
     """Restore a step of any directory. Collective."""
-    path = Path(os.path.abspath(save_path))
+    path = Path(os.path.realpath(save_path))
     with Checkpointer(path.parent, comm) as other:
         return other.restore(root, layout.parse_step(path.name))
+
+
+def _refuse_run_directory(save_path: Any) -> None:
+    """Raise where TensorFlow would report damaged data: in a directory of ours. Independent."""
+    if isinstance(save_path, str | os.PathLike) and not is_step(save_path) and step_numbers(Path(save_path)):
+        raise OptionError(
+            f"{os.fspath(save_path)} is a run directory; restore its newest step with "
+            f"checkpoint.restore(hpcckpt.latest_checkpoint({os.fspath(save_path)!r}))"
+        )

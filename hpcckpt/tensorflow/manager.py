@@ -16,7 +16,7 @@ from hpcckpt.config import Best, OnNewer
 from hpcckpt.errors import ClosedError, OptionError, StateError
 from hpcckpt.run import Restored, SavedStep
 from hpcckpt.tensorflow import keeping as clock
-from hpcckpt.tensorflow.checkpoint import assign_comm, comm_of, is_step, restore_from
+from hpcckpt.tensorflow.checkpoint import assign_comm, comm_of, is_step, restore_from, restore_ours_too
 from hpcckpt.tensorflow.gathering import is_checkpoint
 from hpcckpt.tensorflow.keeping import Keeping, look
 from hpcckpt.tensorflow.state import be_lenient, last_status
@@ -34,7 +34,7 @@ class CheckpointManager:
     Parameters
     ----------
     checkpoint : tf.train.Checkpoint
-        What is saved and restored; or anything else that TensorFlow tracks.
+        What is saved and restored; or anything else that TensorFlow tracks. Its ``restore`` then reads our steps too.
     directory : path_like
         The run directory.
     max_to_keep : int or None
@@ -102,6 +102,7 @@ class CheckpointManager:
         if max_to_keep is not None and max_to_keep <= 0:
             raise OptionError(f"Expected a positive integer or `None` for `max_to_keep`, got {max_to_keep}.")
         self._checkpoint = checkpoint if is_checkpoint(checkpoint) else tf.train.Checkpoint(root=checkpoint)
+        restore_ours_too(self._checkpoint)
         assign_comm(self._checkpoint, comm)
         self._checkpointer = Checkpointer(
             directory,
@@ -240,7 +241,7 @@ class CheckpointManager:
     def restore(self, save_path: str | os.PathLike[str] | int | None = None) -> Any:
         """Restore a checkpoint; variables that do not exist yet get their values when they are created. Collective.
 
-        In place of ``checkpoint.restore(manager.latest_checkpoint)``.
+        ``checkpoint.restore(manager.latest_checkpoint)`` does the same.
 
         Parameters
         ----------

@@ -209,6 +209,29 @@ def test_root_writes_and_all_ranks_wait(group: Any, tmp_path: Path, monkeypatch:
     assert len(written) == 1
 
 
+def test_the_tutorials_restoring_lines_run_with_format_tf(tmp_path: Path) -> None:
+    path = tmp_path / "training" / "cp-{epoch:04d}.ckpt"
+    model = save(ModelCheckpoint(path, save_weights_only=True, format="tf"), epochs=3)
+    latest = tf.train.latest_checkpoint(path.parent)
+    assert latest == str(path).format(epoch=3)
+    other = build()
+    if IS_KERAS_3:
+        tf.train.Checkpoint(root=other).restore(latest).expect_partial()
+    else:
+        other.load_weights(latest)
+    assert np.array_equal(predicted(other), predicted(model))
+
+
+def test_the_tutorials_restoring_lines_run_on_checkpoints_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "training" / "cp-{epoch:04d}.ckpt"
+    model = save(ModelCheckpoint(path, save_weights_only=True), epochs=3)
+    latest = hc.latest_checkpoint(path.parent)
+    for place in (latest, path.with_name("cp-0003.ckpt")):
+        other = build()
+        hc.keras.load_weights(other, place)
+        assert np.array_equal(predicted(other), predicted(model))
+
+
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2.15 only")
 @pytest.mark.parametrize(("name", "file_format"), [("cp-{epoch}.h5", None), ("cp-{epoch}.ckpt", "tf")])
 def test_load_weights_on_restart_takes_the_newest_file(name: str, file_format: str | None, tmp_path: Path) -> None:

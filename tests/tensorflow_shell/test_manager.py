@@ -336,3 +336,38 @@ def test_ranks_save_and_restore_together(ranks, run_dir):
         return number(path), float(other.w), seen
 
     assert ranks(body) == [(3, 1.5, (3, [2, 3]))] * ranks.size
+
+
+# -- a program that changes one import -----------------------------------------------------------
+
+
+def test_a_plain_checkpoint_restores_what_our_manager_saved(run_dir: Path) -> None:
+    w = tf.Variable(1.0)
+    checkpoint = tf.train.Checkpoint(w=w)
+    with CheckpointManager(checkpoint, run_dir, 3) as manager:
+        manager.save()
+        manager.sync()
+        w.assign(2.0)
+        checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+    assert float(w) == 1.0
+    assert type(tf.train.Checkpoint(w=w)) is tf.train.Checkpoint  # others are as they were
+
+
+def test_a_plain_checkpoint_still_reads_and_writes_tensorflows_files(tmp_path: Path) -> None:
+    w = tf.Variable(1.0)
+    checkpoint = tf.train.Checkpoint(w=w)
+    with CheckpointManager(checkpoint, tmp_path / "run", 3):
+        path = checkpoint.save(str(tmp_path / "theirs"))
+        w.assign(2.0)
+        checkpoint.restore(path).assert_consumed()
+    assert float(w) == 1.0
+
+
+def test_a_run_directory_is_refused_with_the_call_that_restores_it(run_dir: Path) -> None:
+    checkpoint = Checkpoint(w=tf.Variable(1.0))
+    with CheckpointManager(checkpoint, run_dir, 3) as manager:
+        manager.save()
+        manager.sync()
+        for restore in (checkpoint.restore, manager.restore):
+            with pytest.raises(OptionError, match=r"checkpoint\.restore\(hpcckpt\.latest_checkpoint\("):
+                restore(str(run_dir))
