@@ -88,7 +88,7 @@ def search(ground: Ground, parameters: Parameters, available: int) -> Found:
         The graph cannot be simulated, a filter matches nothing, or nothing fits.
     """
     check(ground.scene.graph, ground.scene.batch_size)
-    ground.scene.filters.check(ground.scene.graph)
+    ground.scene.check_filters()
     return _Search(ground, parameters, available).run()
 
 

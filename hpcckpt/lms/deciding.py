@@ -45,7 +45,7 @@ def make_tier_ready(options: Options) -> Any:
     return raw
 
 
-def scene_of(options: Options, graph: Graph) -> Scene:
+def scene_of(options: Options, graph: Graph, *, is_optimized: bool = False) -> Scene:
     """Return a graph with all that planners ask of it."""
     settings = options.settings
     return Scene(
@@ -56,6 +56,7 @@ def scene_of(options: Options, graph: Graph) -> Scene:
         keras=options.keras,
         batch_size=options.batch_size,
         min_bytes=settings.min_bytes or 0,
+        is_optimized=is_optimized,
     )
 
 

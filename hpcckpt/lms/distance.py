@@ -65,7 +65,7 @@ def plan_by_distance(scene: Scene, parameters: Parameters) -> Plan:
     OptionError
         A filter matches nothing, serialization names no levels, or the graph has a cycle.
     """
-    scene.filters.check(scene.graph)
+    scene.check_filters()
     ground = lay_out(scene, parameters.serialization, parameters.serialization_by_size)
     return plan_on(ground, parameters)
 

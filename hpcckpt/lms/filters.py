@@ -111,22 +111,43 @@ class Filters:
         incl = (self.incl_input_by_scopes, self.incl_input_by_types)
         return _passes(op, incl, (self.excl_input_by_scopes, self.excl_input_by_types))
 
-    def check(self, graph: Graph) -> None:
-        """Check that each scope and type is one of the graph.
+    def check(self, graph: Graph, *, is_optimized: bool = False) -> list[str]:
+        """Return a warning for each scope and type that is none of the graph's.
+
+        A type never ends a training: nothing of it is there to be swapped. Nor does a scope that an optimizer may have
+        removed, where the graph is what it left.
 
         Raises
         ------
         OptionError
-            A scope or a type matches no op.
+            A scope matches no op of a graph that was not optimized.
         """
-        types = {op.type for op in graph.ops.values()}
+        types = set[str]().union(*(types_of(op) for op in graph.ops.values()))
+        warnings = []
         for each in fields(self):
             values: Collection[str] = getattr(self, each.name) or ()
             for value in sorted(values):
-                if each.name.endswith("scopes") and not any(name.startswith(value) for name in graph.ops):
-                    raise OptionError(f"No operations were found with scope {value}. {each.name} says how names begin")
                 if each.name.endswith("types") and value not in types:
-                    raise OptionError(f"No operations were found with types: {value}. {each.name} takes types of ops")
+                    warnings.append(_no_type(each.name, value, graph))
+                if each.name.endswith("scopes") and not any(name.startswith(value) for name in graph.ops):
+                    text = f"No operations were found with scope {value}. {each.name} takes beginnings of names"
+                    if not is_optimized:
+                        raise OptionError(text)
+                    warnings.append(f"{text} in the graph that TensorFlow has optimized")
+        return warnings
+
+
+def types_of(op: Op) -> set[str]:
+    """Return the types that an op counts as: its own, and those of the ops that TensorFlow has fused into it."""
+    whole = {"_FusedBatchNormEx": "FusedBatchNormV3"}.get(op.type, op.type.removeprefix("_Fused"))
+    return {op.type, whole, *op.fused}
+
+
+def _no_type(name: str, value: str, graph: Graph) -> str:
+    found = set[str]().union(*(types_of(op) for op in graph.ops.values() if not puts_out_references(op)))
+    return (
+        f"No operations were found with types: {value}. {name} does nothing by it; there are {', '.join(sorted(found))}"
+    )
 
 
 def _checked(name: str, values: Any) -> frozenset[str] | None:
@@ -145,7 +166,7 @@ _Pair = tuple[frozenset[str] | None, frozenset[str] | None]
 
 def _matches(op: Op, pair: _Pair) -> bool:
     scopes, types = pair
-    return op.type in (types or ()) or op.name.startswith(tuple(scopes or ()))
+    return not types_of(op).isdisjoint(types or ()) or op.name.startswith(tuple(scopes or ()))
 
 
 def _passes(op: Op, incl: _Pair, excl: _Pair) -> bool:

@@ -100,7 +100,7 @@ class FunctionPath:
         n_inside = len(loop_ops(graph))
         if n_inside > _LARGE_LOOP * len(graph.ops):
             self.note(messages.FRAMES.format(n_ops=n_inside, function=name))
-        scene = scene_of(options, graph)
+        scene = scene_of(options, graph, is_optimized=True)
         if self.outcome is None:
             describe(scene, self._nbytes_learned(), options.speaker, is_gpu=gpu_name(options.settings) is not None)
         made = decide(options, scene, self._nbytes_learned(), self._target)

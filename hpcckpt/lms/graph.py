@@ -95,6 +95,8 @@ class Op:
     is_stateful: bool = False
     is_training: bool | None = None
     """The attribute of that name, where the op has one (batch normalization)."""
+    fused: tuple[str, ...] = ()
+    """The types of other ops that TensorFlow's optimizer has put into this one: ``BiasAdd``, ``Relu``."""
     cost_ns: int = 0
     """How long it was measured to take, in nanoseconds; 0 where nobody has measured."""
 
@@ -144,7 +146,7 @@ class Graph:
         """Read what `to_json` or the native pass wrote.
 
         ``{"ops": [{"name", "type", "device", "in": ["a:0", "^b"], "out": [["float", [16, null, 64]], ["int32", null]],
-        "frame", "stateful", "training", "cost_ns"}]}``; what is empty, false or null may be left out.
+        "frame", "stateful", "training", "fused", "cost_ns"}]}``; what is empty, false or null may be left out.
         """
         return cls.of(_op_of(each) for each in json.loads(text)["ops"])
 
@@ -165,6 +167,7 @@ def _op_of(told: Mapping[str, Any]) -> Op:
         frame=told.get("frame", ""),
         is_stateful=bool(told.get("stateful", False)),
         is_training=told.get("training"),
+        fused=tuple(told.get("fused", ())),
         cost_ns=int(told.get("cost_ns", 0)),
     )
 
@@ -173,5 +176,5 @@ def _json_of(op: Op) -> dict[str, Any]:
     told: dict[str, Any] = {"name": op.name, "type": op.type, "device": op.device, "frame": op.frame}
     told["in"] = [*map(str, op.inputs), *(f"^{name}" for name in op.controls)]
     told["out"] = [[output.dtype, output.shape] for output in op.outputs]
-    told |= {"stateful": op.is_stateful, "training": op.is_training, "cost_ns": op.cost_ns}
+    told |= {"stateful": op.is_stateful, "training": op.is_training, "fused": op.fused, "cost_ns": op.cost_ns}
     return {key: value for key, value in told.items() if value or key in ("name", "type")}

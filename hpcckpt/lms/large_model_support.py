@@ -47,7 +47,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
     serialization_by_size : float
         The same for all levels that need more than so many GiB; 0 is none.
     debug, debug_level : bool, int
-        Say more, ``[LMS][1]``, or all, ``[LMS][2]``.
+        Print each swap and control edge, ``[LMS][1]``; at level 2 each operation too, ``[LMS][2]``.
     cpu_device, gpu_device : str, optional
         Where tensors go; the GPU that this object is for, in a model of several towers.
     planner : {"cost", "distance"}, optional
@@ -166,7 +166,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         CodeError
             If a session has finalized the graph.
         OptionError
-            If the batch size is needed and not known, there is a while loop to tune, a filter matches nothing, or no
+            If the batch size is needed and not known, there is a while loop to tune, a scope matches nothing, or no
             plan meets the budget.
         """
         speaker = self._options().speaker

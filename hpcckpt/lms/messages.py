@@ -1,4 +1,8 @@
-"""The lines of Large Model Support, worded as those of the original, through the logger ``hpcckpt.lms``."""
+"""The lines of Large Model Support, worded as those of the original.
+
+They go to the logger ``hpcckpt.lms`` if the program has set up logging so that it shows them, and else to TensorFlow's,
+as those of the original: there ``tf.logging.set_verbosity(tf.logging.INFO)`` shows them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from hpcckpt.units import nbytes_text
 
 _NO_MEMORY = 1 << 62
 log = logging.getLogger("hpcckpt.lms")
+_tensorflow = logging.getLogger("tensorflow")
 
 NO_GRAPH = "No graph provided. LMS will use the default graph."
 EDITING = "Editing model for LMS"
@@ -82,7 +87,7 @@ class Speaker:
         """Say a line, if its level is asked for."""
         if level > self._level or (level == 0 and self.rank != 0):
             return
-        log.info("%s[LMS][%d] %s%s", self._prefix, level, " " * offset, text)
+        _log(logging.INFO, f"{self._prefix}[LMS][{level}] {' ' * offset}{text}")
 
     def warn_once(self, text: str) -> None:
         """Say what a user must know, one time for each text."""
@@ -90,11 +95,16 @@ class Speaker:
             return
         self._warned.add(text)
         if self.rank == 0:
-            log.warning("%s[LMS][0] %s", self._prefix, text)
+            _log(logging.WARNING, f"{self._prefix}[LMS][0] {text}")
 
     @property
     def _prefix(self) -> str:
         return f"[{self.rank}] " if self.size > 1 else ""
+
+
+def _log(level: int, text: str) -> None:
+    is_shown = log.hasHandlers() and log.isEnabledFor(level)
+    (log if is_shown else _tensorflow).log(level, "%s", text)
 
 
 def gib(nbytes: float) -> float:

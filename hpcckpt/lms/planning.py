@@ -111,12 +111,13 @@ def make(task: Task, planner: Planner, speaker: Speaker) -> Made:
         If what is given does not do: no batch size, a while loop, a filter that matches nothing, a budget that no plan
         can meet.
     """
+    for text in task.scene.check_filters():
+        speaker.warn_once(text)
     return (_by_cost if planner == "cost" else _by_distance)(task, speaker)
 
 
 def _by_distance(task: Task, speaker: Speaker) -> Made:
     scene, settings = task.scene, task.settings
-    scene.filters.check(scene.graph)
     parameters = Parameters(**{each.name: getattr(settings, each.name) for each in fields(Parameters)})
     ground = _laid_out(scene, settings, speaker)
     if is_wanted(parameters):
@@ -169,7 +170,6 @@ def _by_cost(task: Task, _: Speaker) -> Made:
     budget = _budget(task)
     target = None if budget is None else _target(task, budget)
     _check_batch_size(scene)
-    scene.filters.check(scene.graph)
     bandwidth = Bandwidth(task.bandwidth["write"], task.bandwidth["read"])
     plan = plan_by_cost(scene, target, bandwidth, recompute=settings.recompute)
     without = tuple(simulated(scene, Plan()).memory)

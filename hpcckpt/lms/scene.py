@@ -31,6 +31,8 @@ class Scene:
         What an unknown first dimension counts as.
     min_bytes : int
         Tensors below this size stay.
+    is_optimized : bool
+        Whether the graph is what TensorFlow's optimizer left, as in the native pass.
     """
 
     graph: Graph
@@ -40,6 +42,11 @@ class Scene:
     keras: bool = False
     batch_size: int | None = None
     min_bytes: int = 0
+    is_optimized: bool = False
+
+    def check_filters(self) -> list[str]:
+        """Return warnings of filters that match nothing; see `Filters.check`."""
+        return self.filters.check(self.graph, is_optimized=self.is_optimized)
 
     @cached_property
     def levels(self) -> Levels:

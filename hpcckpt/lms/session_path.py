@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcckpt.lms import messages
 from hpcckpt.lms.apply_v1 import Swap, apply, check_editable, is_edited
+from hpcckpt.lms.debug_lines import debug_lines
 from hpcckpt.lms.deciding import decide, decide_again, gpu_name, make_tier_ready, scene_of
 from hpcckpt.lms.dry_step import dry_step
 from hpcckpt.lms.edited import check
@@ -64,6 +65,9 @@ def say_plan(options: Options, scene: Scene, made: Made) -> None:
                 say(f"{name}: {value}", offset=2)
     if options.autotune_plot and options.comm.is_root:
         say(f"A histogram of distances was written to {write_histogram(histogram(scene.graph, scene.levels))}")
+    if options.settings.debug:
+        for each in debug_lines(scene.graph, made.levels, plan):
+            say(*each)
     say(messages.added_line(len(plan.swap_outs), plan.nbytes_out, len(plan.swap_ins), plan.nbytes_in))
 
 

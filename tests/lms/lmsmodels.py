@@ -104,6 +104,13 @@ def sequential() -> Any:
     return keras.Sequential([keras.layers.Input((WIDTH,)), *layers, keras.layers.Dense(CLASSES)])
 
 
+def convolving() -> Any:
+    """Return convolutions whose bias and activation TensorFlow fuses into them."""
+    model = [keras.layers.Input((WIDTH,)), keras.layers.Reshape((4, 4, 1))]
+    model += [keras.layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(3)]
+    return keras.Sequential([*model, keras.layers.Flatten(), keras.layers.Dense(CLASSES)])
+
+
 def normalized() -> Any:
     """Return convolutions with BatchNorm."""
     model = [keras.layers.Input((WIDTH,)), keras.layers.Reshape((4, 4, 1))]

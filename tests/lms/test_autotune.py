@@ -94,10 +94,10 @@ def test_a_batch_size_that_is_told_is_used() -> None:
     assert search(lay_out(scene), Parameters(), 9 * 1024).without.peak == 8 * 1024
 
 
-def test_a_filter_that_matches_nothing_is_refused() -> None:
-    scene = Scene(STEP, filters=Filters.of(excl_input_by_types={"Nothing"}))
+def test_a_scope_that_matches_nothing_is_refused() -> None:
+    scene = Scene(STEP, filters=Filters.of(excl_input_by_scopes={"nowhere"}))
 
-    with pytest.raises(ValueError, match="No operations were found with types: Nothing"):
+    with pytest.raises(ValueError, match="No operations were found with scope nowhere"):
         search(lay_out(scene), Parameters(), 99 * 1024)
 
 

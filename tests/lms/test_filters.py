@@ -61,14 +61,44 @@ def test_a_scope_that_matches_nothing_is_a_value_error(name: str) -> None:
         Filters.of(**{name: ["conv", "nowhere"]}).check(GRAPH)
 
 
+def test_a_scope_that_the_optimizer_may_have_removed_is_a_warning() -> None:
+    (text,) = Filters.of(excl_output_by_scopes=["nowhere"]).check(GRAPH, is_optimized=True)
+    assert text.startswith("No operations were found with scope nowhere. excl_output_by_scopes ")
+
+
 @pytest.mark.parametrize("name", TYPE_FILTERS)
-def test_a_type_that_matches_nothing_is_a_value_error(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"No operations were found with types: Conv3D\. {name}"):
-        Filters.of(**{name: ["Conv2D", "Conv3D"]}).check(GRAPH)
+def test_a_type_that_matches_nothing_is_a_warning_that_lists_what_there_is(name: str) -> None:
+    (text,) = Filters.of(**{name: ["Conv2D", "Conv3D"]}).check(GRAPH)
+    assert (
+        text == f"No operations were found with types: Conv3D. {name} does nothing by it; there are Conv2D, Mul, Relu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "fused", "types"),
+    [
+        ("_FusedConv2D", ("BiasAdd", "Relu"), {"Conv2D", "BiasAdd", "Relu"}),
+        ("_FusedMatMul", ("BiasAdd",), {"MatMul", "BiasAdd"}),
+        ("_FusedBatchNormEx", ("Relu", "AddV2"), {"FusedBatchNormV3", "Relu", "AddV2"}),
+        ("_UnaryOpsComposition", ("Sqrt", "Neg"), {"Sqrt", "Neg"}),
+    ],
+)
+def test_what_the_optimizer_fused_is_found_by_each_of_its_types(
+    kind: str, fused: tuple[str, ...], types: set[str]
+) -> None:
+    one = graph(op("a", kind=kind, fused=fused), op("b", kind="Tanh"))
+    for type_ in {*types, kind}:
+        filters = Filters.of(excl_output_by_types={type_}, incl_input_by_types={type_})
+        assert filters.check(one) == []
+        assert [op.name for op in one.ops.values() if filters.takes_source(op)] == ["b"]
+        assert [op.name for op in one.ops.values() if filters.takes_consumer(op)] == ["a"]
 
 
 def test_filters_that_match_are_accepted() -> None:
-    Filters.of(**dict.fromkeys(SCOPE_FILTERS, ("conv",)), **dict.fromkeys(TYPE_FILTERS, ("Mul",))).check(GRAPH)
+    assert (
+        Filters.of(**dict.fromkeys(SCOPE_FILTERS, ("conv",)), **dict.fromkeys(TYPE_FILTERS, ("Mul",))).check(GRAPH)
+        == []
+    )
 
 
 @pytest.mark.parametrize("values", ["loss", [1], 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,35 @@ def test_fit_is_planned_by_the_native_pass_and_says_so(lines: Any) -> None:
     assert swapped(lms) > 0
     assert sum(line == "[LMS][0] Editing model for LMS" for line in lines()) == 1
     assert any("Added " in line for line in lines())
+
+
+@pytest.mark.parametrize("type_", ["Relu", "Conv2D", "BiasAdd", "_FusedConv2D"])
+def test_filters_by_type_find_what_the_optimizer_fused(type_: str, lines: Any) -> None:
+    fused, left = LMS(**GIVEN), LMS(**GIVEN)
+    fused.incl_output_by_types, left.excl_output_by_types = {type_}, {type_}
+    for lms in (fused, left):
+        models.fit(models.compiled(models.convolving), lms)
+    assert swapped_operations(fused)
+    assert {f"sequential/{name}/Relu" for name in ("conv2d", "conv2d_1", "conv2d_2")} <= swapped_operations(fused)
+    assert not swapped_operations(fused) & swapped_operations(left)
+    assert not any("No operations" in line for line in lines())
+
+
+def test_filters_that_match_nothing_do_not_end_the_training(lines: Any) -> None:
+    lms = LMS(**GIVEN)
+    lms.excl_output_by_types, lms.excl_input_by_scopes = {"Conv7D"}, {"nowhere"}
+    models.fit(models.compiled(models.convolving), lms, epochs=2)
+    assert swapped(lms) > 0
+    told = [line for line in lines() if "No operations were found" in line]
+    assert len(told) == 2  # once each
+    assert any(
+        re.search(r"types: Conv7D\. excl_output_by_types .*the graph has .*Conv2D,.*Relu", line) for line in told
+    )
+
+
+def swapped_operations(lms: LMS) -> set[str]:
+    """The names of the operations whose outputs are swapped."""
+    return {out.tensor.op for out in lms._path.outcome.made.plan.swap_outs}
 
 
 def test_the_batch_size_is_taken_from_fit() -> None:

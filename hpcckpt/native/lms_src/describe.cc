@@ -74,6 +74,23 @@ std::string inputs_text(const Node& node) {
     return "[" + text + "]";
 }
 
+// The types of ops that grappler has fused into a node.
+std::vector<std::string> fused_types(const Node& node) {
+    std::vector<std::string> types, more;
+    std::string activation;
+    int n_side_inputs = 0;
+    if (!tensorflow::TryGetNodeAttr(node.attrs(), "fused_ops", &types)) types.clear();
+    if (tensorflow::TryGetNodeAttr(node.attrs(), "op_names", &more))
+        types.insert(types.end(), more.begin(), more.end());
+    if (tensorflow::TryGetNodeAttr(node.attrs(), "activation_mode", &activation) && activation != "Identity") {
+        types.push_back(activation);
+    }
+    if (tensorflow::TryGetNodeAttr(node.attrs(), "num_side_inputs", &n_side_inputs) && n_side_inputs > 0) {
+        types.push_back("AddV2");
+    }
+    return types;
+}
+
 std::string node_text(const Node& node, const std::string& frame, const std::string& outputs) {
     const std::string& device = node.has_assigned_device_name() ? node.assigned_device_name() : node.requested_device();
     std::string text = "{\"name\":" + quoted(node.name()) + ",\"type\":" + quoted(node.type_string()) +
@@ -84,6 +101,9 @@ std::string node_text(const Node& node, const std::string& frame, const std::str
     if (tensorflow::TryGetNodeAttr(node.attrs(), "is_training", &is_training)) {
         text += is_training ? ",\"training\":true" : ",\"training\":false";
     }
+    std::string fused;
+    for (const std::string& type : fused_types(node)) fused += (fused.empty() ? "" : ",") + quoted(type);
+    if (!fused.empty()) text += ",\"fused\":[" + fused + "]";
     return text + "}";
 }
 
