@@ -354,7 +354,8 @@ def _check_replicas(names: Sequence[str], every: Sequence[list[int]]) -> None:
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
     raise ReplicaMismatchError(
         f"tensors that should be equal on all ranks differ from rank 0's: {'; '.join(shown[:5])}{more}; "
-        "broadcast them before training, or wrap them in hpcckpt.PerRank or hpcckpt.RootOnly"
+        "if each rank holds a part of an array, pass hpcckpt.Sharded(part, global_shape, offset); if each rank has its "
+        "own value, hpcckpt.PerRank(value); if rank 0's counts, hpcckpt.RootOnly(value); else broadcast before the save"
     )
 
 

@@ -405,8 +405,20 @@ def _refusal(reader: StepReader, problems: list[Problem]) -> str:
     why = " (its manifest was rebuilt by 'hpcckpt repair', and the objects were lost)" if is_repaired else ""
     return (
         f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}{why}; "
-        "build the same model and optimizer, or pass strict=False to restore what fits"
+        f"{_remedy(reader, problems)}, or pass strict=False to restore what fits"
     )
+
+
+def _remedy(reader: StepReader, problems: list[Problem]) -> str:
+    """Return what to change in a state that does not fit. Pure."""
+    if any(name.startswith(("model/", "optimizer/")) for name in reader.specs):
+        return "build the same model and optimizer"
+    if any("has shape" in problem.message for problem in problems):
+        return (
+            "pass a state with the same shapes (of an array of which each rank holds a part "
+            "hpcckpt.Sharded(part, global_shape, offset))"
+        )
+    return "pass a state with the same names, shapes and dtypes"
 
 
 def _absences(missing: Sequence[str], unexpected: Sequence[str]) -> list[Problem]:

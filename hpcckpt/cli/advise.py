@@ -25,7 +25,9 @@ _SOURCES = {
 @click.command("advise")
 @options.directory_argument
 @click.option("--mtbf", metavar="DURATION", help="Mean time between failures of the whole job: 24h, 90m, 2-12:00:00.")
-@click.option("--cost", metavar="DURATION", help="What a save costs the training, instead of what the journal tells.")
+@click.option(
+    "--cost", metavar="DURATION", help="What a save costs the program; by default as measured in the journal."
+)
 @click.option("--restart", metavar="DURATION", help="How long a restart takes; the journal tells of its restore.")
 @click.option(
     "--simulate", "is_simulating", is_flag=True, help=f"Check the advice against {N_FAILURES:,} drawn failures."
@@ -45,11 +47,11 @@ def command(
     is_json: bool,
     is_quiet: bool,
 ) -> int:
-    """Say how often to save, and what other intervals would lose.
+    """Recommend how often to save, and show what other intervals would lose.
 
-    The cost of a save is how long it held the training up, or by how much batches were slower while it went on, as the
-    run's journal tells; the interval is Daly's. Without --mtbf the journal says how often jobs die, if three have died;
-    else 24 hours are assumed.
+    The cost of a save is how long it delayed the program, or by how much steps were slower during it, as measured in
+    the run's journal; the interval is Daly's. Without --mtbf the time between failures is that of the journal, if three
+    jobs have died; else 24 hours are assumed.
     """
     from hpcckpt.reporting.advice import advise
     from hpcckpt.reporting.figures import figures_of

@@ -86,8 +86,8 @@ def _fields(path: Path, manifest: Manifest, *, is_pinned: bool) -> list[tuple[st
 
 
 _LEVELS = {
-    "exact": "exact: a resumed run gives the same weights, to the bit",
-    "state": "state: weights, optimizer and counters come back",
+    "exact": "exact: a resumed run ends with the same bits",
+    "state": "state: all that was saved comes back, but a resumed run may end with other bits",
     "weights": "weights: only weights come back",
 }
 

@@ -32,7 +32,7 @@ def draw_advice(advice: Advice) -> bytes:
     ticks = [tick for tick in TICKS_S if points[0][0] <= tick <= points[-1][0]]
     axes.set_xticks(ticks, [duration_words(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("training between two saves")
+    axes.set_xlabel("work between two saves")
     axes.set_ylabel("% of the time that is lost")
     axes.set_title(
         f"a save costs {duration_words(advice.cost_s)}, a failure every {duration_words(advice.mtbf_s)}", fontsize=10

@@ -175,7 +175,7 @@ def lines_of(frame: Frame) -> list[tuple[str, str]]:
     if frame.next_s is not None:
         found.append(("next save", _next_words(frame)))
     if frame.steps_per_second is not None:
-        found.append(("training", f"{frame.steps_per_second:.3g} steps/s"))
+        found.append(("speed", f"{frame.steps_per_second:.3g} steps/s"))
     if frame.ends_at is not None:
         found.append(("time left", duration_words(max(0.0, frame.ends_at - frame.time))))
     if frame.metrics:

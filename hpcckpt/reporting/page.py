@@ -129,7 +129,7 @@ def _sections(story: Story) -> list[Element | None]:
     return [
         _section("Time line", charts.time_line(story), _LANES) if story.jobs else None,
         _section("Size per step, and what stands", charts.size_chart(saves, at), _FATES) if saves else None,
-        _section("Stall: how long each save held the training up", charts.stall_chart(saves, at),
+        _section("Stall: how long each save delayed the program", charts.stall_chart(saves, at),
                  [_Key("stall", "stall"), *([_Key("faint", "slower batches besides")] if has_slower else [])])
         if has_stall else None,
         _section("Bandwidth of each save", charts.bandwidth_chart(saves, at), [])

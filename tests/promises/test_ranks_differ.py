@@ -366,3 +366,49 @@ def test_a_partial_restore_compares_only_what_it_restored(ranks, run_dir):
     ranks(save)
     for rank, (old, new, missing) in enumerate(ranks(restore)):
         assert (old, new, missing) == ([0.0, 1.0, 2.0, 3.0], [float(rank)] * 3, ("new",))
+
+
+def test_a_domain_decomposed_array_given_as_it_is_names_sharded(many, run_dir):
+    text = failures(many, run_dir, lambda comm: {"u": np.full(4, comm.rank)}, errors.ReplicaMismatchError)
+    assert "hpcckpt.Sharded(part, global_shape, offset)" in text
+    assert "training" not in text
+
+
+def test_parts_of_other_sizes_name_the_array_and_sharded(many, run_dir):
+    text = failures(many, run_dir, lambda comm: {"u": np.zeros(4 + last(comm))}, errors.TreeMismatchError)
+    assert "'u', pass hpcckpt.Sharded(part, global_shape, offset)" in text
+    other_dir = run_dir.with_name("other")
+    other = failures(many, other_dir, lambda comm: {"v" if last(comm) else "w": np.zeros(3)}, errors.TreeMismatchError)
+    assert "Sharded" not in other
+
+
+def test_parts_of_other_sizes_in_a_later_save_name_sharded_too(many, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"u": np.zeros(4)}).result()
+            with pytest.raises(errors.TreeMismatchError, match=r"hpcckpt\.Sharded"):
+                ckpt.save(2, {"u": np.zeros(4 + last(comm))}).result()
+
+    many(body)
+
+
+def test_a_part_restored_without_sharded_names_it_and_no_model(many, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"u": hc.Sharded(np.zeros(4), (4 * comm.size,), (4 * comm.rank,)), "t": 1}).result()
+            with pytest.raises(errors.StateMismatchError) as caught:
+                ckpt.restore({"u": np.zeros(4), "t": 1})
+        return str(caught.value)
+
+    text = many(body)[0]
+    assert "hpcckpt.Sharded(part, global_shape, offset)" in text
+    assert " model" not in text
+
+
+def test_a_state_without_a_model_that_does_not_fit_mentions_no_model(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"u": np.zeros(4)}).result()
+        with pytest.raises(errors.StateMismatchError) as caught:
+            ckpt.restore({"v": np.zeros(4)})
+    assert "the same names" in str(caught.value)
+    assert " model" not in str(caught.value)
