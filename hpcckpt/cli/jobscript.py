@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -22,12 +23,14 @@ from hpcckpt.cli.exit_codes import ExitCode
 @click.option("--account", metavar="NAME", help="Left out, it is given when the job is submitted.")
 @click.option("--queue", metavar="NAME", help="By default one of the system that takes such jobs.")
 @click.option("--partition", metavar="NAME", help="Slurm's word for --queue.")
+@click.option("--qos", metavar="NAME", help="Slurm's quality of service, where a site has preemptible jobs by it.")
 @click.option("--name", metavar="NAME", help="Of the job. By default that of the run directory.")
 @click.option("--run", metavar="DIR", help="The run directory; what its saves have taken decides the lead time.")
 @click.option("--scratch", metavar="DIR|auto", help="Node-local storage; 'auto': that of the system.")
 @click.option("--filesystems", metavar="A:B", help="What a job at ALCF uses. By default those of the system.")
 @click.option("--array", metavar="RANGE", help="Many jobs at once; {task} in DIR and COMMAND is the number of each.")
 @click.option("--signal-lead", metavar="TIME", help="How long before its end a job is told to save and to stop.")
+@click.option("--grace", metavar="TIME", help="What a preempted job is given: GraceTime of the partition or QOS.")
 @click.option("--max-restarts", metavar="N", help="How often a job begins again. By default 20.")
 @click.option("--setup", metavar="FILE", help="Sourced first: modules, an environment.")
 @options.json_option
@@ -44,12 +47,14 @@ def command(*, is_json: bool, **asked: Any) -> int:
     """
     from hpcckpt.jobs.jobscript import MAX_SIGNAL_S, Request, read_request
     from hpcckpt.jobs.jobscript_filling import script_of
-    from hpcckpt.jobs.jobscript_lead import Lead, choose_lead
+    from hpcckpt.jobs.jobscript_lead import Lead, choose_lead, describe_grace
 
     job = read_request(Request(**asked))
     given = Lead(job.lead_s, "--signal-lead says so") if job.lead_s is not None else None
     lead = given or choose_lead(job.run, job.seconds, MAX_SIGNAL_S if job.scheduler == "slurm" else None)
-    script = script_of(job, lead, _words(asked))
+    grace, warnings = ("", ()) if job.grace_s is None else describe_grace(job.grace_s, lead)
+    job = replace(job, warnings=(*job.warnings, *warnings))
+    script = script_of(job, lead, _words(asked), grace)
     if is_json:
         document = {"scheduler": job.scheduler, "lead_seconds": lead.seconds, "lead_reason": lead.why}
         output.write_json({**document, "warnings": job.warnings, "script": script})

@@ -41,7 +41,9 @@ class Request:
     scratch: str | None = None
     filesystems: str | None = None
     array: str | None = None
+    qos: str | None = None
     signal_lead: str | None = None
+    grace: str | None = None
     max_restarts: str | None = None
     setup: str | None = None
 
@@ -66,12 +68,14 @@ class Job:
         How long it may take.
     lead_s : int or None
         How long before its end it is told; ``None``: by what its saves take.
-    account, queue, name, scratch, filesystems, array, setup : str
+    account, queue, name, scratch, filesystems, array, setup, qos : str
         As they are written into the script; "" is left out.
     run : pathlib.Path or None
         The run directory.
     max_restarts : int
         How often it is begun again.
+    grace_s : int or None
+        How long it may take to end when it is preempted; ``None``: it is not preempted, or this is not known.
     warnings : tuple of str
         What people should know, and what is no reason to refuse it.
     """
@@ -95,6 +99,8 @@ class Job:
     array: str
     setup: str
     max_restarts: int
+    qos: str = ""
+    grace_s: int | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -144,6 +150,7 @@ class _Reader:
             run=self._run(), scratch=self._scratch(system),
             filesystems=self._filesystems(scheduler, system), array=self._array(scheduler),
             setup=asked.setup or "", max_restarts=self._number("max_restarts", low=0, high=10_000, default=20),
+            qos=self._qos(scheduler), grace_s=self._grace(scheduler),
             warnings=tuple(warnings),
         )  # fmt: skip
 
@@ -212,6 +219,20 @@ class _Reader:
         elif scheduler == "slurm" and lead_s > MAX_SIGNAL_S:
             self._wrong("signal_lead", f"{text!r} – Slurm takes at most {MAX_SIGNAL_S} s")
         return lead_s
+
+    def _grace(self, scheduler: str) -> int | None:
+        text = self._asked.grace
+        if text is not None and scheduler != "slurm":
+            self._wrong("grace", f"{scheduler} gives a preempted job no time that is known; Slurm does")
+            return None
+        if text is not None and re.fullmatch(r"[0-9]{1,9}", text):  # as Slurm shows it: seconds
+            return int(text)
+        return self._seconds("grace")
+
+    def _qos(self, scheduler: str) -> str:
+        if self._asked.qos is not None and scheduler != "slurm":
+            self._wrong("qos", f"{scheduler} has none: --queue says how a job is served")
+        return self._text("qos", "IDENTIFIER")
 
     def _check_node(self, system: System | None, ranks: int, gpus: int, cpus: int) -> None:
         if system is None:

@@ -64,11 +64,12 @@ def fill(job: Job, texts: Texts, lead_s: int) -> str:
     return substitute((_TEMPLATES / f"{job.scheduler}.sh.in").read_text(encoding="utf-8"), values)
 
 
-def script_of(job: Job, lead: Lead, words: Sequence[str]) -> str:
+def script_of(job: Job, lead: Lead, words: Sequence[str], grace: str = "") -> str:
     """Return the script that people have asked for by `words`. Independent."""
     header = [f"# Made by: hpcckpt jobscript {shlex.join(words)}"]
     header.append(f"# Submit it by: {_submit(job)}; HPCCKPT_DRY_RUN=1 bash FILE shows what it would do.")
     header.append(f"# It is told to save and to stop {lead.seconds} s before its end: {lead.why}.")
+    header += [f"# {grace}."] if grace else []
     header += [f"# Note: {warning}." for warning in job.warnings]
     inputs = _surroundings(job)
     if job.array:
@@ -150,7 +151,7 @@ def _supervise(job: Job, texts: Texts) -> str:
 def _slurm_lines(job: Job, lead_s: int) -> list[str]:
     output = "%x-%A_%a.out" if job.array else "%x-%j.out"
     asked = {
-        "job-name": job.name, "account": job.account, "partition": job.queue, "nodes": job.n_nodes,
+        "job-name": job.name, "account": job.account, "partition": job.queue, "qos": job.qos, "nodes": job.n_nodes,
         "ntasks-per-node": job.ranks_per_node, "cpus-per-task": job.cpus_per_rank, "gpus-per-node": job.gpus_per_node,
         "time": clock(job.seconds), "array": job.array, "signal": f"B:USR1@{lead_s}", "output": output,
     }  # fmt: skip

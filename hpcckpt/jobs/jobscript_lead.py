@@ -65,6 +65,20 @@ def choose_lead(run: Path | None, job_s: int, most_s: int | None = None) -> Lead
     return _fitting(Lead(seconds, why), job_s)
 
 
+def describe_grace(grace_s: int, lead: Lead) -> tuple[str, tuple[str, ...]]:
+    """Return a line about what preemption leaves to a job, and warnings if that is less than its lead. Pure."""
+    if grace_s >= lead.seconds:
+        text = f"If it is preempted it has {grace_s} s (--grace) to save and to stop; it is requeued and resumes"
+        return text, ()
+    limit = f"its grace time is {grace_s} s (--grace)" if grace_s else "it has no grace time, only the site's KillWait"
+    text = f"If it is preempted {limit}; it is requeued, and resumes from its newest checkpoint"
+    warning = (
+        f"--grace: {grace_s} s are less than the {lead.seconds} s for a last save ({lead.why}): "
+        "save often, by every_n_batches or every_n_minutes, for the work since the last save may be lost"
+    )
+    return text, (warning,)
+
+
 def _fitting(lead: Lead, job_s: int) -> Lead:
     if lead.seconds >= job_s:
         raise OptionError(

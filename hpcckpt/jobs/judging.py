@@ -14,6 +14,8 @@ from hpcckpt.preemption.clock import duration_text
 ENDING_S = 60.0
 """A TERM that comes no longer than this before the end of the job is the end of the job."""
 
+_REQUEUED = "the scheduler has put it into the queue again"
+
 
 class Verdict(NamedTuple):
     """What is done now.
@@ -45,7 +47,11 @@ class Circumstances(NamedTuple):
     is_halted : bool
         A file HALT has stopped the run.
     is_taken : bool
-        The scheduler has ended the job already: somebody cancelled it, or a node is lost.
+        The scheduler has ended the job already: it was cancelled or preempted, or a node is lost.
+    is_requeued : bool
+        The job is in the queue again already, without us.
+    is_preempted : bool
+        The scheduler ends the job to make room for another one.
     left_s : float or None
         What was left of the job at the first TERM, or when the step had ended; ``None`` if nobody knows.
     """
@@ -54,18 +60,25 @@ class Circumstances(NamedTuple):
     chain: str = ""
     is_halted: bool = False
     is_taken: bool = False
+    is_requeued: bool = False
+    is_preempted: bool = False
     left_s: float | None = None
 
 
 def judge(ended: Ended, about: Circumstances, scheduler: Scheduler) -> Verdict:
-    """Say what becomes of the job. Pure."""
+    """Return what becomes of the job. Pure."""
     if ended.code == EXIT_CODE:
-        return _goes_on("checkpointed", ended, about, scheduler)
+        return _goes_on("preempted, checkpointed" if about.is_preempted else "checkpointed", ended, about, scheduler)
     if ended.code == LockedError.exit_code and ended.asked_by:
         return _goes_on("not begun, for its run is locked", ended, about, scheduler)
+    if about.is_preempted and (ended.code or about.is_taken):  # ranks that do not listen yet are killed by its TERM
+        what = "preempted, and resumes from its newest checkpoint"
+        return _goes_on(what, ended._replace(code=ended.code or 1), about, scheduler)
     if about.is_taken:  # its code means nothing: srun has 0 where a node is lost
-        text = f"ended from outside, with code {ended.code}: cancelled, or a node is lost; its newest checkpoint stands"
-        return Verdict(text, ended.code or 1)
+        if about.is_requeued:
+            return Verdict(f"ended from outside, with code {ended.code}: {_REQUEUED}", ended.code or 1)
+        why = "cancelled, or a node is lost; its newest checkpoint is kept"
+        return Verdict(f"ended from outside, with code {ended.code}: {why}", ended.code or 1)
     chain_ends = scheduler.end_chain(about.chain) if about.chain else ()
     if ended.code == 0:
         return Verdict("done", 0, chain_ends)
@@ -84,6 +97,8 @@ def _goes_on(what: str, ended: Ended, about: Circumstances, scheduler: Scheduler
         return Verdict("halted: a file HALT has stopped it; submit it again to go on", ended.code, chain_ends)
     if about.chain:
         return Verdict(f"{what}: the next job of the chain {about.chain} goes on", ended.code)
+    if about.is_requeued:
+        return Verdict(f"{what}: {_REQUEUED}", ended.code)
     if _is_ended_early(ended, about):
         left = "" if about.left_s is None else f", {duration_text(about.left_s)} before its end"
         return Verdict(f"{what}: ended by somebody{left}; submit it again to go on", ended.code)
@@ -102,7 +117,9 @@ def _goes_on(what: str, ended: Ended, about: Circumstances, scheduler: Scheduler
 
 
 def _is_ended_early(ended: Ended, about: Circumstances) -> bool:
-    """Say whether somebody has ended the job, and not its time: then it is not for us to begin it again. Pure."""
+    """Return True if a person has ended the job, not its time: then it is not for us to requeue it. Pure."""
+    if about.is_preempted:
+        return False
     if about.left_s is None:
         return about.is_taken
     is_ended = about.is_taken or ended.asked_by == "SIGTERM" or ended.term_at is not None

@@ -40,6 +40,24 @@ class Requeue(NamedTuple):
     note: str = ""
 
 
+class JobState(NamedTuple):
+    """What a scheduler reports of a job.
+
+    Attributes
+    ----------
+    is_running : bool
+        It is neither cancelled, nor requeued, nor lost.
+    is_requeued : bool
+        It is in the queue again since this script began, by the scheduler or by a person.
+    is_preempted : bool
+        The scheduler ends it, or will, to make room for a job of higher priority.
+    """
+
+    is_running: bool = True
+    is_requeued: bool = False
+    is_preempted: bool = False
+
+
 class Scheduler(ABC):
     """A scheduler, as the one process sees it that a batch script has become.
 
@@ -47,7 +65,7 @@ class Scheduler(ABC):
 
     1) `job_id`, `restarts`, `job_end`: what is said at the start; `step_environment` goes to the ranks;
     2) `signal_step`: a signal came, and is handed on to the ranks;
-    3) `is_running`: the step has ended; is that its own doing, or has somebody ended the job?
+    3) `state`: the step has ended, or a TERM came; has the scheduler ended the job, and why?
     4) `requeue`: it has ended with 75, and the job is to begin again;
     5) `end_chain`: it has ended otherwise, and what waits in the queue for it is not needed.
 
@@ -100,12 +118,12 @@ class Scheduler(ABC):
         """
         return False
 
-    def is_running(self) -> bool:
-        """Say whether the scheduler, too, takes this job for running: not for cancelled, or lost. Independent.
+    def state(self) -> JobState:
+        """Return what the scheduler reports of this job. Independent.
 
         Where it cannot be asked, or does not answer, the job runs: this very process is part of it.
         """
-        return True
+        return JobState()
 
     @abstractmethod
     def requeue(self) -> Requeue | None:

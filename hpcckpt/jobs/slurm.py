@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from hpcckpt.errors import RetryError
-from hpcckpt.jobs.schedulers import Command, Requeue, Scheduler, act
+from hpcckpt.jobs.schedulers import Command, JobState, Requeue, Scheduler, act
 
 SIGNAL_S = 10.0
 """How long Slurm may take for an answer while a warning waits: it is tried again, and in the end srun is signalled."""
+
+_COLUMN = 40
+"""Characters of a column that squeue prints; it cuts off what is longer."""
 
 
 class Slurm(Scheduler):
@@ -45,13 +48,20 @@ class Slurm(Scheduler):
             raise RetryError(f"job {job} has no step yet that could be signalled")
         return max(map(int, steps))
 
-    def is_running(self) -> bool:
-        """Say whether Slurm takes this job for running: a node that is lost ends srun with code 0. Independent."""
+    def state(self) -> JobState:
+        """Return what Slurm reports of this job. Independent.
+
+        It is asked because a lost node ends srun with code 0.  Preemption by REQUEUE has counted the restart when
+        the script gets its TERM; preemption by CANCEL, and the grace time before both, show the time of preemption.
+        """
+        columns = ",".join(f"{name}:{_COLUMN}" for name in ("State", "RestartCnt", "PreemptTime"))
         try:
-            answer = act(("squeue", "--noheader", f"--jobs={self.job_id}", "--format=%T"))
+            answer = act(("squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={columns}"))
         except RetryError:
-            return True
-        return "RUNNING" in answer.split()
+            return JobState()
+        state, restarts, preempted = [*answer.split(), "", "", ""][:3]
+        is_requeued = restarts.isdecimal() and int(restarts) > self.restarts
+        return JobState(state == "RUNNING", is_requeued, preempted not in {"", "N/A"})
 
     def requeue(self) -> Requeue | None:
         """Return what makes Slurm end this job and begin it again."""

@@ -154,8 +154,19 @@ class Step:
         self._next_try = self._began
         self._n_tries = 0
 
-    def attend(self, ears: Ears, deadline: Deadline) -> Ended:
-        """Wait for the end of the step, and hand on what is heard meanwhile. Independent."""
+    def attend(self, ears: Ears, deadline: Deadline, on_term: Callable[[], None]) -> Ended:
+        """Wait for the end of the step, and forward signals to it meanwhile. Independent.
+
+        Parameters
+        ----------
+        ears : Ears
+            Receives the signals.
+        deadline : Deadline
+            When the step is asked to stop without a signal.
+        on_term : callable
+            Called once, after the first TERM.
+        """
+        is_term_reported = False
         while (code := self._child.poll()) is None:
             for heard in ears.wait(self._pause_s(deadline)):
                 if heard in ASKING:
@@ -164,6 +175,9 @@ class Step:
             if left_s is not None and left_s <= 0 and not self.asked_by:
                 self._ask("SIGUSR1", f"{deadline.lead_s or 0.0:.0f} s before the end of the job")
             self._hand_on(deadline)
+            if self.term_at is not None and not is_term_reported:
+                is_term_reported = True
+                on_term()
         code = code if code >= 0 else 128 - code
         return Ended(code, self.asked_by, time.monotonic() - self._began, self.term_at)
 

@@ -15,7 +15,9 @@ code    what it means
 other   failed: the chain ends
 ======  ======================================================================================
 
-A job that the scheduler itself has ended, because a node is lost, is left to the scheduler, whatever the code.
+A job that the scheduler itself has ended, because a node is lost, is left to the scheduler, whatever the code.  One
+that it preempts is put into the queue again, unless the scheduler has done so: at once if it is being ended, else when
+the step has ended, whatever the code but 0.
 
 A step that finds the run locked (code 8) is started again for a while.  A job whose node is lost keeps its lock: nobody
 can know that it is dead before its heartbeat has been silent for long enough, and Slurm may be quicker than that.
@@ -30,6 +32,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +46,7 @@ from hpcckpt.diagnosis.scratch import find_scratch, free_space
 from hpcckpt.errors import LockedError, RetryError
 from hpcckpt.jobs import surveying
 from hpcckpt.jobs.judging import Circumstances, Verdict, judge
-from hpcckpt.jobs.schedulers import Scheduler, act, may_be_done
+from hpcckpt.jobs.schedulers import JobState, Scheduler, act, may_be_done
 from hpcckpt.jobs.stepping import Deadline, Ears, Ended, Say, started
 from hpcckpt.preemption import EXIT_CODE
 from hpcckpt.preemption.clock import duration_text
@@ -116,12 +119,26 @@ def supervise(settings: Settings, scheduler: Scheduler, say: Say) -> Report:
         left_s = None if end is None else end.at - (ended.term_at or time.time())
         show(settings, say)  # step 3
         is_halted = _is_halted(halts, _halts(settings, say))
-        is_taken = not scheduler.is_running()
-        about = Circumstances(settings.max_restarts, settings.chain, is_halted, is_taken, left_s)
+        about = _circumstances(settings, scheduler.state())._replace(is_halted=is_halted, left_s=left_s)
         verdict = judge(ended, about, scheduler)
         carry_out(verdict, settings, scheduler, say)  # step 4
     facts = {"job": scheduler.job_id, "scheduler": scheduler.name, "restarts": scheduler.restarts, "run": settings.run}
     return Report(verdict.code, {**facts, **ended._asdict(), "verdict": verdict._asdict()})
+
+
+def _circumstances(settings: Settings, state: JobState) -> Circumstances:
+    return Circumstances(
+        settings.max_restarts, settings.chain,
+        is_taken=not state.is_running, is_requeued=state.is_requeued, is_preempted=state.is_preempted,
+    )  # fmt: skip
+
+
+def _requeue_preempted(settings: Settings, scheduler: Scheduler, say: Say) -> None:
+    """Requeue a job that is being ended by preemption, before its step ends: its save may take longer than it has."""
+    state = scheduler.state()
+    if state.is_preempted and not state.is_running:
+        killed = Ended(128 + signal.SIGTERM, "SIGTERM", 0.0)
+        carry_out(judge(killed, _circumstances(settings, state), scheduler), settings, scheduler, say)
 
 
 def _deadline(settings: Settings, end: JobEnd | None) -> Deadline:
@@ -216,7 +233,7 @@ def _work(
     while True:
         say(f"step: {shlex.join(settings.command)}")
         with started(settings.command, environ, scheduler, say) as step:
-            ended = step.attend(ears, deadline)
+            ended = step.attend(ears, deadline, lambda: _requeue_preempted(settings, scheduler, say))
         by = f" asked_by={ended.asked_by}" if ended.asked_by else ""
         say(f"step ended code={ended.code} seconds={ended.seconds:.0f}{by}")
         if ended.code != LockedError.exit_code or ended.asked_by or time.monotonic() > patience_ends:

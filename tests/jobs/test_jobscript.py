@@ -22,6 +22,7 @@ SIZE = ["--nodes", "2", "--time", "1:00:00"]
 END = ["--", "hpcckpt", "train", "-c", "a config.hjson", "--run", "runs/a"]
 REQUESTS = {
     "slurm": ["--scheduler", "slurm", "--ranks-per-node", "4", "--gpus-per-node", "4", "--partition", "gpu"],
+    "slurm preemptible": ["--scheduler", "slurm", "--qos", "preempt", "--grace", "60"],
     "slurm array": ["--scheduler", "slurm", "--array", "1-8%2", "--account", "mine"],
     "pbs": ["--scheduler", "pbs", "--ranks-per-node", "4", "--cpus-per-rank", "8", "--filesystems", "home"],
     "pbs array": ["--scheduler", "pbs", "--array", "0-9"],
@@ -103,6 +104,29 @@ def unguarded(script: str) -> list[str]:
 def test_nor_any_of_the_scripts_that_are_there(kind: str) -> None:
     found = {path.name: unguarded(path.read_text(encoding="utf-8")) for path in (ROOT / "scripts" / kind).iterdir()}
     assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_a_grace_time_that_is_enough_for_a_last_save_is_a_line_of_the_script(jobscript: Script) -> None:
+    words = ["--scheduler", "slurm", *SIZE, "--qos", "preempt", *END]
+    code, script, err = jobscript("--grace", "300", *words)
+    assert (code, err) == (0, "")
+    assert "#SBATCH --qos=preempt\n" in script
+    assert "# If it is preempted it has 300 s (--grace) to save and to stop; it is requeued and resumes.\n" in script
+
+
+@pytest.mark.parametrize("grace", ["0", "2m"])
+def test_a_grace_time_that_is_too_short_for_a_last_save_is_a_warning(jobscript: Script, grace: str) -> None:
+    code, script, err = jobscript("--scheduler", "slurm", "--grace", grace, *SIZE, *END)
+    assert code == 0
+    assert "If it is preempted" in script
+    assert "warning: --grace: " in err
+
+
+def test_what_only_slurm_has_is_refused_for_others(jobscript: Script) -> None:
+    code, _, err = jobscript("--scheduler", "pbs", "--grace", "60", "--qos", "preempt", *SIZE, *END)
+    assert code == 2
+    assert "--grace: pbs" in err
+    assert "--qos: pbs" in err
 
 
 def test_programs_words_reach_the_program_as_they_were_given(jobscript: Script) -> None:

@@ -117,6 +117,42 @@ def test_a_save_that_ends_behind_the_time_limit_is_requeued(site: Site, monkeypa
     assert site.told("scontrol requeue") == [REQUEUED], site.said
 
 
+@pytest.mark.parametrize(("state", "code"), [
+    ("RUNNING 0 2026-11-23T11:00:00", 75),  # in its grace time, of which only the ranks are informed
+    ("RUNNING 0 2026-11-23T11:00:00", 143),  # the TERM came while the ranks did not catch it yet
+    ("COMPLETING 0 2026-11-23T11:00:00", 75),
+    ("COMPLETING 0 2026-11-23T11:00:00", 0),
+])  # fmt: skip
+def test_a_job_that_slurm_preempts_is_requeued(site: Site, state: str, code: int) -> None:
+    site.command("squeue", f"echo {state}")
+    site.supervise("sh", "-c", f"exit {code}", variables=in_s(36000.0))
+    assert site.told("scontrol requeue") == [REQUEUED], site.said
+
+
+@pytest.mark.parametrize("code", [75, 143])
+def test_a_job_that_slurm_has_requeued_itself_is_not_requeued_again(site: Site, code: int) -> None:
+    site.command("squeue", "echo COMPLETING 1 N/A")
+    assert site.supervise("sh", "-c", f"exit {code}", variables=in_s(36000.0)).code == code
+    assert site.told("scontrol requeue") == []
+    assert site.has_said("the scheduler has put it into the queue again")
+
+
+def test_a_job_that_is_done_when_it_is_preempted_is_done(site: Site) -> None:
+    site.command("squeue", "echo RUNNING 0 2026-11-23T11:00:00")
+    assert site.supervise("true", variables=in_s(36000.0)).code == 0
+    assert site.told("scontrol requeue") == []
+
+
+def test_a_preempted_job_is_requeued_before_its_last_save_has_ended(site: Site, tmp_path: Path) -> None:
+    requeued = tmp_path / "requeued"
+    site.command("squeue", "echo COMPLETING 0 2026-11-23T11:00:00")
+    site.command("scontrol", f"echo COMPLETING 1 N/A >{requeued}")
+    step = "hear('SIGTERM'); ask('SIGTERM'); wait('SIGTERM')\n"
+    step += f"while not os.path.exists({str(requeued)!r}): time.sleep(0.01)\nsys.exit(75)"
+    site.supervise(*python(HEARING + step), variables=in_s(36000.0))
+    assert site.told("scontrol requeue")[0] == REQUEUED, site.said
+
+
 def test_a_job_that_somebody_ends_behind_its_warning_is_not_requeued(site: Site) -> None:
     step = "hear('SIGUSR1', 'SIGTERM'); ask('SIGUSR1'); wait('SIGUSR1'); ask('SIGTERM'); wait('SIGTERM'); sys.exit(75)"
     site.supervise(*python(HEARING + step), variables=in_s(36000.0))
@@ -246,10 +282,10 @@ def test_a_chain_that_cannot_be_ended_is_a_matter_of_its_own(site: Site) -> None
 
 
 def test_one_of_an_array_is_told_from_the_others(site: Site) -> None:
-    own = "*=40_2*%T) echo COMPLETING ;; *=40_2*) echo 40_2.batch 40_2.0 ;;"
-    site.command("squeue", f'case "$*" in {own} *%T) echo RUNNING ;; *) echo 40_3.7 ;; esac')
+    own = "*=40_2*State*) echo COMPLETING ;; *=40_2*) echo 40_2.batch 40_2.0 ;;"
+    site.command("squeue", f'case "$*" in {own} *State*) echo RUNNING ;; *) echo 40_3.7 ;; esac')
     one = detect({"SLURM_JOB_ID": "40", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"})
-    assert not one.is_running()
+    assert not one.state().is_running
     assert one.signal_step("srun", "USR1")
     assert site.told("scancel") == ["scancel --signal=USR1 40_2.0"]
 

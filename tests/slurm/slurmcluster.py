@@ -22,8 +22,8 @@ from typing import NamedTuple
 from slurmreaper import reaped
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue")
-NODES = ("n1", "n2", "n3")
-"""The first two take what is submitted; the last is for jobs that say ``--partition=apart``."""
+NODES = ("n1", "n2", "n3", "n4")
+"""The first two take what is submitted; n3 is for ``--partition=apart``, n4 for preemption."""
 CPUS = 8
 START_S = 180.0
 ANSWER_S = 5.0
@@ -69,6 +69,13 @@ MpiDefault=none
 {nodes}
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 PartitionName=apart Nodes=n3 MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes=n4 PriorityTier=9 PreemptMode=OFF MaxTime=INFINITE State=UP
+PartitionName=requeue Nodes=n4 PreemptMode=REQUEUE GraceTime=3600 MaxTime=INFINITE State=UP
+PartitionName=requeue-now Nodes=n4 PreemptMode=REQUEUE GraceTime=0 MaxTime=INFINITE State=UP
+PartitionName=cancel Nodes=n4 PreemptMode=CANCEL GraceTime=3600 MaxTime=INFINITE State=UP
+PartitionName=cancel-now Nodes=n4 PreemptMode=CANCEL GraceTime=0 MaxTime=INFINITE State=UP
 """
 """Slurm's own patience is made for machines that are not overloaded: a job that begins late would count as lost.
 

@@ -64,6 +64,23 @@ def test_a_job_that_slurm_has_ended_is_neither_done_nor_failed_and_its_chain_goe
     assert verdict.code not in {0, 75}
 
 
+@pytest.mark.parametrize("asked_by", ["", "SIGTERM"])
+@pytest.mark.parametrize(("is_taken", "code"), [(False, 75), (False, 143), (True, 75), (True, 0), (True, 143)])
+def test_a_preempted_job_is_requeued_long_before_its_end(asked_by, is_taken, code):
+    about = ABOUT._replace(left_s=3600.0, is_taken=is_taken, is_preempted=True)
+    assert judge(Ended(code, asked_by, 1.0), about, slurm()).command == REQUEUE
+    assert judge(Ended(code, asked_by, 1.0), about._replace(chain="night"), slurm()).command == ()
+    assert judge(Ended(code, asked_by, 1.0), about._replace(is_halted=True), slurm()).command == ()
+
+
+def test_a_preempted_job_that_is_requeued_already_is_left_alone():
+    about = ABOUT._replace(left_s=3600.0, is_taken=True, is_requeued=True)
+    for code in (75, 143):
+        verdict = judge(Ended(code, "SIGTERM", 1.0), about, slurm())
+        assert (verdict.code, verdict.command) == (code, ())
+        assert "put it into the queue again" in verdict.text
+
+
 @pytest.mark.parametrize(("left_s", "asked_by", "is_taken", "is_again"), [
     (300.0, "SIGTERM", False, False),  # where the scheduler cannot be asked, a TERM long before the end is no end
     (300.0, "SIGTERM", True, False),
