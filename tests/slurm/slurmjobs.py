@@ -91,7 +91,9 @@ def diff(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def end(cluster: Cluster, job: str, timeout_s: float = IDLE_S) -> Job:
     """Wait until a job has ended, however it does."""
-    return cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", timeout_s=timeout_s)
+    return cluster.wait_for(
+        job, "COMPLETED", "FAILED", "CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL", timeout_s=timeout_s
+    )
 
 
 def done(cluster: Cluster, job: str, timeout_s: float = IDLE_S) -> int:

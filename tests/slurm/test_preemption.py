@@ -27,7 +27,9 @@ PARTITIONS = ("requeue", "cancel", "requeue-now", "cancel-now")
 NEVER_CATCHES = """\
 #!/usr/bin/env bash
 #SBATCH --output=%x-%j.out --open-mode=append --requeue
-exec hpcckpt supervise -- srun sh -c 'echo "started $HPCCKPT_RESTART_COUNT"; [ "$HPCCKPT_RESTART_COUNT" != 0 ] || sleep 3600'
+exec hpcckpt supervise -- srun sh -c '
+    echo "started $HPCCKPT_RESTART_COUNT"
+    [ "$HPCCKPT_RESTART_COUNT" != 0 ] || sleep 3600'
 """
 
 
