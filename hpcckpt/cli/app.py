@@ -80,6 +80,9 @@ def never_fail_to_encode() -> None:
 @click.version_option(__version__, prog_name="hpcckpt", message="%(prog)s %(version)s")
 @places.option("--cmake-dir", places.cmake_dir, "Print where find_package(hpcckpt) finds it.")
 @places.option("--include-dir", places.include_dir, "Print where the headers for plugins are.")
+@places.option(
+    "--tmci-include-dirs", places.tmci_include_dirs, "Print the header directories for TMCI's plugins, as a CMake list."
+)
 @places.option("--lib", places.library, "Print where the native library is.")
 def tool() -> None:
     """Durable, elastic checkpoints for MPI-parallel training."""

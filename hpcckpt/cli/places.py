@@ -1,4 +1,4 @@
-"""Where the parts for building plugins are: ``hpcckpt --cmake-dir | --include-dir | --lib``, for use in build files."""
+"""Where the parts for building plugins are: ``hpcckpt --cmake-dir | --include-dir | …``, for use in build files."""
 
 from __future__ import annotations
 
@@ -22,6 +22,19 @@ def include_dir() -> Path:
     return Path(hpcckpt.__file__).parent / "native" / "include"
 
 
+def tmci_include_dirs() -> str:
+    """Return the directories of the headers that a plugin for TMCI includes, as CMake lists them.
+
+    Raises
+    ------
+    ConfigError
+        If TensorFlow is not installed.
+    """
+    from hpcckpt.native import tfinfo  # which loads the native library
+
+    return ";".join([str(include_dir()), *tfinfo.resolve().include_dirs.values])
+
+
 def library() -> Path:
     """Return the native library.
 
@@ -36,7 +49,7 @@ def library() -> Path:
     raise ConfigError("the native part is not built: install a C++17 compiler and hpcckpt again")
 
 
-def option(name: str, place: Callable[[], Path], text: str) -> Callable[[Any], Any]:
+def option(name: str, place: Callable[[], Path | str], text: str) -> Callable[[Any], Any]:
     """Return an option of the tool itself that prints a place, and ends."""
 
     def show(context: click.Context, _: click.Parameter, is_given: bool) -> None:

@@ -25,7 +25,7 @@ MAX_BACKENDS = 256
 MAX_STRUCT_BYTES = 4096
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _HEAD_BYTES = 24
-_ANEW = "build it anew with the headers of this hpcckpt (python -m hpcckpt --include-dir)"
+REBUILD = "build it again with the headers of this hpcckpt (python -m hpcckpt --include-dir)"
 _PAGE = 4096
 
 
@@ -110,31 +110,31 @@ def read_plugin(origin: str, address: int) -> list[BackendRecord]:
     """
     head = peek(address, _HEAD_BYTES)
     if head is None:
-        raise _damaged(origin, f"{abi.SYMBOL}() returned {address:#x}, where no table is")
+        raise damaged(origin, f"{abi.SYMBOL}() returned {address:#x}, where no table is")
     _check_head(origin, head)
     table = _read_struct(origin, "its table", address, abi.PluginTable)
     if not 1 <= table.n_backends <= MAX_BACKENDS:
-        raise _damaged(origin, f"it says that it has {table.n_backends} backends, and 1 to {MAX_BACKENDS} can be")
+        raise damaged(origin, f"it says that it has {table.n_backends} backends, and 1 to {MAX_BACKENDS} can be")
     addresses = peek(table.backends, 8 * table.n_backends)
     if addresses is None:
-        raise _damaged(origin, f"its list of backends is said to be at {table.backends:#x}, where none is")
+        raise damaged(origin, f"its list of backends is said to be at {table.backends:#x}, where none is")
     return [_read_backend(origin, each) for each in struct.unpack(f"={table.n_backends}Q", addresses)]
 
 
 def _check_head(origin: str, head: bytes) -> None:
     _, platform, magic, major, minor = struct.unpack("=IIQII", head)
     if magic == int.from_bytes(abi.MAGIC.to_bytes(8, "little"), "big"):
-        raise _wrong_platform(origin, "another byte order")
+        raise wrong_platform(origin, "another byte order")
     if magic != abi.MAGIC:
-        raise _damaged(origin, f"its table does not begin as one of hpcckpt does (magic {magic:#x})")
+        raise damaged(origin, f"its table does not begin as one of hpcckpt does (magic {magic:#x})")
     if platform != abi.this_platform():
-        raise _wrong_platform(origin, abi.platform_name(platform))
+        raise wrong_platform(origin, abi.platform_name(platform))
     if major < abi.MAJOR:
-        raise PluginError(f"plugin {origin} is too old: plugin ABI {major}, need {abi.MAJOR}; {_ANEW}")
+        raise PluginError(f"plugin {origin} is too old: plugin ABI {major}, need {abi.MAJOR}; {REBUILD}")
     if (major, minor) > (abi.MAJOR, abi.MINOR):
         raise PluginError(
             f"plugin {origin} is too new: plugin ABI {major}.{minor}, and this hpcckpt has {abi.MAJOR}.{abi.MINOR}; "
-            f"upgrade it (pip install -U hpcckpt), or {_ANEW.replace('build it', 'build the plugin')}"
+            f"upgrade it (pip install -U hpcckpt), or {REBUILD.replace('build it', 'build the plugin')}"
         )
 
 
@@ -142,13 +142,13 @@ def _read_struct(origin: str, what: str, address: int, kind: type[ctypes.Structu
     """Return a copy of a struct that says it is at least as long as version 1.0 has it."""
     size = peek(address, 4)
     if size is None:
-        raise _damaged(origin, f"{what} is said to be at {address:#x}, where none is")
+        raise damaged(origin, f"{what} is said to be at {address:#x}, where none is")
     nbytes, least = int.from_bytes(size, sys.byteorder), ctypes.sizeof(kind)
     if not least <= nbytes <= MAX_STRUCT_BYTES:
-        raise _damaged(origin, f"{what} says that it has {nbytes} bytes, and at least {least} are needed")
+        raise damaged(origin, f"{what} says that it has {nbytes} bytes, and at least {least} are needed")
     content = peek(address, least)
     if content is None:
-        raise _damaged(origin, f"{what} ends before its {nbytes} bytes do")
+        raise damaged(origin, f"{what} ends before its {nbytes} bytes do")
     return kind.from_buffer_copy(content)
 
 
@@ -158,58 +158,20 @@ def _read_backend(origin: str, address: int) -> BackendRecord:
     name = "" if raw is None else raw.decode("ascii", errors="replace")
     if not NAME.fullmatch(name):
         said = "no readable name" if raw is None else f"the name {raw!r}"
-        raise _damaged(origin, f"a backend has {said}; a name is a C identifier of at most 64 characters")
+        raise damaged(origin, f"a backend has {said}; a name is a C identifier of at most 64 characters")
     functions = {each: int(getattr(table, each)) for each in ("create", "save", "load", "destroy")}
     for function, where in functions.items():
         if not is_code(where):
-            raise _damaged(origin, f"the function {function!r} of backend {name!r} is at {where:#x}, where none is")
+            raise damaged(origin, f"the function {function!r} of backend {name!r} is at {where:#x}, where none is")
     return BackendRecord(name, table.features, address, **functions)
 
 
-def _damaged(origin: str, reason: str) -> PluginError:
-    return PluginError(f"plugin {origin} is damaged: {reason}; {_ANEW}")
+def damaged(origin: str, reason: str) -> PluginError:
+    """Return the error for a file whose content cannot be a plugin's."""
+    return PluginError(f"plugin {origin} is damaged: {reason}; {REBUILD}")
 
 
-def _wrong_platform(origin: str, theirs: str) -> PluginError:
+def wrong_platform(origin: str, theirs: str) -> PluginError:
+    """Return the error for a file that is made for another machine."""
     ours = abi.platform_name(abi.this_platform())
     return PluginError(f"plugin {origin} is for the wrong platform: {theirs}; build it for this one, {ours}")
-
-
-# -- what the system's loader says ---------------------------------------------------------------
-
-_MACHINES = {
-    3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64",
-}  # fmt: skip
-"""ELF's numbers."""
-_ELF = b"\x7fELF"
-
-
-def explain_loader(origin: str, error: OSError) -> PluginError:
-    """Say why ``dlopen`` refused a file, and what to do."""
-    text = str(error).removeprefix(f"{origin}: ")
-    theirs, ours = _machine_of(origin), _machine_of("/proc/self/exe")
-    if theirs and ours and theirs != ours:
-        return _wrong_platform(origin, theirs)
-    if not theirs:
-        return _damaged(origin, f"it is not a shared library ({text})")
-    if "undefined symbol" in text:
-        hint = "link it to the library that has it, or import that one before"
-    elif "cannot open shared object file" in text:
-        hint = "set LD_LIBRARY_PATH to where it is, or build the plugin with an rpath"
-    else:
-        hint = _ANEW
-    return PluginError(f"plugin {origin} cannot be loaded: {text}; {hint}")
-
-
-def _machine_of(path: str) -> str:
-    """Say for which machine an executable file is, or nothing if it is none."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(20)
-    except OSError:
-        return ""
-    if len(head) < 20 or not head.startswith(_ELF) or head[4] not in (1, 2) or head[5] not in (1, 2):
-        return ""
-    order = "little" if head[5] == 1 else "big"
-    number = int.from_bytes(head[18:20], order)  # type: ignore[arg-type]
-    return f"{_MACHINES.get(number, f'ELF machine {number}')}, {32 * head[4]} bits, {order}-endian"

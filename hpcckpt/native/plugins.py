@@ -28,7 +28,7 @@ from typing import IO
 import hpcckpt.native
 from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError, PluginError
 from hpcckpt.files import write_whole
-from hpcckpt.native import abi, handshake
+from hpcckpt.native import abi, handshake, loader_errors
 from hpcckpt.native.instances import Instance, LoadedBackend, PluginContext, PluginTensor
 from hpcckpt.private import why_not_safe
 
@@ -196,14 +196,11 @@ def _open(file: str) -> list[handshake.BackendRecord]:
     try:
         library = ctypes.CDLL(file, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
-        raise handshake.explain_loader(file, error) from error
+        raise loader_errors.explain(file, error) from error
     try:
         entry = library[abi.SYMBOL]
     except AttributeError:
-        raise PluginError(
-            f"plugin {file} is none: it exports no {abi.SYMBOL}; does its source say HPCCKPT_REGISTER_BACKEND (C++) or "
-            f"HPCCKPT_EXPORT_BACKENDS (C)?"
-        ) from None
+        raise loader_errors.explain_no_entry(file) from None
     entry.restype, entry.argtypes = ctypes.c_void_p, []
     return handshake.read_plugin(file, entry() or 0)
 

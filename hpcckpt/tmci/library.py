@@ -1,31 +1,43 @@
-"""Where the library of TensorFlow ops is, for build systems that ask as TMCI's do; plugins need not link to it."""
+"""The library that plugins written for TMCI link to, for build systems that ask as TMCI's do: TensorFlow's own."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
-from hpcckpt.native import tf_ops
+from hpcckpt.native import tfinfo
 
 __all__ = ["get_library", "get_library_dir"]
 
 
 def get_library() -> str:
-    """Return the name of the library of TensorFlow ops: a file in `get_library_dir`, as for ``ld -l:NAME``.
+    """Return the file name of TensorFlow's library, as for ``ld -l:NAME``.
+
+    It has what TMCI's library has for a plugin, `tensorflow::Tensor`. A plugin that is linked to it, with an rpath to
+    `get_library_dir`, as CMake sets it, loads before and after TensorFlow is imported.
 
     Raises
     ------
-    BackendError
-        If it is not built for the installed TensorFlow; with what to do.
+    ConfigError
+        If TensorFlow is not installed; with what to do.
     """
-    return tf_ops.load_ops().path.name
+    return _path().name
 
 
 def get_library_dir() -> str:
-    """Return the directory of the library of TensorFlow ops.
+    """Return the directory of TensorFlow's library.
 
     Raises
     ------
-    BackendError
-        If it is not built for the installed TensorFlow; with what to do.
+    ConfigError
+        If TensorFlow is not installed; with what to do.
     """
-    return os.fspath(tf_ops.load_ops().path.parent)
+    return str(_path().parent)
+
+
+def _path() -> Path:
+    """Return the first library that ``python -m hpcckpt.native.tfinfo`` names, in the first directory that has it."""
+    info = tfinfo.resolve()
+    name = info.libraries.values[0]
+    file = name.removeprefix(":") if name.startswith(":") else f"lib{name}.so"
+    paths = [Path(directory) / file for directory in info.library_dirs.values]
+    return next((path for path in paths if path.is_file()), paths[0])

@@ -63,13 +63,13 @@ def test_a_table_with_more_fields_and_features_than_we_know_is_read() -> None:
     assert [record.name for record in forged.read()] == ["good"]
 
 
-def test_one_that_is_too_old_says_to_build_it_anew() -> None:
+def test_one_that_is_too_old_says_to_build_it_again() -> None:
     forged = Forged()
     forged.table.abi_major = abi.MAJOR - 1
     text = forged.refusal()
     assert f"plugin ABI {abi.MAJOR - 1}, need {abi.MAJOR}" in text
     assert "too old" in text
-    assert "build it anew" in text
+    assert "build it again" in text
     assert "--include-dir" in text
 
 

@@ -120,13 +120,19 @@ def test_a_library_without_the_backend_of_its_name_says_what_it_has(
 
 
 REFUSED = {
-    "too old": (["-DMAJOR=0"], "is too old: plugin ABI 0, need 1; build it anew"),
+    "too old": (["-DMAJOR=0"], "is too old: plugin ABI 0, need 1; build it again"),
     "too new": (["-DMAJOR=2"], "is too new: plugin ABI 2.0, and this hpcckpt has 1.0; upgrade it"),
     "a later minor": (["-DMINOR=7"], "is too new: plugin ABI 1.7"),
     "wrong platform": (["-DPLATFORM=0x50108"], "is for the wrong platform: s390x, 64 bits, big-endian; build it for"),
     "bad name": (['-DNAME="a b"'], "is damaged: a backend has the name b'a b'"),
-    "hidden": (["-fvisibility=hidden", "-Dhpcckpt_plugin_abi=other"], "is none: it exports no hpcckpt_plugin_abi"),
-    "undefined symbol": (["-DMISSING"], "cannot be loaded: undefined symbol: missing_function; link it to the library"),
+    "hidden": (
+        ["-fvisibility=hidden", "-Dhpcckpt_plugin_abi=other"],
+        "is not a plugin: it exports no hpcckpt_plugin_abi; add HPCCKPT_REGISTER_BACKEND or TMCI_REGISTER_BACKEND (C++)",
+    ),
+    "undefined symbol": (
+        ["-DMISSING"],
+        "cannot be loaded: undefined symbol: missing_function; link it to the library that defines it; `ldd -r ",
+    ),
 }
 
 

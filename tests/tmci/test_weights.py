@@ -178,11 +178,6 @@ def test_a_plugin_is_loaded_by_its_path_and_a_second_time_is_nothing() -> None:
         tmci.plugins.load("nowhere/libmine.so")
 
 
-def test_the_library_is_where_it_is_said_to_be(ops: Any) -> None:
-    assert (Path(tmci.get_library_dir()) / tmci.get_library()).is_file()
-    assert os.sep not in tmci.get_library()
-
-
 def test_ops_that_cannot_be_built_are_an_error_with_one_command(
     ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,9 +187,8 @@ def test_ops_that_cannot_be_built_are_an_error_with_one_command(
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(tf_ops, "load_ops", tf_ops.load_ops.__wrapped__)  # as in a process that has not loaded any
     text = f"cannot be built for TensorFlow {tf.__version__}: CXX is no-such-compiler, which is not on the PATH; run: "
-    for call in (tmci.get_library, lambda: tmci.save_weights(small(), "null", "unopened")):
-        with pytest.raises(BackendError, match=re.escape(text)):
-            call()
+    with pytest.raises(BackendError, match=re.escape(text)):
+        tmci.save_weights(small(), "null", "unopened")
 
 
 def test_importing_it_loads_no_tensorflow() -> None:

@@ -21,6 +21,10 @@
 #ifndef HPCCKPT_BACKEND_HPP
 #define HPCCKPT_BACKEND_HPP
 
+#if __cplusplus < 201703L
+#error "hpcckpt needs C++17: compile with -std=c++17; with CMake, -DCMAKE_CXX_STANDARD=17"
+#endif
+
 #include <hpcckpt/plugin.h>
 
 #include <algorithm>

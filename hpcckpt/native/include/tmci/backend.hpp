@@ -11,14 +11,21 @@
 //
 //     TMCI_REGISTER_BACKEND(mine, MyBackend);
 //
-// The plugin is linked to TensorFlow, hpcckpt is not: they meet in the C functions of <hpcckpt/plugin.h>.  On the way
-// the tensors are wrapped anew, around the same memory.  They are in the order of the model's weights and then of the
+// The plugin is linked to TensorFlow, hpcckpt is not: they meet in the C functions of <hpcckpt/plugin.h>.  Each tensor
+// is wrapped again there, around the same memory.  They are in the order of the model's weights and then of the
 // optimizer's variables; their names are lost, so a plugin of this kind can be used by hpcckpt.tmci, not by
 // Checkpointer.
 #ifndef HPCCKPT_TMCI_BACKEND_HPP
 #define HPCCKPT_TMCI_BACKEND_HPP
 
 #include <hpcckpt/backend.hpp>
+
+#if defined(__has_include)
+#if !__has_include("tensorflow/core/framework/tensor.h")
+#error \
+    "TensorFlow's headers are not on the include path: add the directories that python -m hpcckpt.native.tfinfo prints"
+#endif
+#endif
 
 #include <cstdint>
 #include <cstring>

@@ -1,0 +1,3 @@
+#include "DummyBackend.hpp"
+
+TMCI_REGISTER_BACKEND(dummy, DummyBackend);
