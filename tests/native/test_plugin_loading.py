@@ -127,7 +127,7 @@ REFUSED = {
     "bad name": (['-DNAME="a b"'], "is damaged: a backend has the name b'a b'"),
     "hidden": (
         ["-fvisibility=hidden", "-Dhpcckpt_plugin_abi=other"],
-        "is not a plugin: it exports no hpcckpt_plugin_abi; add HPCCKPT_REGISTER_BACKEND or TMCI_REGISTER_BACKEND (C++)",
+        "is not a plugin: it exports no hpcckpt_plugin_abi; add HPCCKPT_REGISTER_BACKEND or TMCI_REGISTER_",
     ),
     "undefined symbol": (
         ["-DMISSING"],
