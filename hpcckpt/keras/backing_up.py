@@ -109,7 +109,7 @@ class Backup:
         self._training = Training(self.model, named(others_in(fit, owner)), fit.feed, what.data, what.more)
         self._exactness = self._training.exactness
         self._guard: Guard | None = None
-        self._architecture = describe(self.model)
+        self._architecture: dict[str, Any] = {}
         self._saved_step: int | None = None
         self._is_due = self._has_begun = self._is_announced = self._is_amid = False
         self._has_arrived = fit.feed is None
@@ -119,6 +119,7 @@ class Backup:
     def begin(self) -> None:
         """Restore, behind every ``on_train_begin``, and tell Keras where to begin. Collective."""
         ckpt = self.saves.begin()
+        ckpt.comm.agree("fit: build the model", self._build)
         statistics.choose(self.model, self.what.statistics)
         restored, is_forked = restore(ckpt, self._training, self.what.fork_from)
         epochs = None if is_forked else self.params.get("epochs")  # that the other was stopped does not end this
@@ -137,6 +138,11 @@ class Backup:
             self._say(line, *_warnings(text for text in begins.warnings if text not in logged))
         self._read_on(Skipping(is_shown=self.is_talking and ckpt.comm.is_root))
         self._guard = self._watch()
+
+    def _build(self) -> None:
+        """Create the weights of a model that has none yet, and describe it. Independent."""
+        self._exactness.build(self.fit.feed.element_spec if self.fit.feed is not None else None)
+        self._architecture = describe(self.model)
 
     def _compile(self) -> None:
         """Compile the training step, and give its variables what was restored. Independent."""

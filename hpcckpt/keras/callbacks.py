@@ -96,7 +96,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     OptionError
         If nothing would ever be saved, or an option makes no sense.
     StateError
-        By ``fit``, if the model is not built: build it first, so that it can be restored before its first batch.
+        By ``fit``, if the model is not built, and cannot be built from the shapes of the data either.
     """
 
     def __init__(

@@ -1,30 +1,34 @@
 """The reasons why a resume of a ``fit`` would not give the same bits; if there is none, it is exact.
 
-1. Before the first batch: read the Python values that the program's code uses, compile the training step, and find the
+1. Before anything is restored: compile the training step, if the model is not built; that creates its weights.
+2. Before the first batch: read the Python values that the program's code uses, compile the training step, and find the
    variables that it uses and that nothing else saves.  Those are saved with the rest.
-2. At each save: what the compiled steps draw from and run, callbacks whose state is unknown, Python values that are not
-   what they were in 1, and a model that was compiled again.  Each is a reason against ``exact``.
+3. At each save: what the compiled steps draw from and run, callbacks whose state is unknown, Python values that are not
+   what they were in 2, and a model that was compiled again.  Each is a reason against ``exact``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hpcckpt.errors import StateError
 from hpcckpt.keras import rng
 from hpcckpt.keras.captured import named_variables, owners
 from hpcckpt.keras.declarations import is_stateless
-from hpcckpt.keras.layers import named_layers
+from hpcckpt.keras.layers import named_layers, unbuilt_layers
 from hpcckpt.keras.others import is_known, may_call_program
 from hpcckpt.keras.python_values import Values, holds_program
-from hpcckpt.keras.traced import Step, concrete_functions, inspect, trace
+from hpcckpt.keras.traced import Step, concrete_functions, inspect, trace, trace_eager
 from hpcckpt.keras.variables import tensorflow_variable
 
 _COUNTERS = ("_train_counter", "_test_counter", "_predict_counter")
 """Keras 2.15's counts of batches: the first is saved, the others begin at 0 each time."""
 COMPILED_AGAIN = "the model was compiled again while it trains"
 _SHOWN = 3
+_CAUSE = re.compile(r"^\s*\w+: ", re.MULTILINE)
 
 
 class Exactness:
@@ -58,12 +62,47 @@ class Exactness:
         self._owners: dict[str, Any] = {}
         self._layers: list[tuple[str, Any]] = []
         self._values = Values()
-        self._why_not_traced = ""
+        self._is_traced = False
+        self._why_not_traced: Exception | None = None
         self._is_drawn_by_numpy = False
         self._compiled: tuple[Any, Any] = (None, None)
         self._steps: dict[str, tuple[object, Step]] = {}
 
     # -- before the first batch ------------------------------------------------------------------
+
+    def build(self, element_spec: Any) -> None:
+        """Create the weights of a model that is not built yet, and of its optimizer. Independent.
+
+        Keras does so with the first batch, which is too late to restore them; here the shapes of the data suffice.
+
+        Parameters
+        ----------
+        element_spec : nested structure of tf.TypeSpec
+            What the data is made of; ``None`` if that is not known: then nothing is done.
+
+        Raises
+        ------
+        StateError
+            If the model cannot be built for this data; with what Keras or the program raised.
+        """
+        if element_spec is None or not unbuilt_layers(self.model):
+            return
+        error = trace_eager(self.model, element_spec) if self._is_eager() else self._trace(element_spec)
+        if error is not None and unbuilt_layers(self.model):
+            raise StateError(
+                f"the model is not built, and its training step cannot be traced for this data before the first batch "
+                f"({_in_one_line(error)}); build the model before fit: give it an Input, call "
+                "model.build(input_shape), or call it once on a batch"
+            ) from error
+
+    def _trace(self, element_spec: Any) -> Exception | None:
+        """Compile the training step, once; return what kept it from that."""
+        if not self._is_traced:
+            self._is_traced = True
+            before = _of_numpy()
+            self._why_not_traced = trace(self.model, element_spec)
+            self._is_drawn_by_numpy = before != _of_numpy()
+        return self._why_not_traced
 
     def begin(self, element_spec: Any) -> None:
         """Read Python values, compile the training step, and find its variables. Independent.
@@ -81,9 +120,7 @@ class Exactness:
         self._compiled = (getattr(self.model, "optimizer", None), getattr(self.model, "train_function", None))
         if element_spec is None or self._is_eager():
             return
-        before = _of_numpy()
-        self._why_not_traced = trace(self.model, element_spec)
-        self._is_drawn_by_numpy = before != _of_numpy()
+        self._trace(element_spec)
         step = self._step("train_function")
         if step is not None:
             self.variables = named_variables(self.model, step.variables)
@@ -121,8 +158,9 @@ class Exactness:
         if self._is_eager():
             yield "run_eagerly runs the program's Python with each batch, and what that changes cannot be seen"
             return
-        if self._why_not_traced:
-            yield self._why_not_traced
+        if self._why_not_traced is not None:
+            kind = type(self._why_not_traced).__name__
+            yield f"the training step could not be traced before the first batch ({kind})"
         if self._is_drawn_by_numpy:
             yield "the training step draws from NumPy's generator when it is traced: draw from TensorFlow's or Keras'"
         for which, name in (("training", "train_function"), ("validation", "test_function")):
@@ -208,6 +246,13 @@ def _of_numpy() -> bytes:
     """Return the state of NumPy's global generator, as far as it can be saved."""
     state = rng.read_streams().get("numpy")
     return b"" if state is None else state.tobytes()
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the class and the cause of an error; TensorFlow puts the lines of the program before the cause."""
+    text = f"{type(error).__name__}: {error}"
+    *_, cause = _CAUSE.finditer(text)
+    return " ".join(text[cause.start() :].split())[:300]
 
 
 def _few(names: Sequence[str]) -> str:

@@ -34,6 +34,7 @@ class _Walk:
     weights: list[Weight] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     unbuilt: list[str] = field(default_factory=list)
+    without_weights: list[str] = field(default_factory=list)
 
     def is_new(self, obj: Any) -> bool:
         """Say whether `obj` is met for the first time."""
@@ -56,15 +57,26 @@ def named_weights(model: Any) -> list[Weight]:
     StateError
         If the model or a layer of it has no weights yet because it was not built.
     """
-    walk = _Walk()
-    _visit_layer(model, "", walk)
-    if walk.unbuilt:
+    walk = _visited(model)
+    if walk.without_weights:
+        names = ", ".join(walk.without_weights[:10])
         raise StateError(
-            f"these layers have no weights yet: {', '.join(walk.unbuilt[:10])}; build the model before it is saved or "
-            "restored: give it an Input, call model.build(input_shape), or call it once on a batch"
+            f"these layers have no weights yet: {names}; build the model before it is saved or restored: give it an Input, "
+            "call model.build(input_shape), or call it once on a batch"
         )
     _visit_others(model, walk)
     return walk.weights
+
+
+def unbuilt_layers(model: Any) -> list[str]:
+    """Return the paths of the layers that were not built yet, and may get weights by that."""
+    return _visited(model).unbuilt
+
+
+def _visited(model: Any) -> _Walk:
+    walk = _Walk()
+    _visit_layer(model, "", walk)
+    return walk
 
 
 def named_layers(model: Any) -> Iterator[tuple[str, Any]]:
@@ -86,6 +98,8 @@ def _visit_layer(layer: Any, path: str, walk: _Walk) -> None:
         walk.seen.update(map(id, metric.variables))
     if not layer.built and _may_have_weights(type(layer)):
         walk.unbuilt.append(path or layer.name)
+        if not _only_holds_layers(layer):
+            walk.without_weights.append(path or layer.name)
     namer = Namer()
     _visit_own_weights(layer, path, namer, walk)
     for child in layer._flatten_layers(include_self=False, recursive=False):
@@ -129,5 +143,16 @@ def _visit_others(model: Any, walk: _Walk) -> None:
 
 def _may_have_weights(kind: type[Any]) -> bool:
     """Say whether a class of layers has a ``build`` of its own, as layers with weights do."""
-    maker = next((cls for cls in kind.__mro__ if "build" in vars(cls)), None)
+    maker = _class_with_build(kind)
     return maker is not None and maker.__name__ != "Layer"
+
+
+def _only_holds_layers(layer: Any) -> bool:
+    """Return True for a model that only its own ``train_step`` uses, not ``call`` (GANs): Keras never builds it."""
+    maker = _class_with_build(type(layer))
+    is_model = maker is not None and maker.__name__ == "Model"
+    return is_model and any(True for _ in layer._flatten_layers(include_self=False, recursive=False))
+
+
+def _class_with_build(kind: type[Any]) -> type[Any] | None:
+    return next((cls for cls in kind.__mro__ if "build" in vars(cls)), None)

@@ -62,18 +62,29 @@ class Step:
     variables: tuple[Any, ...] = ()
 
 
-def trace(model: Any, element_spec: Any) -> str:
-    """Compile the training step for data of these shapes; return why that failed, or an empty string. Independent."""
+def trace(model: Any, element_spec: Any) -> Exception | None:
+    """Compile the training step for data of these shapes; return what kept it from that. Independent."""
     import tensorflow as tf
 
     function = _of_iterators(getattr(model, "train_function", None))
     if function is None:
-        return ""  # `inspect` has the reason
+        return None  # `inspect` has the reason
     try:
         function.get_concrete_function(tf.data.IteratorSpec(element_spec))
     except Exception as error:  # noqa: BLE001 - the program's own code runs; if it fails with data, Keras reports it
-        return f"the training step could not be traced before the first batch ({type(error).__name__})"
-    return ""
+        return error
+    return None
+
+
+def trace_eager(model: Any, element_spec: Any) -> Exception | None:
+    """Trace once a training step that runs eagerly; return what kept it from that. Independent."""
+    import tensorflow as tf
+
+    try:
+        tf.function(model.train_step).get_concrete_function(element_spec)
+    except Exception as error:  # noqa: BLE001 - the program's own code runs
+        return error
+    return None
 
 
 def inspect(function: Any) -> Step:
