@@ -47,7 +47,7 @@ def command(
     is_json: bool,
     is_quiet: bool,
 ) -> int:
-    """Recommend how often to save, and show what other intervals would lose.
+    """Recommend how often to save, and compare intervals.
 
     The cost of a save is how long it delayed the program, or by how much steps were slower during it, as measured in
     the run's journal; the interval is Daly's. Without --mtbf the time between failures is that of the journal, if three

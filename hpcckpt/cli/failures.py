@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from dataclasses import dataclass
 
@@ -42,9 +43,33 @@ def complaint_of(error: BaseException) -> Complaint:
         return Complaint("error", error.format_message(), error.exit_code)
     if isinstance(error, OSError):
         return complaint_of(from_os_error(error))
-    return Complaint(
-        "internal", f"{type(error).__name__}: {error}; this is a bug in hpcckpt, please report it", ExitCode.ERROR
-    )
+    text, origin = f"{type(error).__name__}: {error}", foreign_origin(error)
+    if origin:
+        return Complaint(
+            "third-party", f"{text}; it was raised in {origin}, which is not part of hpcckpt", ExitCode.ERROR
+        )
+    return Complaint("internal", f"{text}; this is a bug in hpcckpt, please report it", ExitCode.ERROR)
+
+
+def foreign_origin(error: BaseException) -> str:
+    """Return the module and line of a plugin or user's program where an error was raised; "" if hpcckpt raised it.
+
+    Frames of libraries that hpcckpt uses say nothing about whose fault it is: the one that called them counts.
+    """
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = str(frame.f_globals.get("__name__", ""))
+        package = module.partition(".")[0]
+        if package == "hpcckpt":
+            return ""
+        if package and package not in sys.stdlib_module_names and package not in _LIBRARIES:
+            return f"{module} ({frame.f_code.co_filename}, line {line})"
+    return ""
+
+
+_LIBRARIES = frozenset(
+    {"click", "h5py", "horovod", "keras", "matplotlib", "ml_dtypes", "mpi4py", "numpy", "rich", "tensorflow", "torch"}
+)
+"""Libraries that hpcckpt uses; an error in them may be its fault."""
 
 
 def _usage_hint(error: click.UsageError) -> str:
@@ -54,7 +79,7 @@ def _usage_hint(error: click.UsageError) -> str:
 def tell(error: BaseException) -> Complaint:
     """Write an error to stderr, and return it as the command line reports it."""
     complaint = complaint_of(error)
-    if complaint.kind == "internal":
+    if complaint.kind in {"internal", "third-party"}:
         write_message("".join(traceback.format_exception(error)))
     say(f"hpcckpt: error: {complaint.message}")
     if complaint.hint:

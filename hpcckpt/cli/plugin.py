@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 
 import click
@@ -14,22 +13,25 @@ from hpcckpt.cli.exit_codes import ExitCode
 
 @click.group("plugin")
 def group() -> None:
-    """Write a storage plugin in C or C++, or look at one."""
+    """Write a storage plugin in C, C++ or Python; check one."""
 
 
 @group.command("new")
 @click.argument("name")
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
-@click.option("--lang", type=click.Choice(["c++", "c", "tmci"]), default="c++", show_default=True, help="Written in.")
+@click.option(
+    "--lang", type=click.Choice(["c++", "c", "tmci", "python"]), default="c++", show_default=True, help="Written in."
+)
 @options.json_option
 @options.quiet_option
 def new(name: str, directory: Path | None, *, lang: str, is_json: bool, is_quiet: bool) -> int:
-    """Write the CMake project of a new plugin, with nothing to edit.
+    """Write the project of a new plugin, with nothing to edit.
 
-    It goes into DIRECTORY, by default ./NAME, and stores and loads as it is: copy and modify. NAME is what users will
-    give, as in backend="plugin:NAME".  'tmci' gives the shape of TMCI's plugins, which needs TensorFlow.
+    It goes into DIRECTORY, by default ./NAME, and stores and loads as it is: copy and modify. NAME is what users
+    pass: backend="plugin:NAME", or backend="NAME" for Python.  'tmci' gives the shape of TMCI's plugins, which needs
+    TensorFlow; 'python' an installable package with a test that checks the contract of backends.
     """
-    from hpcckpt.native.scaffold import write_project
+    from hpcckpt.native.scaffold import commands, write_project
 
     where = directory or Path(name)
     files = write_project(name, lang, where)
@@ -38,9 +40,7 @@ def new(name: str, directory: Path | None, *, lang: str, is_json: bool, is_quiet
     else:
         for file in files:
             output.write_line(str(file))
-    python = shlex.quote(sys.executable)
-    commands = f"cd {shlex.quote(str(where))} && cmake -S . -B build && cmake --build build && {python} try_it.py"
-    output.say(f"now: {commands}", is_quiet=is_quiet)
+    output.say(f"now: cd {shlex.quote(str(where))} && {commands(lang)}", is_quiet=is_quiet)
     return ExitCode.OK
 
 

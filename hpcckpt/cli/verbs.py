@@ -58,11 +58,11 @@ VERBS = (
     Verb("halt", "hpcckpt.cli.halt:command", JOBS, "Ask a running job to save and to stop."),
     Verb("watch", "hpcckpt.cli.watch:command", JOBS, "Show a run as it goes on."),
     Verb("report", "hpcckpt.cli.report:command", JOBS, "Write what became of a run as one HTML page."),
-    Verb("advise", "hpcckpt.cli.advise:command", JOBS, "Say how often to save, and what other intervals would lose."),
+    Verb("advise", "hpcckpt.cli.advise:command", JOBS, "Recommend how often to save, and compare intervals."),
     Verb("jobscript", "hpcckpt.cli.jobscript:command", JOBS, "Print a batch script for Slurm, PBS or Cobalt."),
     Verb("doctor", "hpcckpt.cli.doctor:command", ENVIRONMENT,
          "Look for what is wrong, and say what to do about it.", True),
-    Verb("plugin", "hpcckpt.cli.plugin:group", ENVIRONMENT, "Write a storage plugin in C or C++, or look at one."),
+    Verb("plugin", "hpcckpt.cli.plugin:group", ENVIRONMENT, "Write a storage plugin in C, C++ or Python; check one."),
     Verb("backends", "hpcckpt.cli.backends:command", ENVIRONMENT, "List the storage backends that are installed."),
 )  # fmt: skip
 

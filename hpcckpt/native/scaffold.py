@@ -1,4 +1,4 @@
-"""Write the CMake project of a new plugin, with nothing to edit."""
+"""Write the project of a new plugin, with nothing to edit: CMake for C and C++, a package for Python."""
 
 from __future__ import annotations
 
@@ -15,25 +15,40 @@ from hpcckpt.native.handshake import NAME
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
+_PYTHON = shlex.quote(sys.executable)
+
+
 @dataclass(frozen=True, slots=True)
 class _Language:
     folder: str
     cmake_languages: str
     suffix: str
     add_options: str = ""
+    shared: tuple[str, ...] = ("common",)
+    prefix: str = ""
+    build: str = "cmake -S . -B build && cmake --build build"
 
 
 LANGUAGES = {
     "c++": _Language("c++", "CXX", "cpp"),
     "c": _Language("c", "C", "c"),
     "tmci": _Language("tmci", "CXX", "cpp", "TMCI "),
+    "python": _Language(
+        "python", "", "py", shared=(), prefix="hpcckpt_", build=f"{_PYTHON} -m pip install --no-deps -e ."
+    ),
 }
 """What a plugin can be written in."""
 
+_BUILT_IN = frozenset({"hdf5", "plugin", "rankfile"})
 _RESERVED = frozenset(
     {"all", "clean", "edit_cache", "help", "install", "linux", "package", "rebuild_cache", "test", "unix"}
 )
 """Targets that CMake has, and names that compilers give another meaning."""
+
+
+def commands(lang: str) -> str:
+    """Return the shell commands that build a project and try it. Pure."""
+    return f"{LANGUAGES[lang].build} && {_PYTHON} try_it.py"
 
 
 def write_project(name: str, lang: str, directory: Path) -> list[Path]:
@@ -58,7 +73,7 @@ def write_project(name: str, lang: str, directory: Path) -> list[Path]:
     OptionError
         If the name cannot be, or something stands in the way.
     """
-    if not NAME.fullmatch(name) or name in _RESERVED:
+    if not NAME.fullmatch(name) or name in (_BUILT_IN if lang == "python" else _RESERVED):
         raise OptionError(f"{name!r} cannot be a plugin's name: take a C identifier such as my_store")
     if lang not in LANGUAGES:
         raise OptionError(f"--lang: {lang!r} is not one of {', '.join(LANGUAGES)}")
@@ -74,7 +89,7 @@ def write_project(name: str, lang: str, directory: Path) -> list[Path]:
 
 
 def _texts(name: str, language: _Language) -> dict[str, str]:
-    source = f"{name}.{language.suffix}"
+    source = f"{language.prefix}{name}.{language.suffix}"
     values = {
         "name": name,
         "class_name": "".join(part[:1].upper() + part[1:] for part in name.split("_")) + "Backend",
@@ -82,15 +97,15 @@ def _texts(name: str, language: _Language) -> dict[str, str]:
         "languages": language.cmake_languages,
         "add_options": language.add_options,
         "python": sys.executable,
-        "python_command": shlex.quote(sys.executable),
+        "python_command": _PYTHON,
         "version": __version__,
     }
     templates = {
         template.name.removesuffix(".in"): template
-        for folder in ("common", language.folder)  # the language's own come in place of the common ones
+        for folder in (*language.shared, language.folder)  # the language's own come in place of the common ones
         for template in sorted((_TEMPLATES / folder).glob("*.in"))
     }
-    final = {"gitignore": ".gitignore", f"plugin.{language.suffix}": source}
+    final = {"gitignore": ".gitignore", f"plugin.{language.suffix}": source, "test_plugin.py": f"test_{name}.py"}
     return {
         final.get(file, file): Template(template.read_text(encoding="utf-8")).substitute(values)
         for file, template in templates.items()

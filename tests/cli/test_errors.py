@@ -59,11 +59,57 @@ def test_library_errors_become_exit_codes(
     assert "Traceback" not in result.err
 
 
-def test_a_bug_shows_its_traceback(failing: Callable[..., Any]) -> None:
-    result = failing(ZeroDivisionError("oops"))
+def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path) -> None:
+    monkeypatch.setattr("hpcckpt.discovery.scan", None)
+    result = cli("list", tmp_path, "--json")
     assert (result.code, result.json["error"]["kind"]) == (1, "internal")
     assert "Traceback" in result.err
-    assert "hpcckpt: error: ZeroDivisionError: oops; this is a bug" in result.err
+    assert "hpcckpt: error: TypeError: 'NoneType' object is not callable; this is a bug" in result.err
+
+
+PLUGIN = """
+import click
+import numpy as np
+from hpcckpt.backends.rankfile.backend import RankfileBackend
+
+class Mine(RankfileBackend):
+    name = "mine"
+
+    def read(self, path, manifest, requests):
+        return undefined
+
+@click.command()
+def fail():
+    np.zeros(2) @ np.zeros(3)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> str:
+    """A package of others with a backend and a verb that fail; the PYTHONPATH with which it is installed."""
+    info = tmp_path / "site" / "mystore-1.dist-info"
+    info.mkdir(parents=True)
+    (tmp_path / "site" / "mystore.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Name: mystore\nVersion: 1\n")
+    points = "[hpcckpt.backends]\nmine = mystore:Mine\n[hpcckpt.commands]\nfail = mystore:fail\n"
+    (info / "entry_points.txt").write_text(points)
+    return os.pathsep.join([str(tmp_path / "site"), str(Path(hc.__file__).parents[1])])
+
+
+def test_an_error_in_a_third_party_plugin_names_its_line_and_is_no_bug_of_ours(
+    plugin: str, tmp_path: Path, spawn: Callable[..., Any], environment: Callable[..., dict[str, str]]
+) -> None:
+    made = f"hc.Checkpointer({str(tmp_path / 'run')!r}, backend='mine')"
+    code = f"import hpcckpt as hc, numpy as np\nwith {made} as ckpt: ckpt.save(1, {{'a': np.ones(3)}})"
+    subprocess.run([sys.executable, "-c", code], env=environment() | {"PYTHONPATH": plugin}, check=True, timeout=240)
+    for words, name in ((("tensors", tmp_path / "run", "--stats"), "NameError"), (("fail",), "ValueError")):
+        result = spawn(*words, PYTHONPATH=plugin)
+        assert result.code == 1
+        assert "Traceback" in result.err
+        last = result.err.splitlines()[-1]
+        assert last.startswith(f"hpcckpt: error: {name}: ")
+        assert "mystore.py, line " in last
+        assert "bug in hpcckpt" not in result.err
 
 
 @pytest.mark.parametrize("words", [["nonsense"], ["list"], ["list", "--nonsense", "x"], ["--nonsense"]])

@@ -20,15 +20,20 @@ has_samples = pytest.mark.skipif("posix" not in plugins.available(), reason="the
 def test_new_writes_a_project_with_nothing_left_to_fill_in(cli: Cli, tmp_path: Path, lang: str) -> None:
     result = cli("plugin", "new", "my_store", str(tmp_path / "my store"), "--lang", lang, "--json")
     assert result.code == 0
-    source = "my_store.c" if lang == "c" else "my_store.cpp"
-    expected = {"CMakeLists.txt", "README.md", ".gitignore", "try_it.py", source}
+    source = {"c": "my_store.c", "python": "hpcckpt_my_store.py"}.get(lang, "my_store.cpp")
+    build = {"pyproject.toml", "test_my_store.py"} if lang == "python" else {"CMakeLists.txt"}
+    expected = {*build, "README.md", ".gitignore", "try_it.py", source}
     assert set(result.json["files"]) == {path.name for path in (tmp_path / "my store").iterdir()} == expected
-    assert "cmake --build build" in result.err
+    assert ("pip install" if lang == "python" else "cmake --build build") in result.err
     for path in (tmp_path / "my store").iterdir():
         text = path.read_text(encoding="utf-8")
         assert "${" not in text.replace("${python}", "").replace("${found}", "")
         assert "$name" not in text
     assert "my_store" in (tmp_path / "my store" / source).read_text(encoding="utf-8")
+
+
+def test_new_refuses_a_python_backend_with_the_name_of_a_built_in_one(cli: Cli, tmp_path: Path) -> None:
+    assert cli("plugin", "new", "hdf5", str(tmp_path / "x"), "--lang", "python").code == 2
 
 
 def test_new_goes_into_a_folder_of_its_name(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,16 @@
-"""A backend in a package of somebody else's is found once it is installed, and keeps every promise."""
+"""A backend that ``plugin new --lang python`` wrote is found once it is installed, and passes the suite."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-PACKAGE = Path(__file__).parents[2] / "examples" / "backend_package"
+from hpcckpt.cli.app import tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -20,11 +19,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def installed(tmp_path_factory):
     """The environment of a program for which the package is installed."""
     pytest.importorskip("setuptools")
-    site, source = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("source") / "package"
-    shutil.copytree(PACKAGE, source)  # for a build leaves its traces
+    site, source = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("source") / "raw"
+    done = CliRunner().invoke(tool, ["plugin", "new", "raw", str(source), "--lang", "python"])
+    assert done.exit_code == 0, done.output
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=280)
-    return {**os.environ, "PYTHONPATH": str(site)}
+    return {**os.environ, "PYTHONPATH": str(site), "SOURCE": str(source)}
 
 
 def test_the_installed_package_is_listed_with_its_origin(installed):
@@ -33,8 +33,14 @@ def test_the_installed_package_is_listed_with_its_origin(installed):
     assert re.search(r"^\s*raw\s+hpcckpt-raw\s+zero-copy\s+ok\s*$", done.stdout, re.MULTILINE)
 
 
+def test_its_example_saves_and_loads(installed):
+    command = [sys.executable, f"{installed['SOURCE']}/try_it.py"]
+    done = subprocess.run(command, env=installed, capture_output=True, text=True, check=True, timeout=240)
+    assert "loaded step 2: equal" in done.stdout
+
+
 def test_the_installed_package_keeps_every_promise(installed, tmp_path):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PACKAGE / "tests")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", installed["SOURCE"]]
     done = subprocess.run(
         command, env=installed, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=800
     )
