@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcckpt import native
-from hpcckpt.native import plugins
+from hpcckpt.native import loader_errors, plugins
 
 Compile = Callable[..., Path]
 HEADERS = Path(native.__file__).parent / "include"
@@ -48,6 +48,21 @@ def test_importing_tensorflow_before_supplies_its_library(compile_plugin: Compil
     program = "import sys, tensorflow, hpcckpt.plugins as p; print(p.load(sys.argv[1])[0].name)"
     command = [sys.executable, "-W", "ignore", "-c", program, str(library)]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=500).stdout == "refused\n"
+
+
+@needs_tensorflow
+def test_a_symbol_that_tensorflow_lacks_is_another_tensorflows(compile_plugin: Compile) -> None:
+    directory = Path(find_spec("tensorflow").origin).parent  # type: ignore[union-attr, arg-type]
+    flags = [f"-L{directory}", f"-Wl,-rpath,{directory}", "-Wl,--no-as-needed", "-l:libtensorflow_framework.so.2"]
+    missing = ("refused.c", "-DMISSING", "-Dmissing_function=_ZN10tensorflow6TensorC1ESs")
+    text = problem(compile_plugin(*missing, *flags))
+    assert "; it was compiled for another TensorFlow, or with another _GLIBCXX_USE_CXX11_ABI: build it again" in text
+
+
+def test_a_newer_compilers_library_is_named(compile_plugin: Compile) -> None:
+    library = str(compile_plugin("refused.c"))
+    text = f"{library}: /lib/libstdc++.so.6: version `GLIBCXX_9.9.99' not found (required by {library})"
+    assert "; it was built with a newer compiler or C library" in str(loader_errors.explain(library, OSError(text)))
 
 
 def test_what_was_compiled_with_tmcis_header_is_told_the_right_one(compile_plugin: Compile) -> None:
