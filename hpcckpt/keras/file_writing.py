@@ -11,16 +11,15 @@ zip, ``assets.extra/hpcckpt.json`` in a SavedModel, and a hidden file beside a T
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hpcckpt import layout
 from hpcckpt.atomic import atomic_directory, atomic_path
 from hpcckpt.errors import StepExistsError
+from hpcckpt.keras.compiled import written_compile_config
 from hpcckpt.keras.keras_note import note_of_file, put_note
 from hpcckpt.keras.monitoring import IS_KERAS_3
 from hpcckpt.keras.tf_files import INDEX, atomic_bundle
@@ -73,7 +72,7 @@ def write_file(
             (directory / _IN_SAVED_MODEL).write_text(encode(note), encoding="ascii")
     else:
         with atomic_path(path, is_overwriting=True) as temporary:
-            with compile_config_kept(model):
+            with written_compile_config(model):
                 save = model.save_weights if is_weights_only else model.save
                 has_options = options is not None and file_format == "h5"
                 save(str(temporary), overwrite=True, **({"options": options} if has_options else {}))
@@ -119,17 +118,6 @@ def refuse_directory(path: Path, file_format: str) -> None:
 def visible_file(path: Path, file_format: str) -> Path:
     """Return the file or directory without which readers find nothing under this name. Pure."""
     return path.with_name(path.name + INDEX) if file_format == "tf" else path
-
-
-@contextlib.contextmanager
-def compile_config_kept(model: Any) -> Iterator[None]:
-    """Keep what a model was compiled with: Keras 3 takes the optimizer out of it when it writes an ``.h5``."""
-    config = getattr(getattr(model, "_compile_config", None), "config", {})
-    compiled = dict(config)
-    try:
-        yield
-    finally:
-        config.update(compiled)
 
 
 def _write_saved_model(model: Any, path: str, options: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcckpt.errors import ForeignFormatError
-from hpcckpt.keras.file_writing import compile_config_kept
+from hpcckpt.keras.compiled import resolve_metrics, written_compile_config
 from hpcckpt.keras.fitting import tensor_leaves
 from hpcckpt.keras.layers import is_layer
 from hpcckpt.keras.model_reading import not_read_back
@@ -77,6 +77,7 @@ def write_model(
     may_have_optimizer = file_format != "saved-model" or _is_keras_2(model)
     with filled(model, reader, names, with_optimizer=with_optimizer and may_have_optimizer) as used, quiet():
         try:
+            resolve_metrics(model)
             _WRITERS[file_format](model, str(path))
         except (ValueError, NotImplementedError, TypeError) as error:
             raise ForeignFormatError(f"Keras cannot write this model as {file_format}: {error}") from error
@@ -150,7 +151,7 @@ def _write_keras(model: Any, path: str) -> None:
 def _write_h5(model: Any, path: str) -> None:
     has_optimizer = getattr(model, "optimizer", None) is not None
     if not _is_keras_2(model):
-        with compile_config_kept(model):
+        with written_compile_config(model):
             model.save(path, include_optimizer=has_optimizer)
     elif model._is_graph_network or type(model).__name__ == "Sequential":
         model.save(path, include_optimizer=has_optimizer, save_format="h5")

@@ -11,7 +11,7 @@ import pytest
 import quietly
 
 HERE = Path(__file__).parent
-TF_TESTS = {"test_round_trips", "test_models", "test_load_model", "test_stock_files", "test_code"}
+TF_TESTS = {"test_round_trips", "test_models", "test_load_model", "test_stock_files", "test_code", "test_same_model"}
 
 if not quietly.import_tensorflow():
     collect_ignore = [f"{name}.py" for name in TF_TESTS]
