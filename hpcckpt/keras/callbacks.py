@@ -125,6 +125,8 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         fork_from: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        if not backup_dir:
+            raise OptionError("Empty `backup_dir` argument passed: give the directory of the run")
         self._supports_tf_logs = True  # Keras 2.15: no copy of the logs to the host after each batch
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
@@ -284,7 +286,9 @@ def _when(save_freq: Any, every_n_batches: Any, every_n_minutes: Any, preemption
     is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool)
     interval = save_freq if is_count else every_n_batches
     if save_freq not in {"epoch", False} and not is_count:
-        raise OptionError(f"save_freq: {save_freq!r} – one of 'epoch', a number of batches, False")
+        raise OptionError(
+            f"Invalid value for argument `save_freq`: {save_freq!r}; give 'epoch', a number of batches, or False"
+        )
     if is_count and every_n_batches is not None:
         raise OptionError("save_freq and every_n_batches both give a number of batches: give one of them")
     if interval is not None and (not isinstance(interval, int) or interval < 1):

@@ -56,5 +56,8 @@ def _of_hdf5(path: Path) -> Any:
         raise ForeignFormatError(f"{path} is not a file: Keras would take a directory of this name for a SavedModel")
     with h5py.File(path, "r") as file:
         if _IN_HDF5[0] not in file.attrs:
-            raise ForeignFormatError(f"{path} holds no architecture, only weights: give model.json or module:function")
+            raise ForeignFormatError(
+                f"{path} holds no architecture, only weights: build the model and call model.load_weights, or give "
+                "model.json or module:function"
+            )
         return {name: json.loads(file.attrs[name]) for name in _IN_HDF5 if name in file.attrs}

@@ -15,7 +15,9 @@ from hpcckpt.errors import ConfigError, ForeignFormatError, OptionError, Problem
 from hpcckpt.keras.architecture import build_architecture, find_architecture
 from hpcckpt.keras.fitting import MISMATCH, MISSING, UNEXPECTED, Fit, compare, weights_below, weights_of
 from hpcckpt.keras.layers import is_layer
+from hpcckpt.keras.model_config import read_config
 from hpcckpt.keras.quiet import quiet
+from hpcckpt.keras.safe_config import know_own, refuse_code
 from hpcckpt.keras.weights_file import assign
 from hpcckpt.loading import StepReader, select
 from hpcckpt.manifest import Manifest
@@ -26,6 +28,8 @@ __all__ = ["LoadedWeights", "load_model", "load_weights", "signature"]
 
 _log = logging.getLogger("hpcckpt")
 _THREADS = 2
+_FILES_OF_KERAS = (".keras", ".h5", ".hdf5")
+_SAVED_MODEL = "saved_model.pb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +77,10 @@ def load_model(
     Parameters
     ----------
     path : path_like
-        A run directory, a step of it, or the name that `ModelCheckpoint` gave one (``training/cp-0003.ckpt``).
+        A run directory, a step of it, or the name that `ModelCheckpoint` gave one (``training/cp-0003.ckpt``); or one
+        of Keras' own files, ``.keras`` or ``.h5``, or a SavedModel, which ``keras.models.load_model`` reads then.
     step : int or str, optional
-        The step: a number, ``"latest"`` (the default) or ``"best"``.
+        The step: a number, ``"latest"`` (the default) or ``"best"``. Keras' own files have none.
     custom_objects : mapping of str to object, optional
         Classes and functions of yours that the model needs, by their names.
     compile : bool
@@ -99,14 +104,11 @@ def load_model(
         If architecture and tensors of the checkpoint do not fit each other.
     StepNotFoundError, CorruptError
         If there is no such step, or it is damaged.
+    OptionError
+        If a step is chosen of one of Keras' own files.
     """
-    with held_step(_step_path(path, step), _THREADS) as reader:
-        model = _build(reader, custom_objects, is_compiled=compile, is_trusted=not safe_mode)
-        fit = _checked(model, reader, list(reader.specs), with_optimizer=compile)
-        with quiet():
-            assign(fit.leaves, reader)
-    if compile:
-        _warn_of_lost_optimizer(model, reader)
+    load = _load_file_of_keras if _is_of_keras(path) else _load_checkpoint
+    model = load(path, step, custom_objects, is_compiled=compile, is_trusted=not safe_mode)
     for callback in callbacks:
         callback.set_model(model)
     return model
@@ -189,16 +191,65 @@ def _digest(specs: Mapping[str, TensorSpec]) -> str:
 # -- the step --------------------------------------------------------------------------------------
 
 
+def _load_checkpoint(
+    path: PathLike,
+    step: int | str | None,
+    custom_objects: Mapping[str, Any] | None,
+    *,
+    is_compiled: bool,
+    is_trusted: bool,
+) -> Any:
+    with held_step(_step_path(path, step), _THREADS) as reader:
+        model = _build(reader, custom_objects, is_compiled=is_compiled, is_trusted=is_trusted)
+        fit = _checked(model, reader, list(reader.specs), with_optimizer=is_compiled)
+        with quiet():
+            assign(fit.leaves, reader)
+    if is_compiled:
+        _warn_of_lost_optimizer(model, reader)
+    return model
+
+
 def _step_path(path: PathLike, step: int | str | None) -> Path:
     where = Path(path)
     if where.is_symlink():  # the name that a user gave to a step
         where = Path(os.path.realpath(where))
     if where.is_file():
         raise ForeignFormatError(
-            f"{where} is a file, not a checkpoint of ours: make it one with 'hpcckpt convert {where} RUN', or load it "
-            "with keras.models.load_model"
+            f"{where} is a file, not a checkpoint of hpcckpt: make it one with 'hpcckpt convert {where} RUN', or read "
+            "it by Keras' own model.load_weights or keras.models.load_model"
         )
     return find_step(where, step).path
+
+
+# -- Keras' own files ------------------------------------------------------------------------------
+
+
+def _is_of_keras(path: PathLike) -> bool:
+    """Return True for a file that Keras wrote, by its name, and for a SavedModel."""
+    where = Path(path)
+    return (where.is_file() and where.name.endswith(_FILES_OF_KERAS)) or (where / _SAVED_MODEL).is_file()
+
+
+def _load_file_of_keras(
+    path: PathLike,
+    step: int | str | None,
+    custom_objects: Mapping[str, Any] | None,
+    *,
+    is_compiled: bool,
+    is_trusted: bool,
+) -> Any:
+    from keras import models
+    from keras.src.saving import serialization_lib
+
+    if step is not None:
+        raise OptionError(f"step: {step!r}, but {os.fspath(path)} is a file of Keras', which has no steps")
+    if Path(path).is_file():
+        config = read_config(Path(path))
+        know_own(config)
+        if not is_trusted:
+            refuse_code(config, custom_objects)
+    with serialization_lib.SafeModeScope(not is_trusted):  # Keras 2.15 does so for .keras only
+        return models.load_model(os.fspath(path), custom_objects, is_compiled, safe_mode=not is_trusted)
 
 
 # -- build -----------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from hpcckpt.errors import ConfigError, ForeignFormatError, OptionError, StateMi
 from hpcckpt.keras import ModelCheckpoint, describe, load_model, load_weights, signature
 from hpcckpt.keras.fitting import tensor_leaves
 
+LEGACY = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+IS_KERAS_3 = keras.__version__.startswith("3")
 ROWS = np.random.default_rng(1).normal(size=(6, 8, 8, 1)).astype("float32")
 
 
@@ -177,10 +179,10 @@ def test_a_lambda_needs_asking(tmp_path: Path) -> None:
     assert_same(values(model), values(load_model(tmp_path / "run", safe_mode=False)))
 
 
-def test_a_file_of_keras_is_told_apart(tmp_path: Path) -> None:
+def test_load_weights_refuses_a_file_of_keras_with_what_to_do(tmp_path: Path) -> None:
     dense(2).save(tmp_path / "m.keras")
-    with pytest.raises(ForeignFormatError, match="hpcckpt convert"):
-        load_model(tmp_path / "m.keras")
+    with pytest.raises(ForeignFormatError, match=r"hpcckpt convert .*model\.load_weights"):
+        load_weights(dense(2), tmp_path / "m.keras")
 
 
 # -- load_weights ----------------------------------------------------------------------------------
@@ -255,3 +257,51 @@ def test_a_part_of_a_saved_model_is_found_in_it(tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"load_weights\(model, path\)"):
         load_weights(str(tmp_path), dense(2))
+
+
+# -- Keras' own files ------------------------------------------------------------------------------
+
+
+def test_a_file_of_keras_gives_the_same_model(model: Any, tmp_path: Path) -> None:
+    model.save(tmp_path / "model.keras")
+    loaded = load_model(tmp_path / "model.keras")
+    assert_same(values(loaded, "seed_generator"), values(model, "seed_generator"))
+    assert getattr(load_model(tmp_path / "model.keras", compile=False), "optimizer", None) is None
+
+
+@LEGACY
+def test_a_file_of_keras_in_hdf5_gives_the_same_weights(tmp_path: Path) -> None:
+    model = dense(2)
+    model.save(tmp_path / "model.h5")
+    loaded = load_model(tmp_path / "model.h5", compile=False)
+    assert_same(values(loaded), values(model, "optimizer"))
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 3 reads no SavedModel")
+def test_a_saved_model_of_keras_gives_the_same_weights(tmp_path: Path) -> None:
+    model = dense(2)
+    model.save(tmp_path / "model")
+    assert_same(values(load_model(tmp_path / "model"), "optimizer"), values(model, "optimizer"))
+
+
+def test_a_file_of_keras_has_no_steps(tmp_path: Path) -> None:
+    dense(2).save(tmp_path / "model.keras")
+    with pytest.raises(OptionError, match=r"step: 3, but .* is a file of Keras', which has no steps"):
+        load_model(tmp_path / "model.keras", 3)
+
+
+def test_weights_in_a_file_of_keras_are_not_taken_for_a_model(tmp_path: Path) -> None:
+    dense(2).save_weights(tmp_path / "of.weights.h5")
+    with pytest.raises(ForeignFormatError, match=r"holds no architecture, only weights: build the model and call"):
+        load_model(tmp_path / "of.weights.h5")
+
+
+@LEGACY
+@pytest.mark.parametrize("name", ["model.keras", "model.h5"])
+def test_a_file_of_keras_that_brings_code_is_refused_unless_trusted(name: str, tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Lambda(lambda rows: rows * 2)])
+    model.save(tmp_path / name)
+    with pytest.raises((ConfigError, ValueError), match=r"Lambda|lambda"):
+        load_model(tmp_path / name)
+    loaded = load_model(tmp_path / name, safe_mode=False)
+    assert loaded.predict(np.ones((1, 2)), verbose=0).tolist() == [[2, 2]]

@@ -158,6 +158,16 @@ def test_a_loaded_model_trains_with_lms_without_being_given_it_again(tmp_path: P
     assert moved() > before
 
 
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("name", ["model.keras", "model.h5", "saved_model"])
+def test_a_file_of_keras_is_loaded_with_lms_too(name: str, tmp_path: Path) -> None:
+    models.compiled(models.sequential).save(tmp_path / name)
+    lms = LMS(**GIVEN)
+    lms.batch_size = 8
+    models.fit(hc.keras.load_model(tmp_path / name, callbacks=[lms]))
+    assert swapped(lms) > 0
+
+
 # -- checkpoints
 
 
