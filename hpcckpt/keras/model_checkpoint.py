@@ -20,7 +20,7 @@ from hpcckpt.keras.checkpoint_options import check_frequency, check_options, che
 from hpcckpt.keras.checkpoint_request import CHECKPOINT, Request
 from hpcckpt.keras.checkpoint_steps import CheckpointSteps
 from hpcckpt.keras.file_formats import choose_format, choose_weights_only, refuse_as_keras, refuse_storage_options
-from hpcckpt.keras.monitoring import IS_KERAS_3, averaged, direction, first_best, is_better
+from hpcckpt.keras.monitoring import IS_KERAS_3, averaged, direction, first_best, has_direction, is_better
 from hpcckpt.preemption import Guard
 
 __all__ = ["ModelCheckpoint"]
@@ -188,6 +188,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         self._guard: Guard | None = None
         self._current_epoch = 0
         self._is_new = self._is_restored = False
+        self._is_going_on: bool | None = None
         self._n_steps = 0
 
     # -- what Keras calls ------------------------------------------------------------------------
@@ -196,7 +197,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         """Check where it saves, and load what was saved last if asked. Collective."""
         del logs
         self._stop_watching()
-        self._is_new, self._is_restored = True, False
+        self._is_new, self._is_going_on, self._is_restored = True, None, False
         self._target.begin(self.model, is_loading=self.load_weights_on_restart)
         if self._every_n_minutes is not None and isinstance(self._target, CheckpointSteps):
             self._guard = self._target.watch(self._every_n_minutes)
@@ -205,9 +206,10 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         """Remember the epoch; before the first one, what was best so far. Collective at first."""
         del logs
         self._current_epoch = epoch
-        if self._is_new:
-            self._is_new = False
-            self._take_over_best(is_going_on=epoch > 0 or self._iterations() > 0)
+        if self._is_new and self._is_going_on is None:
+            self._is_going_on = epoch > 0 or self._iterations() > 0
+            if has_direction(self.monitor, self.mode, self.model):
+                self._take_over_best()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Save if it is time. Collective."""
@@ -299,6 +301,8 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
 
     def _save_model(self, epoch: int, batch: int | None, own_logs: Mapping[str, Any]) -> None:
         """Save, if it is good enough. Collective."""
+        if self._is_new:  # Keras 3 knows the direction of some metrics after the first batch only
+            self._take_over_best()
         logs = averaged(own_logs, self._target.comm)
         self.epochs_since_last_save = 0
         path = self._path(epoch, batch, logs)
@@ -327,19 +331,20 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         if IS_KERAS_3:
             self._say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
 
-    def _take_over_best(self, *, is_going_on: bool) -> None:
+    def _take_over_best(self) -> None:
         """Compare with what is best under this path, unless the program sets a threshold. Collective."""
+        self._is_new = False
         mode = direction(self.monitor, self.mode, self.model) if self.save_best_only else ""
         found = self._target.find_best(self.monitor, mode)
         if found is None or self._is_restored:
             return
         best, step, place = found
-        if not is_going_on and self._has_threshold:
+        if not self._is_going_on and self._has_threshold:
             text = f"hpcckpt: best {self.monitor} in {place} is {best:.5f} (step {step}); this run is compared with "
             self._target.say(f"{text}initial_value_threshold={self.best:.5f} instead")
         elif self.best is None or is_better(best, self.best, mode):
             self.best = best
-            if self.verbose or not is_going_on:
+            if self.verbose or not self._is_going_on:
                 worst = "-inf" if mode == "max" else "inf"
                 self._target.say(
                     f"hpcckpt: best {self.monitor} so far {best:.5f} (step {step} in {place}): only better models are "

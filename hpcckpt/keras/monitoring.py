@@ -39,6 +39,15 @@ def direction(monitor: str, mode: str, model: Any) -> str:
     )
 
 
+def has_direction(monitor: str, mode: str, model: Any) -> bool:
+    """Return True if `direction` can be found yet: Keras 3 makes metrics with the first batch. Independent."""
+    try:
+        direction(monitor, mode, model)
+    except ValueError:
+        return False
+    return True
+
+
 def _metrics(model: Any) -> list[Any]:
     """Return a model's metrics, those within Keras 3's containers too."""
     found = []

@@ -244,6 +244,14 @@ def test_load_weights_on_restart_takes_the_newest_file(name: str, file_format: s
     assert np.array_equal(predicted(other), predicted(model))
 
 
+def test_the_direction_of_a_metric_may_be_known_only_after_the_first_batch(tmp_path: Path) -> None:
+    model = build()
+    model.compile("sgd", "mse", metrics=[keras.metrics.CosineSimilarity(name="accord")])
+    callback = ModelCheckpoint(tmp_path / "cp.keras", monitor="accord", save_best_only=True)
+    model.fit(*rows(10), callbacks=[callback], verbose=0)
+    assert (tmp_path / "cp.keras").exists()
+
+
 KILLED = """
 import sys, os, keras
 sys.path[:0] = {paths!r}
