@@ -152,6 +152,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
             async_save=async_save,
         )
         self._scratch = scratch
+        self._is_own_directory = not _is_empty_directory(Path(backup_dir))
         self._backup: Backup | None = None
         self._stands_last = False
 
@@ -261,7 +262,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
             run = Path(os.path.abspath(self.backup_dir))
             if self._scratch is not None:
                 _delete_scratch(comm, run, Path(os.path.abspath(self._scratch)))
-            comm.on_root("delete backups", lambda: _delete_all(run))
+            comm.on_root("delete backups", lambda: _delete_all(run, with_directory=self._is_own_directory))
             comm.free()
 
     def close(self) -> None:
@@ -324,8 +325,13 @@ def _delete_scratch(comm: Communicator, run: Path, scratch: Path) -> None:
     comm.agree("delete backups on scratch", delete)
 
 
-def _delete_all(directory: Path) -> None:
-    """Retire all steps that nobody has pinned, oldest first, and the directory if no more is in it. Root only."""
+def _is_empty_directory(path: Path) -> bool:
+    """Return True for a directory that the program has made for the backups: it is not removed with them."""
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _delete_all(directory: Path, *, with_directory: bool = True) -> None:
+    """Retire all steps that are not pinned, oldest first, and the directory if no more is in it. Root only."""
     if not directory.is_dir():
         return
     with RunLock.take(directory):
@@ -338,4 +344,5 @@ def _delete_all(directory: Path) -> None:
         if set(os.listdir(directory)) <= _SIDE_FILES:
             for name in _SIDE_FILES:
                 files.unlink(directory / name)
-        directory.rmdir()
+        if with_directory:
+            directory.rmdir()

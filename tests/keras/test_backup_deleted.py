@@ -30,6 +30,11 @@ def test_nothing_is_left_on_scratch_or_in_the_run_directory(tmp_path: Path, fit:
     assert os.listdir(scratch) == []
 
 
+def test_an_empty_directory_that_the_program_has_made_is_left_there_empty(tmp_path: Path, fit: Fit) -> None:
+    fit(small(), rows(), 1, BackupAndRestore(tmp_path, verbose=0))
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_training_that_fails_keeps_its_backups_on_scratch(tmp_path: Path, fit: Fit) -> None:
     run, scratch = tmp_path / "run", tmp_path / "scratch"
     fit(small(), rows(), 1, BackupAndRestore(run, scratch=scratch, verbose=0, delete_checkpoint=False))

@@ -320,3 +320,15 @@ def test_asked_to_stop_in_a_validation_it_stops_behind_it_with_its_metrics(run_d
         fit(small(), rows(), 2, halts, backup(run_dir, save_before_preemption=WATCHED), validation_data=rows(5))
     assert [info.step for info in scan(run_dir)] == [10]
     assert "val_loss" in manifest_of(run_dir, 10).metrics
+
+
+@pytest.mark.parametrize("directory", ["", None])
+def test_no_directory_is_refused_in_the_words_of_keras(directory: Any) -> None:
+    with pytest.raises(ValueError, match="Empty `backup_dir` argument passed"):
+        BackupAndRestore(directory)
+
+
+@pytest.mark.parametrize("save_freq", ["batch", 0.15])
+def test_an_unknown_save_freq_is_refused_in_the_words_of_keras(save_freq: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Invalid value for argument `save_freq`"):
+        BackupAndRestore(tmp_path, save_freq=save_freq)
