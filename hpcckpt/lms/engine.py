@@ -101,16 +101,30 @@ def configure(config: TierConfig) -> str:
     ConfigError, NoSpaceError, ReadOnlyError, StorageError
         If the file cannot be made where it was to be; nothing is changed then.
     """
-    tier = tier_of(config)
-    rank = -1 if config.rank is None else config.rank
     place = config.place
-    sizes = (config.window, config.host_limit, config.file_limit, config.min_bytes, config.spare)
     try:
-        _module().configure(tier, place, *sizes, rank, config.is_mapped, config.is_named)
+        _module().configure(*_settings(config, is_fallback=False))
     except OSError as error:
         raise _of_directory(error, place) from None
     file = stats().file
     return f"the tier in {place} {file.notes}" if file is not None and file.notes else ""
+
+
+def set_fallback(config: TierConfig) -> None:
+    """Set the tier for graphs whose tensors leave before `configure` was called; no file is made until then.
+
+    Raises
+    ------
+    BackendError
+        As `load` does.
+    """
+    _module().configure(*_settings(config, is_fallback=True))
+
+
+def _settings(config: TierConfig, *, is_fallback: bool) -> tuple[Any, ...]:
+    rank = -1 if config.rank is None else config.rank
+    sizes = (config.window, config.host_limit, config.file_limit, config.min_bytes, config.spare)
+    return tier_of(config), config.place, *sizes, rank, config.is_mapped, config.is_named, is_fallback
 
 
 def tier_of(config: TierConfig) -> str:

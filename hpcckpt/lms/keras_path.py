@@ -50,6 +50,26 @@ def made(model: Any, name: str) -> Any:
     return getattr(model, name)
 
 
+# -- graph mode: tf.compat.v1.disable_v2_behavior()
+
+
+def graph_trouble(model: Any) -> str:
+    """Return why the training graph of a model in graph mode cannot be edited, and what to do; empty if it can."""
+    name = getattr(model, "name", "")
+    function = getattr(model, "train_function", None)
+    if getattr(function, "_callable_fn", None) is not None:  # it is set at the first call
+        return messages.GRAPH_RAN.format(model=name)
+    if function is None and not getattr(model, "inputs", None):
+        return messages.GRAPH_NOT_BUILT.format(model=name)
+    return ""
+
+
+def make_train_function(model: Any) -> None:
+    """Have the model make its training function, and so the gradients, if it has none yet, as with generators."""
+    if getattr(model, "train_function", None) is None:
+        model._make_train_function()
+
+
 def nbytes_of(variables: Any) -> int:
     """Return what the values of variables take."""
     sizes = [_itemsize(each.dtype) * _count(each.shape) for each in variables]

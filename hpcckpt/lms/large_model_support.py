@@ -13,6 +13,7 @@ from keras.callbacks import Callback
 from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.errors import OptionError
 from hpcckpt.lms import figures, keras_path, messages, session_path
+from hpcckpt.lms.apply_v1 import is_edited
 from hpcckpt.lms.filters import Filters
 from hpcckpt.lms.function_path import FunctionPath
 from hpcckpt.lms.messages import Speaker
@@ -143,6 +144,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         self._edited: Outcome | None = None
         self._path = FunctionPath(self._options, self._nbytes_learned)
         self._graph: Any = None
+        self._edited_function: Any = None
 
     # -- sessions
 
@@ -243,8 +245,21 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
 
     def _run_in_graph_mode(self) -> None:
         graph = tf.compat.v1.keras.backend.get_session().graph
-        if not self.is_training or getattr(self.model, "train_function", True) is not None:
-            self.run(graph, keras=True)
+        if self.is_training and not is_edited(graph):
+            why = keras_path.graph_trouble(self.model)
+            if why and not self._path.notes:  # Keras calls twice
+                self._path.note(why)
+            if why:
+                return
+            keras_path.make_train_function(self.model)
+        self.run(graph, keras=True)
+        self._edited_function = getattr(self.model, "train_function", None)
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
+        """In graph mode, report if Keras has replaced the training function that was edited."""
+        edited, now = self._edited_function, getattr(self.model, "train_function", None)
+        if edited is not None and now is not edited:
+            self._path.note(messages.GRAPH_REPLACED.format(model=getattr(self.model, "name", "")))
 
     # -- what there is to tell
 

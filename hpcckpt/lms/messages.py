@@ -72,6 +72,18 @@ TOO_LATE = (
     "{function} ran before LMS was told of it, and is not changed by that any more: call lms.watch({function}) before "
     "its first call, or make the tf.function anew"
 )
+GRAPH_RAN = (
+    "The model {model!r} was trained before LMS was given to it, and TensorFlow 1 does not change operations that have "
+    "run: give LMS to the first fit, or build the model again after tf.keras.backend.clear_session()"
+)
+GRAPH_NOT_BUILT = (
+    "The model {model!r} is built from its first batch, so there is no graph to edit when the training begins: give "
+    "its first layer an input_shape"
+)
+GRAPH_REPLACED = (
+    "Keras has made another training function for the model {model!r} at its first batch, as for sample weights from a "
+    "generator, and LMS has not edited that one: train with arrays or a tf.data.Dataset"
+)
 NOT_VERIFIED = "No step was run to verify this: {why}. The first steps of the training will tell; see lms.report()"
 
 

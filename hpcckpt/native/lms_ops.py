@@ -31,9 +31,10 @@ class LmsModule(Protocol):
         rank: int,
         is_mapped: bool,
         is_named: bool,
+        is_fallback: bool,
         /,
     ) -> None:
-        """Set the tier; `OSError` if there cannot be a file in the directory."""
+        """Set the tier, or what is set when a tensor leaves before; `OSError` if the directory takes no file."""
 
     def arm(self, match: str, sessions: bool, stalls: bool, batch_size: int, planner: Planner, /) -> None:
         """Let the pass ask for a plan for each function that the expression is found in the name of."""

@@ -236,11 +236,11 @@ def _backend_problems(checkpoint: Any, where: str) -> list[Problem]:
 
 def _lms_problems(lms: Any, where: str) -> list[Problem]:
     """Return what `LMS` itself would say of options of the right types."""
+    if lms is None:
+        return []
     from hpcckpt.errors import OptionError
     from hpcckpt.lms.settings import checked
 
-    if lms is None:
-        return []
     try:
         checked(**{**LmsKeys().model_dump(), **lms})
     except OptionError as error:

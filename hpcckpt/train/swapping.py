@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcckpt.errors import HpcckptError
-from hpcckpt.lms.report import MODES, Report
 from hpcckpt.train.cycles import Cycle
 from hpcckpt.train.distributing import Team
 from hpcckpt.train.problems import ConfigError, Problem, inside
 from hpcckpt.units import nbytes_text
+
+if TYPE_CHECKING:
+    from hpcckpt.lms.report import Report
 
 __all__ = ["facts", "large_model_support", "line"]
 
@@ -41,6 +43,8 @@ def facts(report: Report) -> dict[str, Any]:
 
 def line(report: Report) -> str:
     """Return what is said of a cycle that is over. Pure."""
+    from hpcckpt.lms.report import MODES
+
     if not report.plan:
         return f"lms: {MODES[report.mode]}{''.join(f'; {note}' for note in report.notes)}"
     plan = report.plan

@@ -37,20 +37,25 @@ Config::Tier tier_of(const std::string& name) {
     return name == "file" ? Config::Tier::kFile : Config::Tier::kHostThenFile;
 }
 
-// (tier, directory, window, host_limit, file_limit, min_bytes, spare, rank, is_mapped, is_named); raises OSError
+// (tier, directory, window, host_limit, file_limit, min_bytes, spare, rank, is_mapped, is_named, is_fallback);
+// raises OSError
 PyObject* configure(PyObject*, PyObject* args) {
     const char* tier = nullptr;
     PyObject* path = nullptr;  // as bytes, which may be no UTF-8
     long long window = 0, host_limit = 0, file_limit = 0, min_bytes = 0, spare = 0;
-    int rank = -1, is_mapped = 1, is_named = 0;
-    if (!PyArg_ParseTuple(args, "sO&LLLLLipp", &tier, PyUnicode_FSConverter, &path, &window, &host_limit, &file_limit,
-                          &min_bytes, &spare, &rank, &is_mapped, &is_named)) {
+    int rank = -1, is_mapped = 1, is_named = 0, is_fallback = 0;
+    if (!PyArg_ParseTuple(args, "sO&LLLLLippp", &tier, PyUnicode_FSConverter, &path, &window, &host_limit, &file_limit,
+                          &min_bytes, &spare, &rank, &is_mapped, &is_named, &is_fallback)) {
         return nullptr;
     }
     const Owned bytes(path);
     const std::string directory(PyBytes_AS_STRING(path), static_cast<std::size_t>(PyBytes_GET_SIZE(path)));
     Config config{tier_of(tier), directory, window, host_limit,     file_limit,
                   min_bytes,     spare,     rank,   is_mapped != 0, is_named != 0};
+    if (is_fallback != 0) {
+        Mover::one().set_fallback(config);
+        Py_RETURN_NONE;
+    }
     IoError error;
     bool is_set = false;
     try {

@@ -98,6 +98,30 @@ bool Mover::configure(const Config& config, IoError* error) {
     return true;
 }
 
+void Mover::set_fallback(const Config& config) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    fallback_ = config;
+    has_fallback_ = true;
+}
+
+absl::Status Mover::configure_by_fallback() {
+    Config config;
+    {
+        const std::lock_guard<std::mutex> guard(lock_);
+        if (is_configured_) return absl::OkStatus();
+        if (!has_fallback_) {
+            return absl::FailedPreconditionError(
+                "a tensor is to be swapped out and no tier is set: call hpcckpt.lms.engine.configure first");
+        }
+        config = fallback_;
+    }
+    IoError error;
+    if (configure(config, &error)) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat("the directory for tensors that LMS swaps out, ",
+                                                      config.directory, ": ", error.text,
+                                                      "; name another one with HPCCKPT_LMS_DIR"));
+}
+
 Config Mover::config() {
     const std::lock_guard<std::mutex> guard(lock_);
     return config_;
@@ -130,20 +154,15 @@ void Mover::put(const std::shared_ptr<Parcel>& parcel, bool by_reference, Done d
     Config config;
     std::shared_ptr<FileStore> file;
     int take_error = 0;
-    bool is_configured = false;
+    absl::Status room = configure_by_fallback();
     {
         const std::lock_guard<std::mutex> guard(lock_);
         config = config_;
         file = file_;
         take_error = hindrance_.take_error;
-        is_configured = is_configured_;
     }
     const bool is_small = static_cast<std::int64_t>(parcel->nbytes) < config.min_bytes || parcel->nbytes == 0;
-    absl::Status room;
-    if (!is_configured) {
-        room = absl::FailedPreconditionError(
-            "a tensor is to be swapped out and no tier is set: call hpcckpt.lms.engine.configure first");
-    } else if (!is_small) {
+    if (room.ok() && !is_small) {
         room = find_room(config, std::move(file), by_reference, take_error, parcel.get());
     }
     const auto nbytes = static_cast<std::int64_t>(parcel->nbytes);

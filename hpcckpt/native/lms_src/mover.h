@@ -34,6 +34,8 @@ class Mover {
 
     // False with `error` set if the file tier cannot be opened; then nothing is changed.
     bool configure(const Config& config, IoError* error);
+    // What the first tensor that leaves finds where nothing was configured: in a graph that was saved with its swaps.
+    void set_fallback(const Config& config);
     Config config();
     std::shared_ptr<FileStore> file();
 
@@ -75,6 +77,7 @@ class Mover {
     };
 
     Mover() = default;
+    absl::Status configure_by_fallback();
     void set_out(const LeavingRef& leaving);
     std::size_t begin_writing(Leaving& leaving);
     absl::Status end_writing(Leaving& leaving, int code);
@@ -87,7 +90,8 @@ class Mover {
 
     std::mutex lock_;
     Config config_;
-    bool is_configured_ = false;
+    bool is_configured_ = false, has_fallback_ = false;
+    Config fallback_;
     std::shared_ptr<FileStore> file_;
     Hindrance hindrance_;
     std::condition_variable is_hindered_, is_out_;
