@@ -1,4 +1,4 @@
-"""The five models that `lms.py` trains: none is small, none needs more than Keras."""
+"""The models that `lms.py` and `lms_budgets.py` train; none needs more than Keras."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 MODELS = ("resnet50", "mlp", "unet", "transformer", "mobilenet")
-BATCHES = {"resnet50": 16, "mlp": 4096, "unet": 4, "transformer": 16, "mobilenet": 16}
+BATCHES = {"resnet50": 16, "mlp": 4096, "unet": 4, "transformer": 16, "mobilenet": 16, "conv": 256}
 
 
 def build(name: str, batch: int) -> tuple[Any, tuple[Any, Any]]:
@@ -69,6 +69,13 @@ def _transformer(keras: Any) -> tuple[Any, tuple[int, ...], int]:
     return keras.Model(tokens, layers.Dense(10, "softmax")(pooled)), (128, 256), 10
 
 
+def _conv(keras: Any) -> tuple[Any, tuple[int, ...], int]:
+    layers = [keras.layers.Conv2D(32, 3, padding="same", activation="relu") for _ in range(3)]
+    head = [keras.layers.Flatten(), keras.layers.Dense(10, "softmax")]
+    return keras.Sequential([keras.Input((28, 28, 1)), *layers, *head]), (28, 28, 1), 10
+
+
 _MAKERS = {
+    "conv": _conv,
     "resnet50": _resnet50, "mlp": _mlp, "unet": _unet, "transformer": _transformer, "mobilenet": _mobilenet
 }  # fmt: skip

@@ -190,16 +190,6 @@ class MemoryBudgetError(OptionError):
     kind = "memory-budget"
     nearest: int = 0
 
-    @classmethod
-    def of(cls, budget: int, nearest: int) -> MemoryBudgetError:
-        """Make the error that names the nearest budget."""
-        error = cls(
-            f"memory_budget: {budget} bytes cannot be met by this graph, whatever is swapped; the nearest budget that "
-            f"can be is {nearest} bytes ({nearest / 2**20:.1f} MiB): give that, or a smaller batch"
-        )
-        error.nearest = nearest
-        return error
-
 
 class StepExistsError(ConfigError, FileExistsError):
     """The step is there already and is good."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hpcckpt.errors import CodeError
-from hpcckpt.lms.plan import Copy, Plan, SwapIn, SwapOut
+from hpcckpt.lms.plan import Copy, Plan, Release, SwapIn, SwapOut
 
 
 class Swap(NamedTuple):
@@ -28,10 +28,13 @@ class Swap(NamedTuple):
         Given a tensor and a name.
     back : callable
         Given what `out` returned, a name, and the tensor's dtype.
+    release : callable, optional
+        Makes the op that gives a tensor's memory back, and returns the op.
     """
 
     out: Callable[[Any, str], Any]
     back: Callable[[Any, str, Any], Any]
+    release: Callable[[Any, str], Any] | None = None
 
 
 _KEEP = "_grappler_do_not_remove"
@@ -69,6 +72,7 @@ def apply(graph: Any, plan: Plan, swap: Swap) -> list[Any]:
         made = [handle.op for _, handle in moved.values()]
         made += [_swapped_in(back, *moved[back.swap_out], swap) for back in plan.swap_ins]
         made += [_copied(graph, copy) for copy in plan.copies]
+        made += [_released(graph, each, swap) for each in plan.releases]
         _reroute(graph, plan)
         _draw(graph, plan)
     return made
@@ -83,6 +87,14 @@ def _swapped_in(back: SwapIn, tensor: Any, handle: Any, swap: Swap) -> Any:
     restored = _kept(swap.back(handle, back.name, tensor.dtype), back.name)
     restored.set_shape(tensor.shape)
     return restored.op
+
+
+def _released(graph: Any, release: Release, swap: Swap) -> Any:
+    if swap.release is None:
+        raise CodeError(f"{release.name}: only the native ops on the CPU give memory back to the kernel")
+    op = swap.release(graph.get_tensor_by_name(str(release.tensor)), release.name)
+    op._set_attr(_KEEP, tf.compat.v1.AttrValue(b=True))
+    return op
 
 
 def _kept(output: Any, name: str) -> Any:

@@ -19,9 +19,11 @@ from hpcckpt.lms.edited import edited
 from hpcckpt.lms.emission import emit
 from hpcckpt.lms.frontier import Point, Search
 from hpcckpt.lms.liveness import Liveness, liveness
-from hpcckpt.lms.moves import Problem, problem
+from hpcckpt.lms.moves import Problem, loose_ops, problem
 from hpcckpt.lms.op_times import Rates
+from hpcckpt.lms.overhead import refused
 from hpcckpt.lms.plan import Plan
+from hpcckpt.lms.releases import with_releases, without_releases
 from hpcckpt.lms.scene import Scene
 from hpcckpt.lms.schedule import Waits, orders, refined
 from hpcckpt.lms.timeline import Bandwidth
@@ -40,6 +42,7 @@ def plan_by_cost(
     recompute: bool = True,
     order: Sequence[str] | None = None,
     slowdown: float = 1.35,
+    release: bool = False,
 ) -> Plan:
     """Plan what leaves memory, what is computed again and in which order ops run, so that a budget is met.
 
@@ -59,6 +62,8 @@ def plan_by_cost(
         In which order the ops were seen to run; orders of our own are tried otherwise.
     slowdown : float
         The bound on time where there is no budget.
+    release : bool
+        Whether TensorFlow's allocator keeps what is freed, so that ops have to give it back to the kernel.
 
     Returns
     -------
@@ -77,13 +82,15 @@ def plan_by_cost(
     best = min(problems, key=lambda each: (Search(each, bandwidth).floor, each.peak))
     search = Search(best, bandwidth)
     if memory_budget is not None and memory_budget < search.floor:
-        raise MemoryBudgetError.of(memory_budget, search.floor)
+        raise refused(memory_budget, search.floor)
     point, curve = _chosen(search, memory_budget, slowdown)
     is_idle = not point.choice and (memory_budget or 0) >= AMPLE * best.peak
     plan = Plan(planner="cost") if is_idle else emit(best, point.choice, point.timeline)
     after = best.live if is_idle else simulated(scene, plan, best.live.order)
     if memory_budget is not None and after.peak > memory_budget:
         raise StateError(f"the cost planner missed its budget: {after.peak} bytes for {memory_budget}; report it")
+    if release and not is_idle:
+        plan = with_releases(scene, plan, after, best.steps, loose_ops(scene))
     return replace(plan, parameters=_figures(best, point, curve, after))
 
 
@@ -101,6 +108,7 @@ def simulated(scene: Scene, plan: Plan, order: Sequence[str] | None = None) -> L
     order : sequence of str, optional
         The order of the graph's ops that the plan keeps; found from its edges if it is not given.
     """
+    plan = without_releases(plan)
     graph = edited(scene.graph, plan)
     if order is None:
         planned = next(orders(replace(scene, graph=graph), scene.min_bytes or MIN_BYTES))

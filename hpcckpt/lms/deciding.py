@@ -20,7 +20,8 @@ from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.planning import Made, Task, make, planner_of
 from hpcckpt.lms.scene import Scene
 from hpcckpt.lms.settings import Planner, Settings
-from hpcckpt.lms.tiers import TierConfig
+from hpcckpt.lms.tiers import SPARE, TierConfig
+from hpcckpt.lms.trials import Trial, Trials
 from hpcckpt.lms.verification import ATTEMPTS, Measured, tightened
 
 
@@ -29,14 +30,18 @@ class _Inputs(NamedTuple):
 
     limit: Limit | None
     bandwidth: Mapping[str, float]
+    keeps_freed: bool
 
 
-def make_tier_ready(options: Options) -> Any:
-    """Load the engine, make its tier ready, and return its ops. Independent."""
+def make_tier_ready(options: Options, spare: int | None = None) -> Any:
+    """Load the engine, make its tier ready, and return its ops. Independent.
+
+    `spare` is how many bytes of freed memory the tier keeps for what comes back next.
+    """
     settings = options.settings
     given = {name: getattr(settings, name) for name in ("directory", "min_bytes", "window", "host_limit", "file_limit")}
     raw = engine.load()
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in {**given, "spare": spare}.items() if value is not None}
     told = engine.configure(TierConfig(settings.tier, rank=options.comm.rank, **chosen))
     if told:
         options.speaker.warn_once(told)
@@ -71,40 +76,65 @@ def decide(options: Options, scene: Scene, nbytes_learned: int, target: int | No
     Raises
     ------
     CollectiveError, PlanMismatchError
-        If planning failed on a rank, or plans differ; alike on all ranks.
+        If planning failed on a rank, or plans differ; the same error on all ranks.
     """
     comm = options.comm
     inputs = comm.on_root("measure the memory and the tier of rank 0", lambda: _measure(options))
     planner = chosen_planner(options, inputs.limit)
-    task = Task(scene, options.settings, target, inputs.limit, nbytes_learned, inputs.bandwidth)
+    is_on_host = gpu_name(options.settings) is None
+    task = Task(
+        scene, options.settings, target, inputs.limit, nbytes_learned, inputs.bandwidth, is_on_host, inputs.keeps_freed
+    )  # fmt: skip
     found: list[Made] = []
 
     def plan() -> Plan:
         found.append(make(task, planner, options.speaker))
+        if planner == "cost" and task.has_overhead:
+            _use_tier_once(options)
+            make_tier_ready(options, _spare(found[0]))
         return found[0].plan
 
     planned_alike(comm, scene.graph, plan)
     return found[0]
 
 
-def decide_again(
-    options: Options, scene: Scene, nbytes_learned: int, made: Made, measured: Measured, attempt: int
-) -> Made | None:
-    """Return a plan for less, if a step took more than the budget; `None` if it did not, or there is none. Collective.
+def _use_tier_once(options: Options) -> None:
+    """Have the tier's threads take their buffers now, before a step is measured; on rank 0 they have them."""
+    if not options.comm.is_root:
+        make_tier_ready(options)
+        engine.bandwidth()
 
-    What the ranks' steps took is compared with the budget, the most counts.
-    """
-    if made.budget is None:
-        return None
+
+def _spare(made: Made) -> int:
+    """Return how much freed memory the tier may keep for what comes back next: half of what the budget leaves."""
+    if made.budget is None or made.needs is None:
+        return SPARE
+    return min(SPARE, max(0, made.budget - made.needs) // 2)
+
+
+def add_trial(options: Options, trials: Trials, made: Made, measured: Measured) -> None:
+    """Take what a plan's step took, and log it; of all ranks the most counts. Collective."""
     peak = max(options.comm.allgather(measured.peak))
-    options.speaker.say(messages.verified_line(peak, made.budget))
-    if peak <= made.budget:
+    trials.all.append(Trial(made, measured, peak))
+    if made.budget is not None:
+        options.speaker.say(messages.verified_line(peak, made.budget))
+
+
+def decide_again(options: Options, scene: Scene, nbytes_learned: int, trials: Trials) -> Made | None:
+    """Return a plan for less, if the last step took more than the budget; `None` if not, or if none is left to try.
+
+    Collective.
+    """
+    last = trials.all[-1]
+    made, budget = last.made, last.made.budget
+    if budget is None or last.peak <= budget or len(trials.all) >= ATTEMPTS or not made.can_be_tightened:
         return None
-    if attempt < ATTEMPTS and made.can_be_tightened:
-        target = tightened(made.budget if made.target is None else made.target, made.budget, peak)
-        with suppress(OptionError, MemoryBudgetError):
-            return decide(options, scene, nbytes_learned, target)
-    options.speaker.warn_once(messages.not_kept(peak, made.budget))
+    target = tightened(budget if made.target is None else made.target, budget, last.peak)
+    if made.needs is not None and made.least is not None:
+        target = max(made.least, min(target, made.needs - (last.peak - budget)))
+    with suppress(OptionError, MemoryBudgetError):
+        again = decide(options, scene, nbytes_learned, target)
+        return None if trials.holds(again) else again
     return None
 
 
@@ -127,11 +157,13 @@ def _measure(options: Options) -> _Inputs:
     if settings.memory_budget is None:
         limit = _limit(options)
     bandwidth: Mapping[str, float] = {}
+    keeps_freed = False
     if chosen_planner(options, limit) == "cost":
         make_tier_ready(options)
         write, read = engine.bandwidth()
         bandwidth = {"write": write, "read": read}
-    return _Inputs(limit, bandwidth)
+        keeps_freed = engine.allocator_keeps_freed()
+    return _Inputs(limit, bandwidth, keeps_freed)
 
 
 def _limit(options: Options) -> Limit:

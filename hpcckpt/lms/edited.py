@@ -10,7 +10,7 @@ from hpcckpt.lms.graph import Graph, Op, Output, Slot, Use
 from hpcckpt.lms.levels import NEXT_ITERATION
 from hpcckpt.lms.plan import Plan
 
-SWAP_OUT, SWAP_IN = "HpcckptSwapOut", "HpcckptSwapIn"
+SWAP_OUT, SWAP_IN, RELEASE = "HpcckptSwapOut", "HpcckptSwapIn", "HpcckptRelease"
 _HANDLE = Output("variant", ())
 
 
@@ -27,6 +27,8 @@ def edited(graph: Graph, plan: Plan) -> Graph:
         ops[back.name] = Op(back.name, SWAP_IN, device, (Use(back.swap_out, 0),), outputs=(tensors[back.swap_out],))
     for copy in plan.copies:
         ops[copy.name] = replace(graph.ops[copy.op], name=copy.name, inputs=copy.inputs, controls=())
+    for each in plan.releases:
+        ops[each.name] = Op(each.name, RELEASE, ops[each.tensor.op].device, (each.tensor,))
     return Graph.of(_waiting(ops, plan))
 
 
@@ -62,6 +64,7 @@ def check(graph: Graph, plan: Plan) -> None:
     """
     new = plan.names
     named = {out.tensor.op for out in plan.swap_outs} | {copy.op for copy in plan.copies}
+    named |= {each.tensor.op for each in plan.releases}
     named |= {slot.op for slot in _moved(plan)} | {name for edge in plan.edges for name in edge}
     missing = sorted(named - new - graph.ops.keys())
     if missing:

@@ -163,6 +163,14 @@ def bandwidth(tier: str = "") -> tuple[float, float]:  # noqa: ARG001 (the tier 
     return nbytes * 1e9 / max(writing_ns, 1), nbytes * 1e9 / max(reading_ns, 1)
 
 
+def allocator_keeps_freed() -> bool:
+    """Return whether TensorFlow's allocator on the CPU keeps what is freed, as oneDNN's pool does.
+
+    With ``TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1``, set before TensorFlow starts, it does not.
+    """
+    return _module().keeps_freed()
+
+
 def stats() -> Stats:
     """Return what was counted."""
     return Stats.from_json(_module().stats())

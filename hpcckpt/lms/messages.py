@@ -7,9 +7,10 @@ as those of the original: there ``tf.logging.set_verbosity(tf.logging.INFO)`` sh
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
-from hpcckpt.units import nbytes_text
+from hpcckpt.units import nbytes_text, nbytes_text_up
 
 _NO_MEMORY = 1 << 62
 log = logging.getLogger("hpcckpt.lms")
@@ -180,27 +181,40 @@ def added_line(n_out: int, nbytes_out: int, n_in: int, nbytes_in: int) -> str:
 def verified_line(peak: int, budget: int) -> str:
     """Return what a step was seen to take."""
     if peak >= _NO_MEMORY:
-        return f"Verified: a step ran out of memory, though {nbytes_text(budget)} were simulated to do"
-    return f"Verified: a step took {nbytes_text(peak)} of the {nbytes_text(budget)} that it may"
-
-
-def kept_line(nbytes: int, target: int) -> str:
-    """Return the warning of memory that stays with the process, so that no later step can be verified."""
-    return (
-        f"TensorFlow's allocator keeps {nbytes_text(nbytes)} of the first step, so the process will not get smaller, "
-        f"and the new plan cannot be verified in it: begin anew with memory_budget={target}, or with "
-        "TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1, with which memory goes back"
-    )
+        return f"NOT kept: a step ran out of memory, with a memory budget of {nbytes_text(budget)}"
+    kept = "Verified: a step took {peak}, within the memory budget of {budget}"
+    over = "NOT kept: a step took {peak}, more than the memory budget of {budget}"
+    return (kept if peak <= budget else over).format(peak=nbytes_text(peak), budget=nbytes_text(budget))
 
 
 def not_kept(peak: int, budget: int) -> str:
-    """Return the warning of a budget that is not kept, and what to do."""
+    """Return the warning of a budget that is not kept, and what to do; `peak` is that of the best plan tried."""
     seen = (
         "runs out of memory"
         if peak >= _NO_MEMORY
-        else f"takes {nbytes_text(peak)}, more than the {nbytes_text(budget)} that it may"
+        else f"takes {nbytes_text(peak)} with the best plan found, more than the memory budget of {nbytes_text(budget)}"
     )
     return (
-        f"A step {seen}, and no plan was found that takes less: raise "
-        "memory_budget, lower the batch size, lower swapout_threshold, or set TF_LMS_SIMULATOR_MEM_RATIO lower"
+        f"A step {seen}: raise memory_budget{_to(peak)}, lower the batch size, lower swapout_threshold, or set "
+        "TF_LMS_SIMULATOR_MEM_RATIO lower"
     )
+
+
+def _to(peak: int) -> str:
+    return "" if peak >= _NO_MEMORY else f" to {nbytes_text_up(peak + peak // 20)}"
+
+
+def planned_lines(parameters: Mapping[str, Any], budget: int | None, needs: int | None) -> list[str]:
+    """Return what the cost planner plans, in units for people."""
+    told = {name: nbytes_text(parameters[name]) for name in ("peak_before", "peak_after", "floor")}
+    before_ms, after_ms = parameters["time_before_ns"] / 1e6, parameters["time_after_ns"] / 1e6
+    lines = [] if budget is None else [f"memory budget: {nbytes_text(budget)} for a step"]
+    if needs is not None and needs != parameters["peak_after"]:
+        others = nbytes_text(needs - parameters["peak_after"])
+        lines.append(f"expected peak: {nbytes_text(needs)}, with {others} for what is no tensor")
+    return [
+        *lines,
+        f"tensors: {told['peak_after']}, without the plan {told['peak_before']}, at least {told['floor']}",
+        f"simulated time: {after_ms:.0f} ms, without the plan {before_ms:.0f} ms",
+        f"tensors swapped: {parameters['n_swapped']}, computed again: {parameters['n_recomputed']}",
+    ]

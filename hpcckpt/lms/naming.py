@@ -22,6 +22,10 @@ class Names:
         """Return a name for what brings a tensor back."""
         return self._unique(f"{PREFIX}swapin_{_flat(tensor)}")
 
+    def release(self, tensor: Use) -> str:
+        """Return a name for what gives a tensor's memory back."""
+        return self._unique(f"{PREFIX}release_{_flat(tensor)}")
+
     def copy(self, op: str) -> str:
         """Return a name for an op that is computed again."""
         return self._unique(f"{PREFIX}copy_{_flat(op)}")

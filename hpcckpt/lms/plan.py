@@ -52,6 +52,14 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """What gives a tensor's memory back to the kernel when its last user has run, where an allocator would keep it."""
+
+    name: str
+    tensor: Use
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that is done to one graph; empty if nothing is.
 
@@ -65,9 +73,10 @@ class Plan:
     planner: str = "distance"
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """What it was made with, for reports."""
+    releases: tuple[Release, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.swap_outs or self.copies or self.edges)
+        return bool(self.swap_outs or self.copies or self.edges or self.releases)
 
     @property
     def nbytes_out(self) -> int:
@@ -84,7 +93,8 @@ class Plan:
     def names(self) -> frozenset[str]:
         """The names of the nodes that it adds."""
         outs, ins = (out.name for out in self.swap_outs), (back.name for back in self.swap_ins)
-        return frozenset((*outs, *ins, *(copy.name for copy in self.copies)))
+        copies, releases = (copy.name for copy in self.copies), (release.name for release in self.releases)
+        return frozenset((*outs, *ins, *copies, *releases))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -95,6 +105,7 @@ class Plan:
             tuple(SwapIn(s["name"], s["swap_out"], tuple(map(Slot.of, s["consumers"]))) for s in told["swap_ins"]),
             tuple(_copy_of(c) for c in told["copies"]),
             tuple((first, then) for first, then in told["edges"]),
+            releases=tuple(Release(r["name"], Use.of(r["tensor"])) for r in told.get("releases", ())),
         )
 
     def to_json(self) -> str:
@@ -116,6 +127,8 @@ class Plan:
             ],
             "edges": [list(edge) for edge in self.edges],
         }
+        if self.releases:
+            told["releases"] = [{"name": r.name, "tensor": str(r.tensor)} for r in self.releases]
         return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
     @property

@@ -21,5 +21,7 @@ def _lines(plan: Plan) -> Iterator[list[str | int]]:
         inputs = [word for use in copy.inputs for word in use]
         consumers = [word for index, slot in copy.consumers for word in (index, *slot)]
         yield ["copy", copy.name, copy.op, len(copy.inputs), *inputs, *consumers]
+    for release in plan.releases:
+        yield ["release", release.name, *release.tensor]
     for first, then in plan.edges:
         yield ["edge", first, then]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
-from hpcckpt.errors import OptionError
+from hpcckpt.errors import MemoryBudgetError, OptionError
 from hpcckpt.lms import messages
 from hpcckpt.lms.autotune import is_wanted, search
 from hpcckpt.lms.cost import plan_by_cost, simulated
@@ -14,6 +14,7 @@ from hpcckpt.lms.graph import Graph, Output
 from hpcckpt.lms.levels import Levels, has_loops
 from hpcckpt.lms.limits import Limit, host_limit, memory_ratio
 from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.overhead import budget_for, refused, tensor_bytes
 from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.report import Memory
@@ -38,6 +39,10 @@ class Task:
         What the trainable variables take; a device's limit has to hold them too.
     bandwidth : mapping of str to float
         Bytes per second that the tier writes and reads, as measured on rank 0.
+    is_on_host : bool
+        Whether a budget that was given is for memory of the process and not of a device.
+    keeps_freed : bool
+        Whether TensorFlow's allocator keeps what is freed, on rank 0.
     """
 
     scene: Scene
@@ -46,6 +51,13 @@ class Task:
     limit: Limit | None = None
     nbytes_learned: int = 0
     bandwidth: Mapping[str, float] = field(default_factory=dict)
+    is_on_host: bool = False
+    keeps_freed: bool = False
+
+    @property
+    def has_overhead(self) -> bool:
+        """Whether a part of the budget is left for what is no tensor."""
+        return self.is_on_host and self.settings.memory_budget is not None
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,8 @@ class Made:
         Whether another plan can be asked for that takes less.
     target : int or None
         What it was planned for: less than the budget, once a step took more than was simulated.
+    needs, least : int or None
+        What the plan is expected to need of the budget, and the least that any plan of this graph needs.
     """
 
     plan: Plan
@@ -74,6 +88,8 @@ class Made:
     can_be_tightened: bool = False
     memory: Memory = field(default_factory=Memory)
     target: int | None = None
+    needs: int | None = None
+    least: int | None = None
 
 
 def planner_of(settings: Settings, *, has_device_limit: bool, is_tuned_by_hand: bool = False) -> Planner:
@@ -166,15 +182,37 @@ def _memory(task: Task) -> int:
 
 
 def _by_cost(task: Task, _: Speaker) -> Made:
-    scene, settings = task.scene, task.settings
+    scene = task.scene
     budget = _budget(task)
     target = None if budget is None else _target(task, budget)
     _check_batch_size(scene)
     bandwidth = Bandwidth(task.bandwidth["write"], task.bandwidth["read"])
-    plan = plan_by_cost(scene, target, bandwidth, recompute=settings.recompute)
+    plan = _plan_by_cost(task, target, bandwidth)
     without = tuple(simulated(scene, Plan()).memory)
     memory = Memory(without, tuple(simulated(scene, plan).memory) if plan else without)
-    return Made(plan, scene.levels, budget, bool(plan), can_be_tightened=True, memory=memory, target=task.target)
+    needs = _needs(task, int(plan.parameters["peak_after"]))
+    least = _needs(task, int(plan.parameters["floor"]))
+    return Made(
+        plan, scene.levels, budget, bool(plan), memory=memory, target=task.target, needs=needs, least=least,
+        can_be_tightened=needs > least,
+    )  # fmt: skip
+
+
+def _plan_by_cost(task: Task, target: int | None, bandwidth: Bandwidth) -> Plan:
+    recompute, release = task.settings.recompute, task.is_on_host and task.keeps_freed
+    if target is None or not task.has_overhead:
+        return plan_by_cost(task.scene, target, bandwidth, recompute=recompute, release=release)
+    try:
+        return plan_by_cost(
+            task.scene, max(0, tensor_bytes(target)), bandwidth, recompute=recompute, release=release
+        )  # fmt: skip
+    except MemoryBudgetError as error:
+        raise refused(target, budget_for(error.nearest)) from None
+
+
+def _needs(task: Task, nbytes: int) -> int:
+    """Return the memory budget that tensors of this size need."""
+    return budget_for(nbytes) if task.has_overhead else nbytes
 
 
 def _budget(task: Task) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hpcckpt.lms.messages import planned_lines
 from hpcckpt.units import nbytes_text
 
 Mode = Literal["graph", "pass", "off", "none"]
@@ -68,6 +69,8 @@ class Report:
         What a step may have beside what was there before it.
     peak : int or None
         What it was seen to have, in the step that was verified.
+    level : int or None
+        The bytes in memory before that step: `peak` is above it.
     histogram : mapping of int to int
         How many edges have which distance.
     traffic : tuple of Traffic
@@ -89,6 +92,7 @@ class Report:
     batch_size: int | None = None
     memory_budget: int | None = None
     peak: int | None = None
+    level: int | None = None
     n_attempts: int = 0
     memory: Memory = field(default_factory=Memory)
     histogram: Mapping[int, int] = field(default_factory=dict)
@@ -125,7 +129,7 @@ class Report:
         from rich.console import Console
 
         text = io.StringIO()
-        console = Console(file=text, width=100, force_jupyter=False, color_system=None)  # text, also in a notebook
+        console = Console(file=text, width=100)
         console.print(_summary(self))
         if self.traffic:
             console.print(f"What came back: {min(_SHOWN, len(self.traffic))} of {len(self.traffic)} swap-ins")
@@ -152,7 +156,9 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         rows.append(("graph", f"{report.n_ops} ops, {report.n_edges} edges, {report.n_levels} levels"))
     if plan:
         told = {name: value for name, value in plan["parameters"].items() if isinstance(value, int | float | str)}
-        parameters = ", ".join(f"{name}={value}" for name, value in told.items())
+        is_by_cost = plan["planner"] == "cost" and "floor" in told
+        lines = planned_lines(told, None, None) if is_by_cost else [f"{name}={value}" for name, value in told.items()]
+        parameters = ", ".join(lines)
         rows.append(("planner", f"{plan['planner']} ({parameters})"))
         out, back = nbytes_text(plan["nbytes_out"]), nbytes_text(plan["nbytes_in"])
         moved = f"{plan['n_swap_outs']} swap-outs ({out}), {plan['n_swap_ins']} swap-ins ({back})"

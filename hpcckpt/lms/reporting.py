@@ -36,6 +36,7 @@ def report_of(options: Options, outcome: Outcome, notes: Sequence[str]) -> Repor
         n_levels=len(made.levels),
         memory_budget=made.budget,
         peak=measured.peak if measured is not None else None,
+        level=measured.level if measured is not None else None,
         n_attempts=outcome.n_attempts,
         memory=Memory(made.memory.simulated_without, made.memory.simulated_with, curve),
         histogram=histogram(scene.graph, scene.levels),

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcckpt.errors import BackendError
 from hpcckpt.lms import engine
-from hpcckpt.lms.edited import SWAP_IN, SWAP_OUT
+from hpcckpt.lms.edited import RELEASE, SWAP_IN, SWAP_OUT
 from hpcckpt.lms.messages import log
 from hpcckpt.lms.tiers import TierConfig
 
@@ -59,7 +59,7 @@ def remove_swaps(graph_def: Any) -> None:
     """Remove the operations of LMS from a GraphDef, in place: consumers take the tensors that were swapped. Pure."""
     nodes = {node.name: node for node in graph_def.node}
     tensors = {name: nodes[_name(node.input[0])].input[0] for name, node in nodes.items() if node.op == SWAP_IN}
-    removed = {name for name, node in nodes.items() if node.op in (SWAP_IN, SWAP_OUT)}
+    removed = {name for name, node in nodes.items() if node.op in (RELEASE, SWAP_IN, SWAP_OUT)}
     kept = [node for node in graph_def.node if node.name not in removed]
     for node in kept:
         inputs = [_rerouted(each, tensors) for each in node.input if not _is_control_of(each, removed)]

@@ -8,16 +8,18 @@ from typing import Any
 from hpcckpt.lms import messages
 from hpcckpt.lms.apply_v1 import Swap, apply, check_editable, is_edited
 from hpcckpt.lms.debug_lines import debug_lines
-from hpcckpt.lms.deciding import decide, decide_again, gpu_name, make_tier_ready, scene_of
+from hpcckpt.lms.deciding import add_trial, decide, decide_again, gpu_name, make_tier_ready, scene_of
 from hpcckpt.lms.dry_step import dry_step
 from hpcckpt.lms.edited import check
 from hpcckpt.lms.histogram import histogram
 from hpcckpt.lms.importers import from_graph, nbytes_learned
 from hpcckpt.lms.options import Options, Outcome
+from hpcckpt.lms.overhead import refused
 from hpcckpt.lms.planning import Made, describe
 from hpcckpt.lms.report import write_histogram
 from hpcckpt.lms.scene import Scene
-from hpcckpt.lms.verification import Measured
+from hpcckpt.lms.trials import Trials
+from hpcckpt.lms.verification import OUT_OF_MEMORY, Measured
 
 
 def edit(options: Options, graph: Any) -> Outcome:
@@ -60,9 +62,8 @@ def say_plan(options: Options, scene: Scene, made: Made) -> None:
             say(line, offset=2)
     else:
         say(messages.USES_GIVEN)
-        for name, value in plan.parameters.items():
-            if isinstance(value, int | float | str):
-                say(f"{name}: {value}", offset=2)
+        for line in messages.planned_lines(plan.parameters, made.budget, made.needs):
+            say(line, offset=2)
     if options.autotune_plot and options.comm.is_root:
         say(f"A histogram of distances was written to {write_histogram(histogram(scene.graph, scene.levels))}")
     if options.settings.debug:
@@ -104,24 +105,44 @@ def _through_tier(device: str, raw: Any) -> Swap:
         with tf.device(device):
             return raw.hpcckpt_swap_in(handle, T=dtype, name=name)
 
-    return Swap(out, back)
+    def release(tensor: Any, name: str) -> Any:
+        with tf.device(device):
+            return raw.hpcckpt_release(tensor, name=name)
+
+    return Swap(out, back, release)
 
 
 # -- a plan that was verified
 
 
 def _verified(options: Options, graph: Any, scene: Scene) -> tuple[Made, Measured | None, int]:
-    """Return a plan whose step, run on a copy of the graph, kept the budget; or the last one that there is."""
+    """Return a plan whose step, run on a copy of the graph, kept the budget; else the best one that was tried.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If a memory budget was given, and no plan that was tried kept it.
+    """
     learned = nbytes_learned(graph)
-    made, attempt = decide(options, scene, learned), 1
-    level = None
-    while (measured := _dry(options, graph, made, level)) is not None:
+    trials, level = Trials(), None
+    made: Made | None = decide(options, scene, learned)
+    while made is not None:
+        measured = _dry(options, graph, made, level)
+        if measured is None:
+            return made, None, len(trials.all) + 1
         level = measured.level
-        again = decide_again(options, scene, learned, made, measured, attempt)
-        if again is None:
-            break
-        made, attempt = again, attempt + 1
-    return made, measured, attempt
+        add_trial(options, trials, made, measured)
+        made = decide_again(options, scene, learned, trials)
+    best = trials.best
+    if best.made.budget is not None and best.peak > best.made.budget:
+        _refuse_or_warn(options, best.peak, best.made.budget)
+    return best.made, best.measured, len(trials.all)
+
+
+def _refuse_or_warn(options: Options, peak: int, budget: int) -> None:
+    if options.settings.memory_budget is not None and peak < OUT_OF_MEMORY:
+        raise refused(budget, peak + peak // 20)
+    options.speaker.warn_once(messages.not_kept(peak, budget))
 
 
 def _dry(options: Options, graph: Any, made: Made, level: int | None) -> Measured | None:

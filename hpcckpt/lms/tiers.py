@@ -14,6 +14,7 @@ from hpcckpt.errors import OptionError, Problem, list_problems
 Tier = Literal["auto", "host", "file", "host-then-file"]
 DIRECTORY = "HPCCKPT_LMS_DIR"
 """The environment variable that names a directory where nothing else does."""
+SPARE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class TierConfig:
     host_limit: int = 0
     file_limit: int = 0
     min_bytes: int = 1 << 16
-    spare: int = 64 << 20
+    spare: int = SPARE
     rank: int | None = None
     is_mapped: bool = True
     is_named: bool = False

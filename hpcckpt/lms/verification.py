@@ -85,10 +85,17 @@ class Watch:
 
 
 def resident(gpu: str | None = None) -> int:
-    """Return the bytes in memory now."""
+    """Return the bytes in memory now, without pages of files: the kernel drops those when memory is short."""
     if gpu is not None:
         return int(_gpu_memory(gpu)["current"])
-    return int(_STATM.read_bytes().split()[1]) * _PAGE
+    whole, of_files = _pages()
+    return (whole - of_files) * _PAGE
+
+
+def _pages() -> tuple[int, int]:
+    """Return how many pages are resident, and how many of these are of files: code of libraries mostly."""
+    words = _STATM.read_bytes().split()
+    return int(words[1]), int(words[2])
 
 
 def reset_peak(gpu: str | None = None) -> bool:
@@ -112,7 +119,7 @@ def peak_since(gpu: str | None = None) -> int:
     now = resident()
     for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("VmHWM:"):
-            return max(now, int(line.split()[1]) << 10)
+            return max(now, (int(line.split()[1]) << 10) - _pages()[1] * _PAGE)
     return now
 
 

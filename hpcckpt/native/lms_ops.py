@@ -54,6 +54,9 @@ class LmsModule(Protocol):
     def probe(self, nbytes: int, count: int, /) -> tuple[int, int]:
         """Return nanoseconds for writing and for reading so much; `RuntimeError` if it cannot."""
 
+    def keeps_freed(self) -> bool:
+        """Return whether TensorFlow's allocator keeps what is freed."""
+
     def start_op_times(self) -> bool:
         """Begin to record; false if somebody else is recording."""
 

@@ -74,13 +74,13 @@ def of_cost(make: Any) -> dict[str, Any]:
     return told(without, models.fit(models.compiled(make), lms), lms)
 
 
-def _nearest(make: Any) -> int:
+def _nearest(make: Any) -> str:
     """Return the least budget that can be met, as the refusal of a smaller one says it."""
     with pytest.raises(MemoryBudgetError) as refused:
         models.fit(models.compiled(make), LMS(memory_budget=1, min_bytes=1))
-    match = re.search(r"nearest budget that can be is (\d+) bytes", str(refused.value))
+    match = re.search(r"nearest budget that can be kept is (\d+\.\d\d MiB)", str(refused.value))
     assert match
-    return int(match[1])
+    return match[1]
 
 
 def of_mixed_precision() -> dict[str, Any]:

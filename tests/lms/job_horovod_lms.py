@@ -56,7 +56,7 @@ def main() -> None:
         refused = ""
     except PlanMismatchError as error:
         refused = str(error)
-    budget = LMS(memory_budget="1 MiB", min_bytes=1, comm=comm)
+    budget = LMS(memory_budget="100 MiB", min_bytes=1, comm=comm)
     _, within = fit(budget)
     saved = hc.load(PLACE / "run")
     told = {

@@ -211,7 +211,7 @@ def test_a_saved_model_has_no_swaps(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_cannot_be_met_is_the_typed_error_of_the_step() -> None:
-    with pytest.raises(MemoryBudgetError, match=r"nearest budget that can be is \d+ bytes"):
+    with pytest.raises(MemoryBudgetError, match=r"nearest budget that can be kept is \d+\.\d\d MiB: give that"):
         models.fit(models.compiled(models.sequential), LMS(memory_budget=1, min_bytes=1))
 
 
@@ -244,21 +244,21 @@ def heavier(monkeypatch: Any, *peaks: int) -> None:
 
 
 def test_a_first_step_that_takes_too_much_has_the_function_made_anew(lines: Any, monkeypatch: Any) -> None:
-    heavier(monkeypatch, 3 << 20, 1 << 20)
-    lms = LMS(memory_budget="2 MiB", min_bytes=1)
+    heavier(monkeypatch, 30 << 20, 10 << 20)
+    lms = LMS(memory_budget="20 MiB", min_bytes=1)
     models.fit(models.compiled(models.sequential), lms)
     report = lms.report()
     assert (report.n_attempts, report.is_verified) == (2, True)
-    assert "[LMS][0] Verified: a step took 3.00 MiB of the 2.00 MiB that it may" in lines()
-    assert "[LMS][0] Verified: a step took 1.00 MiB of the 2.00 MiB that it may" in lines()
+    assert "[LMS][0] NOT kept: a step took 30.00 MiB, more than the memory budget of 20.00 MiB" in lines()
+    assert "[LMS][0] Verified: a step took 10.00 MiB, within the memory budget of 20.00 MiB" in lines()
 
 
 def test_a_budget_that_no_plan_keeps_is_a_warning_and_training_goes_on(lines: Any, monkeypatch: Any) -> None:
-    heavier(monkeypatch, 3 << 20)
-    lms = LMS(memory_budget="2 MiB", min_bytes=1)
+    heavier(monkeypatch, 30 << 20)
+    lms = LMS(memory_budget="20 MiB", min_bytes=1)
     models.fit(models.compiled(models.sequential), lms)
     assert lms.report().is_verified is False
-    assert sum("raise memory_budget, lower the batch size" in line for line in lines()) == 1
+    assert sum("raise memory_budget to 31.50 MiB, lower the batch size" in line for line in lines()) == 1
 
 
 def test_the_first_step_is_measured(lines: Any) -> None:

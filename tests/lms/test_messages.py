@@ -124,6 +124,8 @@ def test_where_it_cannot_act_the_remedy_is_said(text: str) -> None:
 
 
 def test_a_step_that_was_verified_says_both_figures() -> None:
-    assert messages.verified_line(1 << 30, 3 << 29) == "Verified: a step took 1.00 GiB of the 1.50 GiB that it may"
+    assert messages.verified_line(1 << 30, 3 << 29) == (
+        "Verified: a step took 1.00 GiB, within the memory budget of 1.50 GiB"
+    )
     assert "ran out of memory" in messages.verified_line(1 << 62, 1 << 30)
     assert "set TF_LMS_SIMULATOR_MEM_RATIO lower" in messages.not_kept(2, 1)

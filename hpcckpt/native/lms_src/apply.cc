@@ -54,6 +54,7 @@ class Applier {
         for (const PlannedCopy& copy : plan_.copies) TF_RETURN_IF_ERROR(connect(copy));
         for (const PlannedIn& in : plan_.ins) TF_RETURN_IF_ERROR(reroute(in));
         for (const PlannedCopy& copy : plan_.copies) TF_RETURN_IF_ERROR(reroute(copy));
+        for (const PlannedRelease& each : plan_.releases) TF_RETURN_IF_ERROR(add_release(each));
         for (const PlannedEdge& edge : plan_.edges) TF_RETURN_IF_ERROR(add_edge(edge));
         if (with_stalls) TF_RETURN_IF_ERROR(watch());
         const std::string cycle = find_cycle(graph_);
@@ -146,6 +147,17 @@ class Applier {
         if (is_far) graph_.AddEdge(copy, 0, made, 0);
         nodes_[out.name] = {first, made};
         tensors_[out.name] = {tensor, out.tensor.number};
+        return absl::OkStatus();
+    }
+
+    absl::Status add_release(const PlannedRelease& release) {
+        Node *tensor = nullptr, *made = nullptr;
+        TF_RETURN_IF_ERROR(find_tensor(release.tensor, &tensor));
+        const DataType type = tensor->output_type(release.tensor.number);
+        NodeDef def = new_def(release.name, "HpcckptRelease", type);
+        TF_RETURN_IF_ERROR(add_node(std::move(def), tensor->assigned_device_name(), &made));
+        graph_.AddEdge(tensor, release.tensor.number, made, 0);
+        nodes_[release.name] = {made, made};
         return absl::OkStatus();
     }
 

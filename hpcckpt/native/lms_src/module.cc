@@ -11,6 +11,7 @@
 #include "graph_pass.h"
 #include "mover.h"
 #include "op_times.h"
+#include "pool.h"
 #include "probe.h"
 
 namespace hpcckpt {
@@ -143,6 +144,9 @@ PyObject* measure(PyObject*, PyObject* args) {
     return Py_BuildValue("(LL)", static_cast<long long>(speed.write_ns), static_cast<long long>(speed.read_ns));
 }
 
+// -> whether TensorFlow's allocator keeps what is freed
+PyObject* keeps_freed(PyObject*, PyObject*) { return PyBool_FromLong(allocator_keeps_freed()); }
+
 // -> True if it records now
 PyObject* start_times(PyObject*, PyObject*) { return PyBool_FromLong(start_op_times()); }
 
@@ -166,6 +170,7 @@ PyMethodDef methods[] = {{"arm", guarded_method<arm_pass>, METH_VARARGS, nullptr
                          {"configure", guarded_method<configure>, METH_VARARGS, nullptr},
                          {"disarm", guarded_method<disarm_pass>, METH_NOARGS, nullptr},
                          {"hinder", guarded_method<hinder>, METH_VARARGS, nullptr},
+                         {"keeps_freed", guarded_method<keeps_freed>, METH_NOARGS, nullptr},
                          {"probe", guarded_method<measure>, METH_VARARGS, nullptr},
                          {"reset_stats", guarded_method<reset_stats>, METH_NOARGS, nullptr},
                          {"start_op_times", guarded_method<start_times>, METH_NOARGS, nullptr},

@@ -270,7 +270,7 @@ void Mover::get(const std::shared_ptr<Parcel>& parcel, Arrived arrived) {
         if (is_here) here = parcel->tensor;
     }
     if (is_here || !failure.ok()) {
-        arrived(failure, here, is_here);
+        arrived(failure, std::move(here), is_here);
         return;
     }
     auto coming = std::make_shared<Coming>();
@@ -284,8 +284,7 @@ void Mover::get(const std::shared_ptr<Parcel>& parcel, Arrived arrived) {
              },
              [this, coming](int code) {
                  const absl::Status status = end_reading(*coming, code);
-                 const Tensor tensor = std::move(coming->tensor);
-                 std::exchange(coming->arrived, nullptr)(status, tensor, false);
+                 std::exchange(coming->arrived, nullptr)(status, std::move(coming->tensor), false);
              }});
 }
 

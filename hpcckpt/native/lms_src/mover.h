@@ -28,7 +28,7 @@ struct Hindrance {
 class Mover {
    public:
     using Done = std::function<void(const absl::Status&)>;
-    using Arrived = std::function<void(const absl::Status&, const tensorflow::Tensor&, bool is_hot)>;
+    using Arrived = std::function<void(const absl::Status&, tensorflow::Tensor, bool is_hot)>;
 
     static Mover& one();
 

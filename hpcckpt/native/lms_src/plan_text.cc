@@ -71,6 +71,13 @@ PlannedCopy read_copy(Words& words) {
     return made;
 }
 
+PlannedRelease read_release(Words& words) {
+    PlannedRelease made;
+    made.name = words.text();
+    made.tensor = words.place();
+    return made;
+}
+
 PlannedEdge read_edge(Words& words) {
     PlannedEdge made;
     made.first = words.text();
@@ -87,6 +94,8 @@ bool read_line(std::string_view line, WrittenPlan* plan) {
         plan->ins.push_back(read_in(words));
     } else if (kind == "copy") {
         plan->copies.push_back(read_copy(words));
+    } else if (kind == "release") {
+        plan->releases.push_back(read_release(words));
     } else if (kind == "edge") {
         plan->edges.push_back(read_edge(words));
     } else {

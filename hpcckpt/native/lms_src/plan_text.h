@@ -34,6 +34,11 @@ struct PlannedCopy {
     std::vector<Consumer> consumers;
 };
 
+struct PlannedRelease {
+    std::string name;
+    Place tensor;
+};
+
 struct PlannedEdge {
     std::string first, then;
 };
@@ -42,6 +47,7 @@ struct WrittenPlan {
     std::vector<PlannedOut> outs;
     std::vector<PlannedIn> ins;
     std::vector<PlannedCopy> copies;
+    std::vector<PlannedRelease> releases;
     std::vector<PlannedEdge> edges;
 };
 

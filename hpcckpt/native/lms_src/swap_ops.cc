@@ -1,15 +1,18 @@
-// HpcckptSwapOut and HpcckptSwapIn: a tensor leaves and comes back.  HpcckptOthersReady: sees how long an op waits.
+// HpcckptSwapOut and HpcckptSwapIn: a tensor leaves and comes back.  HpcckptRelease: its memory goes back to the
+// kernel. HpcckptOthersReady: sees how long an op waits.
 //
 // They are stateful, so that nothing that optimizes graphs merges, folds or drops them; the graph pass adds them when
 // all of that is over, the applier for graphs of TensorFlow 1 before.
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "clock.h"
 #include "figures.h"
 #include "mover.h"
 #include "parcel.h"
+#include "pool.h"
 #include "stalls.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -61,9 +64,10 @@ class SwapInOp : public AsyncOpKernel {
                           absl::InvalidArgumentError(name() + " is not given what a swap-out of its type made"), done);
         const auto parcel = handle->parcel;
         Mover::one().get(parcel, [this, ctx, done, nbytes = static_cast<std::int64_t>(parcel->nbytes),
-                                  began = now_ns()](const absl::Status& status, const Tensor& tensor, bool is_hot) {
+                                  began = now_ns()](const absl::Status& status, Tensor tensor, bool is_hot) {
             if (status.ok()) {
-                ctx->set_output(0, tensor);
+                // Nothing else may refer to it: consumers can run within `done`, and then write over it in place.
+                ctx->set_output(0, std::move(tensor));
             } else {
                 ctx->CtxFailure(status);
             }
@@ -78,6 +82,22 @@ class SwapInOp : public AsyncOpKernel {
    private:
     tensorflow::DataType dtype_;
     std::vector<std::string> consumers_;
+};
+
+// Gives the pages of a tensor that nobody else needs back to the kernel, before an allocator keeps them.
+class ReleaseOp : public OpKernel {
+   public:
+    explicit ReleaseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}
+
+    // What could be overwritten in place, by TensorFlow's own rule, can also be forgotten.
+    void Compute(OpKernelContext* ctx) override {
+        const Tensor& input = ctx->input(0);
+        const auto own = ctx->forward_input(0, -1, input.dtype(), input.shape(), ctx->input_memory_type(0),
+                                            tensorflow::AllocatorAttributes());
+        if (own != nullptr) forget_pages(own->tensor_data().data(), own->tensor_data().size());
+    }
+
+    bool IsExpensive() override { return false; }
 };
 
 class OthersReadyOp : public OpKernel {
@@ -123,6 +143,10 @@ REGISTER_OP("HpcckptSwapIn")
         return absl::OkStatus();
     });
 
+REGISTER_OP("HpcckptRelease").Input("tensor: T").Attr("T: type").SetIsStateful().SetShapeFn([](InferenceContext*) {
+    return absl::OkStatus();
+});
+
 REGISTER_OP("HpcckptOthersReady")
     .Attr("op: string")
     .Attr("n_swap_ins: int")
@@ -131,6 +155,7 @@ REGISTER_OP("HpcckptOthersReady")
 
 REGISTER_KERNEL_BUILDER(Name("HpcckptSwapOut").Device(tensorflow::DEVICE_CPU), SwapOutOp);
 REGISTER_KERNEL_BUILDER(Name("HpcckptSwapIn").Device(tensorflow::DEVICE_CPU), SwapInOp);
+REGISTER_KERNEL_BUILDER(Name("HpcckptRelease").Device(tensorflow::DEVICE_CPU), ReleaseOp);
 REGISTER_KERNEL_BUILDER(Name("HpcckptOthersReady").Device(tensorflow::DEVICE_CPU), OthersReadyOp);
 
 }  // namespace
