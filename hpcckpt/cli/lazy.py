@@ -6,6 +6,7 @@ A package adds a verb by an entry point in the group ``hpcckpt.commands`` that n
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import traceback
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcckpt.cli.verbs import SECTIONS, VERBS, Verb, find_verb
+from hpcckpt.cli.verbs import MEANT, SECTIONS, VERBS, Verb, find_verb
 from hpcckpt.streams import write_message
 
 if TYPE_CHECKING:
@@ -49,7 +50,28 @@ class BrokenCommand(click.Command):
         raise click.ClickException(f"the verb {self.name!r} cannot be loaded: {self.reason}")
 
 
-class LazyGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """A group that suggests the verb that a misspelt one may mean."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb that the arguments begin with, or fail with a suggestion."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            meant = self.meant_by(args[0], self.list_commands(ctx))
+            if not meant:
+                raise
+            text = f"{error.format_message()} Did you mean {' or '.join(map(repr, meant))}?"
+            raise click.UsageError(text, error.ctx) from error
+
+    def meant_by(self, word: str, verbs: list[str]) -> list[str]:
+        """Return the verbs that a misspelt word may mean. Pure."""
+        return [MEANT[word]] if MEANT.get(word) in verbs else difflib.get_close_matches(word, verbs, 2)
+
+
+class LazyGroup(SuggestingGroup):
     """A group whose verbs are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

@@ -12,7 +12,7 @@ from hpcckpt.cli import elsewhere, options, output, summary
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary, iso_of
-from hpcckpt.cli.text import count_text, labelled, metric_text, time_text
+from hpcckpt.cli.text import count_text, labelled, metric_text, time_text, zone_text
 from hpcckpt.errors import HpcckptError, StepNotFoundError
 from hpcckpt.leftovers import Usage
 from hpcckpt.units import nbytes_text
@@ -33,7 +33,7 @@ def command(
 
     VALID is whether a checkpoint can be restored: its manifest is whole and its files are there.
     Their bytes are checked by 'hpcckpt verify'. The step marked * is the one a restart would use.
-    Other directories that take space are named below the table, with what removes them.
+    Other directories that take space are named below the table, with what removes them, and the size of all.
     """
     run = summary.summarize(options.existing(directory), options.read_metric(metric))
     rows = [row for row in run.checkpoints if row.valid or not is_valid_only]
@@ -59,7 +59,7 @@ def _write(run: RunSummary) -> None:
     columns = [
         Column("STEP", is_number=True),
         Column("EPOCH", is_number=True),
-        Column("TIME"),
+        Column(f"TIME ({zone_text()})"),
         Column("SIZE", is_number=True),
         Column("RANKS", is_number=True),
         *([Column(run.metric.upper(), is_number=True)] if run.metric else []),
@@ -73,7 +73,7 @@ def _cells(row: StepSummary, metric: str | None) -> list[str]:
     return [
         _text(row.step),
         _text(row.epoch),
-        time_text(row.created),
+        time_text(row.created, has_zone=False),
         nbytes_text(row.nbytes),
         _text(row.ranks),
         *([metric_text(row.metrics.get(metric))] if metric else []),
@@ -95,10 +95,10 @@ def _closing_lines(run: RunSummary) -> Sequence[str]:
         "being saved": sum("saving" in row.tags for row in run.checkpoints),
     }
     total = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    used = usage_lines(run.other)
+    used, size = usage_lines(run.other), f"{nbytes_text(run.nbytes)} in total"
     if run.resume_step is None:
-        return [*problems, *used, f"{total}; there is nothing to resume from"]
-    return [*problems, *used, f"{total}; a restart would use step {run.resume_step}"]
+        return [*problems, *used, f"{total}, {size}; there is nothing to resume from"]
+    return [*problems, *used, f"{total}, {size}; a restart would use step {run.resume_step}"]
 
 
 def _last_failure(directory: Path) -> list[str]:

@@ -13,14 +13,24 @@ from hpcckpt import discovery
 from hpcckpt.cli import elsewhere, output
 from hpcckpt.cli.failures import Declined
 from hpcckpt.config import Best, parse_best
-from hpcckpt.errors import CorruptError, OptionError, StepNotFoundError
+from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepNotFoundError
 from hpcckpt.manifest import Manifest
 from hpcckpt.tensors import TensorSpec
 
 _SHOWN = 5
 
+
+def complete_steps(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the steps of the run directory that was given, for completion in a shell."""
+    try:
+        numbers = discovery.step_numbers(ctx.params.get("directory") or ".")
+    except (OSError, HpcckptError):
+        numbers = []
+    return [word for word in ("latest", "best", *map(str, numbers)) if word.startswith(incomplete)]
+
+
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
-step_argument = click.argument("step", required=False)
+step_argument = click.argument("step", required=False, shell_complete=complete_steps)
 json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")
 quiet_option = click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No messages and no progress bar.")
 yes_option = click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask.")

@@ -9,9 +9,10 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.lazy import SuggestingGroup
 
 
-@click.group("plugin")
+@click.group("plugin", cls=SuggestingGroup)
 def group() -> None:
     """Write a storage plugin in C, C++ or Python; check one."""
 

@@ -22,8 +22,8 @@ from hpcckpt.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What was removed, or would be."""
+class Outcome:
+    """What was removed from a run, or would be."""
 
     directory: Path
     plan: PrunePlan
@@ -71,14 +71,14 @@ def command(
     if not plan.removals and (places := elsewhere.hint(directory)):
         raise StepNotFoundError(f"no checkpoint in {directory}{places}")
     if is_dry_run or not plan.removals:
-        _tell(_Outcome(directory, plan, {}, is_dry_run), is_json=is_json, is_quiet=is_quiet)
+        tell(Outcome(directory, plan, {}, is_dry_run), is_json=is_json, is_quiet=is_quiet)
         return ExitCode.OK
     if not is_yes:
         _show(plan)
         options.ask(f"Remove {_count(plan)} from {directory}?")
     done = _act(directory, rules, plan)
-    _tell(done, is_json=is_json, is_quiet=is_quiet)
-    return _exit_code(done)
+    tell(done, is_json=is_json, is_quiet=is_quiet)
+    return exit_code(done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +109,17 @@ def _plan(directory: Path, rules: _Rules, *, is_dry_run: bool) -> PrunePlan:
         return plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
 
 
-def _act(directory: Path, rules: _Rules, shown: PrunePlan) -> _Outcome:
+def _act(directory: Path, rules: _Rules, shown: PrunePlan) -> Outcome:
     """Remove what was shown and may still go: while the user thought about it the lock was free."""
     allowed = {removal.path for removal in shown.removals}
     with RunLock.take(directory), Workspace.at(directory).changing:
         plan = plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
         going = tuple(removal for removal in plan.removals if removal.path in allowed)
-        return _Outcome(directory, PrunePlan(plan.kept, going), carry_out(directory, plan, allowed), is_dry_run=False)
+        return Outcome(directory, PrunePlan(plan.kept, going), carry_out(directory, plan, allowed), is_dry_run=False)
 
 
-def _exit_code(done: _Outcome) -> int:
+def exit_code(done: Outcome) -> int:
+    """Return the exit code of a removal. Pure."""
     if not done.failures:
         return ExitCode.OK
     return ExitCode.PARTLY_DONE if len(done.failures) < len(done.plan.removals) else ExitCode.ERROR
@@ -144,7 +145,8 @@ def _name(removal: Removal) -> str:
     return removal.path.name if removal.step is None else f"step {removal.step}"
 
 
-def _tell(done: _Outcome, *, is_json: bool, is_quiet: bool) -> None:
+def tell(done: Outcome, *, is_json: bool, is_quiet: bool) -> None:
+    """Report what was removed, or would be, and what could not be."""
     for path, problem in done.failures.items():
         output.say(f"not removed: {path.name}: {problem}")
     if is_json:
@@ -160,7 +162,7 @@ def _tell(done: _Outcome, *, is_json: bool, is_quiet: bool) -> None:
     output.say(f"kept: {', '.join(map(str, done.plan.kept)) or 'none'}", is_quiet=is_quiet)
 
 
-def _document(done: _Outcome) -> dict[str, object]:
+def _document(done: Outcome) -> dict[str, object]:
     gone = [removal for removal in done.plan.removals if removal.path not in done.failures]
     return {
         "directory": done.directory,

@@ -44,6 +44,7 @@ class RunSummary:
     metric: str | None
     checkpoints: Sequence[StepSummary] = field(default_factory=tuple)
     other: Sequence[Usage] = ()
+    nbytes: int = 0
 
 
 def summarize(directory: Path, best: Best | None) -> RunSummary:
@@ -60,7 +61,8 @@ def summarize(directory: Path, best: Best | None) -> RunSummary:
     rows += [_unfinished(each, holder) for each in leftovers if each.kind in _ROWS]
     metric = chosen.metric if chosen else None
     other = usage_of([each for each in leftovers if each.kind not in _ROWS])
-    return RunSummary(str(directory), newest, marks.best, metric, tuple(sorted(rows, key=order_of)), other)
+    nbytes = sum(row.nbytes for row in rows) + sum(each.nbytes for each in other)
+    return RunSummary(str(directory), newest, marks.best, metric, tuple(sorted(rows, key=order_of)), other, nbytes)
 
 
 _ROWS = frozenset({"saving", "unfinished"})

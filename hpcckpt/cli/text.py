@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from datetime import datetime
 
 
-def time_text(created: str) -> str:
-    """Return an ISO time as local time to the second; as it is if it cannot be read."""
+def time_text(created: str, *, has_zone: bool = True) -> str:
+    """Return an ISO time as local time to the second, with its zone; as it is if it cannot be read."""
     try:
         moment = datetime.fromisoformat(created)
     except ValueError:
         return created
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
+    now = datetime.now().astimezone()
+    text = f"{moment.astimezone(now.tzinfo):%Y-%m-%d %H:%M:%S}"  # in today's offset, so that all times compare
+    return f"{text} {zone_text()}" if has_zone else text
+
+
+def zone_text() -> str:
+    """Return the name of the local time zone: ``UTC``, ``CET``, ``UTC+03``."""
+    name = datetime.now().astimezone().tzname() or "UTC"
+    return f"UTC{name}" if name[:1] in "+-" else name
 
 
 def number_text(value: float | None) -> str:

@@ -48,6 +48,7 @@ VERBS = (
     Verb("restore", "hpcckpt.cli.restore:command", TAKE, "Write a checkpoint as one file for other programs."),
     Verb("convert", "hpcckpt.cli.convert:command", TAKE, "Convert a checkpoint to another format, or from one."),
     Verb("prune", "hpcckpt.cli.prune:command", CHANGE, "Remove old checkpoints and what killed jobs left."),
+    Verb("rm", "hpcckpt.cli.rm:command", CHANGE, "Remove checkpoints from a run."),
     Verb("repair", "hpcckpt.cli.repair:command", CHANGE, "Rebuild lost or damaged manifests from the data files."),
     Verb("reshard", "hpcckpt.cli.reshard:command", CHANGE, "Rewrite a checkpoint as another number of ranks would."),
     Verb("copy", "hpcckpt.cli.copy:command", CHANGE, "Copy checkpoints to another run directory, verified.", True),
@@ -63,8 +64,16 @@ VERBS = (
     Verb("doctor", "hpcckpt.cli.doctor:command", ENVIRONMENT,
          "Look for what is wrong, and say what to do about it.", True),
     Verb("plugin", "hpcckpt.cli.plugin:group", ENVIRONMENT, "Write a storage plugin in C, C++ or Python; check one."),
+    Verb("completion", "hpcckpt.cli.completion:command", ENVIRONMENT, "Print the code for completion in a shell."),
     Verb("backends", "hpcckpt.cli.backends:command", ENVIRONMENT, "List the storage backends that are installed."),
 )  # fmt: skip
+
+
+MEANT = {
+    "cat": "tensors", "check": "verify", "compare": "diff", "cp": "copy", "delete": "rm", "export": "restore",
+    "ls": "list", "remove": "rm", "show": "info", "status": "watch", "stop": "halt",
+}  # fmt: skip
+"""What other tools call a verb."""
 
 
 def find_verb(name: str) -> Verb | None:

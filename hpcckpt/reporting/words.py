@@ -48,8 +48,8 @@ def percent_words(part: float | None) -> str:
 
 
 def moment_words(seconds: float) -> str:
-    """Return a moment in local time."""
-    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
+    """Return a moment in local time, with its zone."""
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
 
 
 _DONE = {"copy": "copied", "repair": "repaired", "reshard": "resharded"}

@@ -263,7 +263,7 @@ def test_news_are_told_once_and_in_order(tmp_path: Path) -> None:
     made.train(2, fails=(1,))
     made.stop("USR1 on rank 0")
     after = read_story(made.write())
-    lines = [line[20:] for line in news(before, after)]
+    lines = [line.split(" ", 3)[3] for line in news(before, after)]
     assert [line.split(",")[0].split(":")[0] for line in lines] == [
         "saved step 2000",
         "failed step 2500",
