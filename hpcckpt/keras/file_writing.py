@@ -19,7 +19,7 @@ from typing import Any
 from hpcckpt import layout
 from hpcckpt.atomic import atomic_directory, atomic_path
 from hpcckpt.errors import StepExistsError
-from hpcckpt.keras.compiled import written_compile_config
+from hpcckpt.keras.compiled import optimizer_of_keras, written_compile_config
 from hpcckpt.keras.keras_note import note_of_file, put_note
 from hpcckpt.keras.monitoring import IS_KERAS_3
 from hpcckpt.keras.tf_files import INDEX, atomic_bundle
@@ -72,7 +72,7 @@ def write_file(
             (directory / _IN_SAVED_MODEL).write_text(encode(note), encoding="ascii")
     else:
         with atomic_path(path, is_overwriting=True) as temporary:
-            with written_compile_config(model):
+            with written_compile_config(model), optimizer_of_keras(model):
                 save = model.save_weights if is_weights_only else model.save
                 has_options = options is not None and file_format == "h5"
                 save(str(temporary), overwrite=True, **({"options": options} if has_options else {}))

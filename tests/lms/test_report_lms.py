@@ -63,6 +63,11 @@ def test_the_table_has_the_swaps_and_who_waited_for_them() -> None:
     assert re.search(r"b00 .* 3\.0 ms", text)
 
 
+def test_the_table_is_text_in_a_jupyter_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "Large Model Support" in str(Report())
+
+
 def test_json_holds_all_of_it() -> None:
     told = json.loads(REPORT.to_json())
     assert (told["mode"], told["is_verified"], told["peak"]) == ("pass", True, 48 << 10)
