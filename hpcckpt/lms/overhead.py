@@ -10,8 +10,8 @@ from __future__ import annotations
 from hpcckpt.errors import MemoryBudgetError
 from hpcckpt.units import nbytes_text, nbytes_text_up
 
-FIXED = 10 << 20
-SHARE = 0.04
+FIXED = 12 << 20
+SHARE = 0.16
 
 
 def tensor_bytes(budget: int) -> int:

@@ -65,10 +65,10 @@ def trained(budget: str, directory: Any, **environment: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("system_allocator", ["0", "1"])
 def test_a_budget_near_the_least_is_kept_by_every_step(system_allocator: str, tmp_path: Any) -> None:
-    found = trained("40 MiB", tmp_path, TF_ONEDNN_USE_SYSTEM_ALLOCATOR=system_allocator)
+    found = trained("44 MiB", tmp_path, TF_ONEDNN_USE_SYSTEM_ALLOCATOR=system_allocator)
     assert found["n_attempts"] == 1
     assert found["n_steps"] == 3
-    assert found["peak"] <= 40 * MIB
+    assert found["peak"] <= 44 * MIB
 
 
 @pytest.mark.slow
