@@ -145,9 +145,8 @@ def types_of(op: Op) -> set[str]:
 
 def _no_type(name: str, value: str, graph: Graph) -> str:
     found = set[str]().union(*(types_of(op) for op in graph.ops.values() if not puts_out_references(op)))
-    return (
-        f"No operations were found with types: {value}. {name} does nothing by it; there are {', '.join(sorted(found))}"
-    )
+    types = ", ".join(sorted(found))
+    return f"No operations were found with types: {value}. {name} has no effect by it; the graph has {types}"
 
 
 def _checked(name: str, values: Any) -> frozenset[str] | None:

@@ -70,7 +70,8 @@ def test_a_scope_that_the_optimizer_may_have_removed_is_a_warning() -> None:
 def test_a_type_that_matches_nothing_is_a_warning_that_lists_what_there_is(name: str) -> None:
     (text,) = Filters.of(**{name: ["Conv2D", "Conv3D"]}).check(GRAPH)
     assert (
-        text == f"No operations were found with types: Conv3D. {name} does nothing by it; there are Conv2D, Mul, Relu"
+        text
+        == f"No operations were found with types: Conv3D. {name} has no effect by it; the graph has Conv2D, Mul, Relu"
     )
 
 

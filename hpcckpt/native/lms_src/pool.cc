@@ -5,8 +5,6 @@
 
 #include <algorithm>
 
-#include "tensorflow/core/framework/allocator.h"
-
 namespace hpcckpt {
 namespace lms {
 namespace {
@@ -48,14 +46,6 @@ void forget_pages(const void* data, std::size_t nbytes) {
     const auto start = reinterpret_cast<std::uintptr_t>(data);
     const std::uintptr_t first = (start + page - 1) / page * page, end = (start + nbytes) / page * page;
     if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
-}
-
-bool allocator_keeps_freed() {
-    tensorflow::Allocator* const allocator = tensorflow::cpu_allocator();
-    if (allocator->Name() != "mklcpu") return false;
-    allocator->DeallocateRaw(allocator->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment, 1 << 20));
-    const auto stats = allocator->GetStats();  // it counts what comes from its pool, and nothing else
-    return stats.has_value() && stats->num_allocs > 0;
 }
 
 Pool& Pool::one() {

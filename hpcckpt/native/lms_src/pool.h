@@ -26,9 +26,6 @@ struct Pages {
 // Gives the whole pages of this memory back to the kernel; its content is lost, its address stays.
 void forget_pages(const void* data, std::size_t nbytes);
 
-// Whether TensorFlow's allocator keeps what is freed: with oneDNN it is a pool, unless the user has turned that off.
-bool allocator_keeps_freed();
-
 class Pool {
    public:
     static Pool& one();

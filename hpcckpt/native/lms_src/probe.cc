@@ -7,6 +7,7 @@
 #include "clock.h"
 #include "mover.h"
 #include "pool.h"
+#include "tensorflow/core/framework/allocator.h"
 
 namespace hpcckpt {
 namespace lms {
@@ -65,6 +66,14 @@ absl::Status probe(std::size_t nbytes, int count, Speed* speed) {
     speed->read_ns = now_ns() - began;
     forget_pages(source.tensor_data().data(), nbytes);  // an allocator may keep them, and a step is measured next
     return read;
+}
+
+bool allocator_keeps_freed() {
+    tensorflow::Allocator* const allocator = tensorflow::cpu_allocator();
+    if (allocator->Name() != "mklcpu") return false;
+    allocator->DeallocateRaw(allocator->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment, 1 << 20));
+    const auto stats = allocator->GetStats();  // it counts what comes from its pool, and nothing else
+    return stats.has_value() && stats->num_allocs > 0;
 }
 
 }  // namespace lms

@@ -1,4 +1,4 @@
-// How fast the tier is that is set, measured with what swaps use of it.
+// Measures the tier and the allocator: how fast swaps are, and whether freed memory stays resident.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,9 @@ struct Speed {
 
 // Swaps `count` tensors of `nbytes` out and in again, as fast as the tier takes and gives them.
 absl::Status probe(std::size_t nbytes, int count, Speed* speed);
+
+// Whether TensorFlow's allocator keeps what is freed: with oneDNN it is a pool, unless the user has turned that off.
+bool allocator_keeps_freed();
 
 }  // namespace lms
 }  // namespace hpcckpt
