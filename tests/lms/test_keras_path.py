@@ -54,8 +54,8 @@ def test_filters_by_type_find_what_the_optimizer_fused(type_: str, lines: Any) -
     fused.incl_output_by_types, left.excl_output_by_types = {type_}, {type_}
     for lms in (fused, left):
         models.fit(models.compiled(models.convolving), lms)
-    assert swapped_operations(fused)
-    assert {f"sequential/{name}/Relu" for name in ("conv2d", "conv2d_1", "conv2d_2")} <= swapped_operations(fused)
+    layers = [name for name in swapped_operations(fused) if re.search(r"\bconv2d(_\d+)*/Relu$", name)]
+    assert len(layers) == 3, swapped_operations(fused)
     assert not swapped_operations(fused) & swapped_operations(left)
     assert not any("No operations" in line for line in lines())
 
@@ -162,7 +162,11 @@ def test_a_loaded_model_trains_with_lms_without_being_given_it_again(tmp_path: P
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 @pytest.mark.parametrize("name", ["model.keras", "model.h5", "saved_model"])
 def test_a_file_of_keras_is_loaded_with_lms_too(name: str, tmp_path: Path) -> None:
-    models.compiled(models.sequential).save(tmp_path / name)
+    if name != "model.keras" and keras.__version__.startswith("3"):
+        pytest.skip("Keras 3 saves no directories, and does not train what it loads from a .h5 file with its optimizer")
+    model = models.compiled(models.sequential)
+    models.fit(model)
+    model.save(tmp_path / name)
     lms = LMS(**GIVEN)
     lms.batch_size = 8
     models.fit(hc.keras.load_model(tmp_path / name, callbacks=[lms]))
