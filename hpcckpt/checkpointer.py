@@ -13,7 +13,7 @@ from hpcckpt.collective import interrupts
 from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level, OnNewer, Options, Recycle, parse_best
 from hpcckpt.errors import ClosedError, StateError
-from hpcckpt.exiting import explaining, finish, raising, release, release_when_forgotten
+from hpcckpt.exiting import explaining, finish, raising, release, release_when_forgotten, shortening
 from hpcckpt.journal import Journal, exit_code_of
 from hpcckpt.opening import check_equal, open_run, patience_of
 from hpcckpt.restoring import restore
@@ -177,7 +177,7 @@ class Checkpointer:
         if comm is None:
             refuse_torchrun()
         group = as_communicator(comm, patience_of(peer_timeout_s))
-        with group.calls.call("Checkpointer(...)"):
+        with shortening(), group.calls.call("Checkpointer(...)"):
             options = group.agree(
                 "checkpointer: options",
                 lambda: Options(

@@ -13,7 +13,14 @@ import weakref
 from collections.abc import Iterator
 
 from hpcckpt import publishing, saving
-from hpcckpt.errors import CollectiveError, CollectiveMisuseError, LockLostError, PeerTimeoutError, TreeMismatchError
+from hpcckpt.errors import (
+    CollectiveError,
+    CollectiveMisuseError,
+    HpcckptError,
+    LockLostError,
+    PeerTimeoutError,
+    TreeMismatchError,
+)
 from hpcckpt.run import Run
 
 _log = logging.getLogger("hpcckpt")
@@ -69,12 +76,29 @@ def _release_lock(run: Run) -> None:
 
 @contextlib.contextmanager
 def raising(run: Run) -> Iterator[None]:
-    """Close the run if the block raises what makes its communicator unusable. Independent."""
+    """Close the run if the block makes its communicator unusable; shorten errors. Independent."""
     try:
-        yield
+        with shortening():
+            yield
     except (CollectiveMisuseError, PeerTimeoutError) as error:
         if not run.closed:
             _abandon(run, type(error).__name__)
+        raise
+
+
+@contextlib.contextmanager
+def shortening() -> Iterator[None]:
+    """Remove from an error of all ranks those causes that its text repeats; the program's own stay. Independent.
+
+    Otherwise each rank prints several tracebacks that end with the same text.
+    """
+    try:
+        yield
+    except CollectiveError as error:
+        cause = error.__cause__
+        while isinstance(cause, HpcckptError) and str(cause) in str(error):
+            cause = cause.__cause__
+        error.__cause__ = cause  # the context stays suppressed
         raise
 
 

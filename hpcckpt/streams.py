@@ -8,9 +8,45 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import IO
+
+_WIDTH = 80
+_open_line: object = None
+_ended_line: object = None
+
+
+def mark_open_line(mark: object) -> None:
+    """Remember that another writer has left a line without its end on standard output. Independent.
+
+    Parameters
+    ----------
+    mark : object
+        Equal for the same state of the line, which is ended once; ``None`` if no line is open.
+    """
+    global _open_line
+    _open_line = mark
+
+
+def is_terminal() -> bool:
+    """Return True if people read standard error on a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def write_wrapped(text: str) -> None:
+    """Write a line as `write_message` does; on a terminal it is wrapped between words. Independent."""
+    if is_terminal():
+        text = textwrap.fill(text, _columns(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    write_message(text)
+
+
+def _columns() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
+    return _WIDTH
 
 
 def write_message(text: str) -> None:
@@ -18,11 +54,34 @@ def write_message(text: str) -> None:
     stream = sys.stderr
     if stream is None:  # the caller closed it
         return
+    _end_open_line()
     try:
         stream.write(f"{text}\n")
         stream.flush()
     except (OSError, ValueError):
         discard(stream)
+
+
+def _end_open_line() -> None:
+    """End the line that another writer has left open, if ours would be appended to it: a terminal or a log has both."""
+    global _ended_line
+    if _open_line is None or _open_line == _ended_line or sys.stdout is None:
+        return
+    _ended_line = _open_line
+    try:
+        if _is_separate_file():
+            return
+        is_screen = sys.stdout.isatty() and is_terminal() and os.environ.get("TERM") != "dumb"
+        sys.stdout.write("\r\x1b[K" if is_screen else "\n")  # on a screen the other writer draws its line again
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        discard(sys.stdout)
+
+
+def _is_separate_file() -> bool:
+    """Return True if standard output is a file, and standard error is elsewhere."""
+    out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    return stat.S_ISREG(out.st_mode) and (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino)
 
 
 def flush_or_discard() -> None:

@@ -16,7 +16,7 @@ from hpcckpt.keras.naming import Namer, variable_name
 from hpcckpt.keras.optimizers import build, optimizer_leaves
 from hpcckpt.run import Restored, SavedStep
 from hpcckpt.snapshot import Array, TensorLeaf
-from hpcckpt.streams import write_message
+from hpcckpt.streams import write_wrapped
 
 _ATTRIBUTES = "attributes"
 _COMMITS = "commits"
@@ -185,7 +185,7 @@ class DurableState:
             about = (
                 f"step={found.step} commits={self.commits} from={found.path} ranks {found.n_ranks}->{self._ranks.size}"
             )
-            write_message(f"hpcckpt: resume {about}")
+            write_wrapped(f"hpcckpt: resume {about}")
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what is saved, and the part of it that holds the state's plain attributes. Independent."""
@@ -200,7 +200,7 @@ class DurableState:
 
     def _tell(self, saved: SavedStep) -> None:
         if self._verbose and self._ranks.is_root:
-            write_message(saved_line(saved, int(getattr(self._state, "epoch", 0) or 0)))
+            write_wrapped(saved_line(saved, int(getattr(self._state, "epoch", 0) or 0)))
 
     def __getattr__(self, name: str) -> Any:
         if name in DurableState._OWN:  # not made yet

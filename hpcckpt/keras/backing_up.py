@@ -14,15 +14,19 @@ from hpcckpt.keras.describing import describe
 from hpcckpt.keras.feeds import Mode, Plan
 from hpcckpt.keras.fit import Fit, others_in
 from hpcckpt.keras.iterators import NO_STATE
-from hpcckpt.keras.lines import level_line, resume_line
+from hpcckpt.keras.lines import level_line, position_line, resume_line
 from hpcckpt.keras.others import named
 from hpcckpt.keras.position import DataPosition, Position, begin_at, forget
-from hpcckpt.keras.progress import Skipping
+from hpcckpt.keras.progress import Skipping, mark_bar
 from hpcckpt.keras.resuming import Beginning, beginning, restore
 from hpcckpt.keras.saves import Saves
 from hpcckpt.keras.statistics import Policy
 from hpcckpt.keras.training import Broken, Training
 from hpcckpt.preemption import Advice, Guard, watch
+from hpcckpt.run import SavedStep
+
+_MUCH_NBYTES = 64 << 10
+"""A position in the data that is smaller is not worth a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +110,14 @@ class Backup:
         self.level: Level = "state"
         self.reasons: list[str] = []
         self.epochs: dict[int, int] = {}
+        self._position_nbytes: dict[int, int] = {}
+        self._is_position_reported = False
         self._training = Training(self.model, named(others_in(fit, owner)), fit.feed, what.data, what.more)
         self._exactness = self._training.exactness
         self._guard: Guard | None = None
         self._architecture: dict[str, Any] = {}
         self._saved_step: int | None = None
+        self._n_ranks = 1
         self._is_due = self._has_begun = self._is_announced = self._is_amid = False
         self._has_arrived = fit.feed is None
 
@@ -119,6 +126,7 @@ class Backup:
     def begin(self) -> None:
         """Restore, behind every ``on_train_begin``, and tell Keras where to begin. Collective."""
         ckpt = self.saves.begin()
+        self._n_ranks = ckpt.comm.size
         ckpt.comm.agree("fit: build the model", self._build)
         statistics.choose(self.model, self.what.statistics)
         restored, is_forked = restore(ckpt, self._training, self.what.fork_from)
@@ -212,11 +220,12 @@ class Backup:
         own = [*of_run, *self._exactness.reasons()]
         self.reasons = comm.distinct(own)
         self.level = levels.level_of(self.reasons)
-        self._say(level_line(self.level, self.reasons, feed.method if feed is not None else "none"))
+        self._say_level()
         self._say(*_warnings(feed.warnings if feed is not None else ()))
 
     def begin_epoch(self, epoch: int) -> None:
         """Count from here; give back what the beginning of an epoch has reset. Independent."""
+        mark_bar(None)
         is_within = not self._has_begun and self.begins.restored is not None and epoch == self.at.epoch
         self.at = self.at if is_within else Position(epoch, 0, self.at.step)
         self._is_amid = is_within and self.at.batch > 0
@@ -236,7 +245,8 @@ class Backup:
     # -- batches and epochs ----------------------------------------------------------------------
 
     def end_batch(self, batch: int) -> None:
-        """Count, and save if it is time, behind every ``on_train_batch_end``. Collective."""
+        """Count, and save if it is time, after every ``on_train_batch_end``. Collective."""
+        mark_bar(self.fit.callbacks)
         n_new = batch + 1 - self.at.batch
         before, self.at = self.at.step, Position(self.at.epoch, batch + 1, self.at.step + n_new)
         if self.what.data is not None:
@@ -256,7 +266,8 @@ class Backup:
             self.save()
 
     def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Save, behind every ``on_epoch_end``. Collective."""
+        """Save, after every ``on_epoch_end``. Collective."""
+        mark_bar(None)
         self.at = Position(epoch + 1, 0, self.at.step)
         advice = self._ask_guard()
         if self.when.epochs or self._is_due or advice.save:
@@ -272,6 +283,7 @@ class Backup:
         state = self._state(is_between_epochs=is_between_epochs)
         self._look_again()
         self.epochs[self.at.step] = self.at.epoch
+        self._position_nbytes[self.at.step] = self._training.position_nbytes
         self.saves.save(
             self.at.step,
             state,
@@ -296,7 +308,11 @@ class Backup:
         if new and self._is_announced:
             self.reasons += new
             self.level = levels.level_of(self.reasons)
-            self._say(level_line(self.level, self.reasons, self.fit.feed.method if self.fit.feed else "none"))
+            self._say_level()
+
+    def _say_level(self) -> None:
+        method = self.fit.feed.method if self.fit.feed is not None else "none"
+        self._say(level_line(self.level, self.reasons, method, levels.remedy(self.reasons)))
 
     def _level_now(self) -> Level:
         """Return the level of a state that was just taken: that the place cannot be saved may turn out late. Pure."""
@@ -326,6 +342,15 @@ class Backup:
         self.saves.finish()
         self._guard.exit()
 
+    def remarks(self, saved: SavedStep) -> list[str]:
+        """Return the lines about what went wrong with a committed step, and once about what makes it large."""
+        lines = _warnings(saved.warnings)
+        position = self._position_nbytes.pop(saved.step, 0) * self._n_ranks
+        if not self._is_position_reported and position > max(saved.nbytes // 2, _MUCH_NBYTES):
+            self._is_position_reported = True
+            lines.append(position_line(saved.nbytes, min(position, saved.nbytes)))
+        return lines
+
     def _is_saved(self) -> bool:
         """Say whether this step is durable; a save that failed before is only told of. Collective."""
         try:
@@ -336,7 +361,8 @@ class Backup:
         return self._saved_step == self.at.step
 
     def end(self) -> None:
-        """Finish what is under way, and let go of everything. Collective."""
+        """Finish what is under way, and release everything. Collective."""
+        mark_bar(None)
         forget(self.model)
         self.stop_watching()
         self.saves.close()

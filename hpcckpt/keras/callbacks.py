@@ -277,10 +277,10 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         return self._backup
 
     def _committed(self, saved: SavedStep) -> None:
-        """Tell of a step that is committed. Independent."""
+        """Report a step that is committed. Independent."""
         epoch = self._running.epochs.pop(saved.step, 0)
         if self.verbose:
-            self._saves.say(saved_line(saved, epoch), *(f"hpcckpt: warning: {text}" for text in saved.warnings))
+            self._saves.say(saved_line(saved, epoch), *self._running.remarks(saved))
 
 
 def _when(save_freq: Any, every_n_batches: Any, every_n_minutes: Any, preemption: bool | Mapping[str, Any]) -> When:

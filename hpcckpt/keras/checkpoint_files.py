@@ -16,7 +16,7 @@ from hpcckpt.keras.checkpoint_request import Finished, Found, Request, Stored, b
 from hpcckpt.keras.file_writing import read_note, refuse_directory, visible_file, write_file
 from hpcckpt.keras.tf_files import INDEX, latest
 from hpcckpt.note import Note
-from hpcckpt.streams import write_message
+from hpcckpt.streams import write_wrapped
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class CheckpointFiles:
     def say(self, line: str) -> None:
         """Write a line, once over all ranks. Independent."""
         if self.is_root:
-            write_message(line)
+            write_wrapped(line)
 
     # -- root --------------------------------------------------------------------------------------
 

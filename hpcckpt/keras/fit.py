@@ -50,6 +50,15 @@ def running_fit() -> Fit:
     return Fit(callbacks)
 
 
+def running_callbacks() -> list[Any] | None:
+    """Return Keras' list of the callbacks of which one is being called. Independent."""
+    for frame in _frames():
+        owner = frame.f_locals.get("self")
+        if type(owner).__name__ == "CallbackList":
+            return getattr(owner, "callbacks", None)
+    return None
+
+
 def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

@@ -18,6 +18,9 @@ from hpcckpt.keras.feeds import Feed, is_seeded
 from hpcckpt.keras.statistics import Policy, statistics_in
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
+_NO_SEED = "no seed was set"
+_NOT_DETERMINISTIC = "operations need not be deterministic"
+_OF_RANKS = "makes the statistics of all ranks equal"
 
 
 def enable_exact_resume(seed: int | None = None) -> None:
@@ -57,6 +60,19 @@ def level_of(reasons: Iterable[str]) -> Level:
     return "state" if list(reasons) else "exact"
 
 
+def remedy(reasons: Iterable[str]) -> str:
+    """Return what removes reasons against ``exact``, as far as they do not say so themselves. Pure."""
+    every = list(reasons)
+    found = []
+    if any(reason.startswith((_NO_SEED, _NOT_DETERMINISTIC, _FUSION)) for reason in every):
+        found.append("call hpcckpt.enable_exact_resume(seed=1) before the model is built")
+    if any(reason.endswith(_OF_RANKS) for reason in every):
+        found.append("pass batch_norm='per-rank'")
+    if every and not found:
+        found.append("see 'What exact needs' in docs/keras.md")
+    return ", and ".join(found)
+
+
 def reasons_against_exact(model: Any, feed: Feed | None, policy: Policy, n_ranks: int) -> list[str]:
     """Return, in words, what of the program's settings and data keeps a resume from being exact. Independent.
 
@@ -68,8 +84,8 @@ def reasons_against_exact(model: Any, feed: Feed | None, policy: Policy, n_ranks
 def _of_program() -> list[str]:
     from tensorflow.python.framework import config
 
-    found = [] if is_seeded() else ["no seed was set"]
-    return found + ([] if config.is_op_determinism_enabled() else ["operations need not be deterministic"])
+    found = [] if is_seeded() else [_NO_SEED]
+    return found + ([] if config.is_op_determinism_enabled() else [_NOT_DETERMINISTIC])
 
 
 def _of_data(feed: Feed | None) -> list[str]:
@@ -84,7 +100,7 @@ def _of_ranks(model: Any, policy: Policy, n_ranks: int) -> list[str]:
         return []
     found = []
     if policy != "per-rank" and statistics_in(model):
-        found.append(f"batch_norm={policy!r} makes the statistics of all ranks equal")
+        found.append(f"batch_norm={policy!r} {_OF_RANKS}")
     if "horovod" in sys.modules and os.environ.get(_FUSION) != "0":
         found.append(f"{_FUSION} is not 0: Horovod adds up in an order that varies")
     return found

@@ -20,7 +20,9 @@ from hpcckpt.keras.checkpoint_options import check_frequency, check_options, che
 from hpcckpt.keras.checkpoint_request import CHECKPOINT, Request
 from hpcckpt.keras.checkpoint_steps import CheckpointSteps
 from hpcckpt.keras.file_formats import choose_format, choose_weights_only, refuse_as_keras, refuse_storage_options
+from hpcckpt.keras.fit import running_callbacks
 from hpcckpt.keras.monitoring import IS_KERAS_3, averaged, direction, first_best, has_direction, is_better
+from hpcckpt.keras.progress import mark_bar
 from hpcckpt.preemption import Guard
 
 __all__ = ["ModelCheckpoint"]
@@ -186,6 +188,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
                 options=options,
             )
         self._guard: Guard | None = None
+        self._fit_callbacks: list[Any] | None = None
         self._current_epoch = 0
         self._is_new = self._is_restored = False
         self._is_going_on: bool | None = None
@@ -198,6 +201,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         del logs
         self._stop_watching()
         self._is_new, self._is_going_on, self._is_restored = True, None, False
+        self._fit_callbacks = running_callbacks()
         self._target.begin(self.model, is_loading=self.load_weights_on_restart)
         if self._every_n_minutes is not None and isinstance(self._target, CheckpointSteps):
             self._guard = self._target.watch(self._every_n_minutes)
@@ -205,6 +209,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Remember the epoch; before the first one, what was best so far. Collective at first."""
         del logs
+        mark_bar(None)
         self._current_epoch = epoch
         if self._is_new and self._is_going_on is None:
             self._is_going_on = epoch > 0 or self._iterations() > 0
@@ -213,6 +218,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Save if it is time. Collective."""
+        mark_bar(self._fit_callbacks)
         self._target.poll()
         self._n_steps += 1
         is_due = self._is_due_on_batch(batch)
@@ -223,6 +229,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Save if it is time. Collective."""
+        mark_bar(self._fit_callbacks)
         self.epochs_since_last_save += 1
         if self.save_freq == "epoch" and self.epochs_since_last_save >= self.period:
             self._save_model(epoch, None, logs or {})
@@ -230,6 +237,8 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Finish what is under way. Collective."""
         del logs
+        mark_bar(None)
+        self._fit_callbacks = None
         self.close()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A bar for people who wait while data is skipped; on root only, and only where somebody can see it."""
+"""Bars on a terminal: ours while data is skipped, on root only, and Keras' own, which our lines must not tear."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from keras.callbacks import ProgbarLogger
 
 from hpcckpt.keras.rng import undrawn
-from hpcckpt.streams import write_message
+from hpcckpt.streams import mark_open_line, write_wrapped
 
 T = TypeVar("T")
 PATIENCE_S = 2.0
@@ -39,7 +41,7 @@ class Skipping:
                 count += 1
         seconds = time.monotonic() - began
         if self._is_shown and count and seconds > PATIENCE_S:
-            write_message(f"hpcckpt: skipped batches={count} seconds={seconds:.1f}")
+            write_wrapped(f"hpcckpt: skipped batches={count} seconds={seconds:.1f}")
 
     @contextlib.contextmanager
     def _bar(self, total: int | None) -> Iterator[Callable[[], None]]:
@@ -54,3 +56,17 @@ class Skipping:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=total)
             yield lambda: bar.advance(task)
+
+
+def mark_bar(callbacks: Iterable[Any] | None) -> None:
+    """Mark the line of the bar that Keras has drawn as open, for it has no end before its epoch ends. Independent.
+
+    Parameters
+    ----------
+    callbacks : iterable of Callback or None
+        Those of the ``fit``; ``None`` if they are not known, or no epoch is under way.
+    """
+    loggers = [each for each in callbacks or () if isinstance(each, ProgbarLogger) and each.verbose == 1]
+    bar = getattr(loggers[0], "progbar", None) if loggers else None
+    drawn_at = getattr(bar, "_last_update", 0)  # 0 before it is first drawn
+    mark_open_line((id(bar), drawn_at) if drawn_at else None)

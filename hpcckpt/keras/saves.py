@@ -12,7 +12,7 @@ from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.config import Level
 from hpcckpt.errors import CollectiveError, OptionError
 from hpcckpt.run import SavedStep
-from hpcckpt.streams import write_message
+from hpcckpt.streams import write_wrapped
 
 _writing: dict[str, Saves] = {}
 """Who writes where in this process, if it is for the default communicator."""
@@ -142,4 +142,4 @@ class Saves:
         """Write lines, once over all ranks. Independent."""
         if self.is_root:  # not asked of `checkpointer`, which would open it again while it closes
             for line in lines:
-                write_message(line)
+                write_wrapped(line)

@@ -69,6 +69,8 @@ class Training:
     data: DataPosition | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     exactness: Exactness = field(init=False)
+    position_nbytes: int = 0
+    """Bytes of the position in the data, in the state that was taken last."""
     _parts: dict[str, PerRank] = field(default_factory=dict)
     _captured: PerRankArrays = field(default_factory=PerRankArrays)
     _identity: tuple[int, ...] = ()
@@ -88,6 +90,7 @@ class Training:
             "callbacks": others.take(self.callbacks),
             "iterator": self.feed.state(is_between_epochs=is_between_epochs) if self.feed else NO_STATE,
         }
+        self.position_nbytes = taken["iterator"].nbytes
         own = self.exactness.variables
         held = hold(list(own.values())) if own else []
         captured = PerRankArrays(dict(zip(own, held, strict=True)))

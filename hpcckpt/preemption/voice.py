@@ -8,7 +8,7 @@ from hpcckpt.preemption.clock import duration_text
 from hpcckpt.preemption.learning import Learned
 from hpcckpt.preemption.options import GuardOptions
 from hpcckpt.preemption.signals import signal_names
-from hpcckpt.streams import write_message
+from hpcckpt.streams import write_wrapped
 
 
 class Voice:
@@ -26,7 +26,7 @@ class Voice:
     def say(self, text: str) -> None:
         """Write a line. Independent."""
         if self._is_talking:
-            write_message(f"hpcckpt: {text}")
+            write_wrapped(f"hpcckpt: {text}")
 
     def warn(self, text: str) -> None:
         """Write a warning. Independent."""

@@ -11,7 +11,7 @@ from hpcckpt.keras.callbacks import BackupAndRestore
 from hpcckpt.keras.lines import saved_line
 from hpcckpt.run import SavedStep
 from hpcckpt.snapshot import flatten
-from hpcckpt.streams import write_message
+from hpcckpt.streams import write_wrapped
 
 __all__ = ["Backup", "MpiBackup", "Telling", "broadcast"]
 
@@ -48,7 +48,7 @@ class Telling(BackupAndRestore):
         epoch = self._running.epochs.pop(saved.step, 0)
         lines = [saved_line(saved, epoch)] if self.says_steps else []
         if self.verbose:
-            self._saves.say(*lines, *(f"hpcckpt: warning: {text}" for text in saved.warnings))
+            self._saves.say(*lines, *self._running.remarks(saved))
         for hear in self.hearers:
             hear(saved, epoch)
 
@@ -68,7 +68,7 @@ class MpiBackup(Telling):
         n_equal = check_equal({"model": self.model}, comm=self._comm)
         if self.verbose and self._comm.is_root:
             how = "restored" if self.is_restored else "broadcast"
-            write_message(f"hpcckpt: {n_equal} tensors {how}, equal on {self._comm.size} ranks before the first batch")
+            write_wrapped(f"hpcckpt: {n_equal} tensors {how}, equal on {self._comm.size} ranks before the first batch")
 
 
 def broadcast(state: Any, comm: Communicator) -> None:

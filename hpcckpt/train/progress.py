@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras.callbacks import Callback
@@ -13,7 +14,7 @@ from hpcckpt.collective.communicator import launched_rank
 from hpcckpt.keras.callbacks import plain_metrics
 from hpcckpt.keras.rng import undrawn
 from hpcckpt.run import SavedStep
-from hpcckpt.streams import write_message
+from hpcckpt.streams import write_wrapped
 from hpcckpt.train.backups import Telling
 from hpcckpt.units import nbytes_text
 
@@ -84,13 +85,13 @@ class Progress(Callback):  # type: ignore[misc]  # Keras has no types
     def show(self, batch: int, metrics: dict[str, float]) -> None:
         """Show how far the epoch has got."""
         of = f"/{self._steps}" if self._steps else ""
-        write_message(f"hpcckpt: {self._place} batch={batch}{of} {self._rate(batch)}{_figures(metrics)}")
+        write_wrapped(f"hpcckpt: {self._place} batch={batch}{of} {self._rate(batch)}{_figures(metrics)}")
 
     def show_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
         """Show an epoch that is over."""
         del epoch
         seconds = time.monotonic() - self._epoch_began
-        write_message(f"hpcckpt: {self._place} seconds={seconds:.1f}{_figures(metrics)}")
+        write_wrapped(f"hpcckpt: {self._place} seconds={seconds:.1f}{_figures(metrics)}")
 
     def close(self) -> None:
         """Show no more."""
@@ -104,22 +105,13 @@ class Progress(Callback):  # type: ignore[misc]  # Keras has no types
         seconds = max(time.monotonic() - self._epoch_began, 1e-9)
         return f"batches/s={(batch - self._first) / seconds:.1f}"
 
-    @property
-    def checkpoints(self) -> str:
-        """The state of the checkpoints, in words."""
-        words = ["saving"] if self._backup.is_saving else []
-        if self._saved is not None:
-            saved, at = self._saved
-            words.append(f"saved step {saved.step} {time.monotonic() - at:.0f} s ago ({nbytes_text(saved.nbytes, '')})")
-        return ", ".join(words) or "nothing saved yet"
-
 
 class Lines(Progress):
     """A line for each epoch, and one a minute within."""
 
 
 class Bar(Progress):
-    """A bar for each epoch, with the state of the checkpoints behind it."""
+    """A bar for each epoch; below it the metrics and the state of the checkpoints, cut at the terminal's width."""
 
     every_s = BAR_EVERY_S
     shows_steps = True
@@ -128,31 +120,43 @@ class Bar(Progress):
         super().__init__(title, backup, steps)
         self._bars: Any = None
         self._task: Any = None
+        self._doing = ""
+        self._is_saving = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch, with a bar."""
         super().on_epoch_begin(epoch, logs)
         if self._bars is None:
-            self._bars = _bars()
+            self._bars = _bars(lambda: (self._doing, self.checkpoints))
             self._bars.start()
+        self._doing = ""
         if self._task is not None:
             self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(self._place, total=self._steps, completed=self._first, state="")
+        self._task = self._bars.add_task(self._place, total=self._steps, completed=self._first)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Say what takes so long at the end of an epoch."""
+        """Show what takes long at the end of an epoch."""
         del logs
         if self._bars is not None:
-            self._bars.update(self._task, completed=self._steps, state=f"validating  {self.checkpoints}")
+            self._look("validating")
+            self._bars.update(self._task, completed=self._steps)
 
     def show(self, batch: int, metrics: dict[str, float]) -> None:
         """Move the bar."""
-        state = f"{_figures(metrics).strip()}  {self.checkpoints}"
-        self._bars.update(self._task, completed=batch, state=state)
+        self._look(_figures(metrics).strip())
+        self._bars.update(self._task, completed=batch)
 
-    def show_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
-        """Leave a line where the bar was."""
-        super().show_epoch(epoch, metrics)
+    def _look(self, doing: str) -> None:
+        self._doing, self._is_saving = doing, self._backup.is_saving
+
+    @property
+    def checkpoints(self) -> str:
+        """The state of the checkpoints, in words; asked for from the thread that draws."""
+        words = ["saving"] if self._is_saving else []
+        if self._saved is not None:
+            saved, at = self._saved
+            words.append(f"saved step {saved.step} {time.monotonic() - at:.0f} s ago ({nbytes_text(saved.nbytes)})")
+        return ", ".join(words) or "nothing saved yet"
 
     def close(self) -> None:
         """Take the bar away."""
@@ -161,19 +165,26 @@ class Bar(Progress):
             bars.stop()
 
 
-def _bars() -> Any:
+def _bars(rows: Callable[[], Sequence[str]]) -> Any:
+    """Return bars that have rows of text below them, which are asked for each time they are drawn."""
     with undrawn():
         from rich import progress as rich
         from rich.console import Console
+        from rich.text import Text
+
+    class Bars(rich.Progress):
+        def get_renderables(self) -> Iterator[Any]:
+            yield from super().get_renderables()
+            for row in filter(None, rows()):
+                yield Text(f"  {row}", no_wrap=True, overflow="ellipsis")
 
     columns = (
         rich.TextColumn("{task.description}"),
         rich.BarColumn(bar_width=24),
         rich.MofNCompleteColumn(),
         rich.TimeRemainingColumn(),
-        rich.TextColumn("{task.fields[state]}", markup=False),
     )
-    return rich.Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
+    return Bars(*columns, console=Console(stderr=True, soft_wrap=True), transient=True, refresh_per_second=4)
 
 
 def _figures(metrics: dict[str, float]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from keras.callbacks import History
 
 from hpcckpt.discovery import step_numbers
-from hpcckpt.streams import write_message
+from hpcckpt.streams import write_wrapped
 from hpcckpt.train import histories, submodel_weights, submodels, swapping, weights
 from hpcckpt.train.backups import Telling
 from hpcckpt.train.board import boards_of, called_on
@@ -66,7 +66,7 @@ class Run:
     def say(self, line: str) -> None:
         """Write a line, once over all ranks. Independent."""
         if self.verbose and self.team.is_root:
-            write_message(f"hpcckpt: {line}")
+            write_wrapped(f"hpcckpt: {line}")
 
     def log(self, event: str, **facts: Any) -> None:
         """Write into the log, once over all ranks. Independent."""

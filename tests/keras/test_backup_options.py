@@ -64,7 +64,9 @@ def test_the_level_is_written_once_with_the_reason_and_stored(run_dir: Path, fit
     callback = backup(run_dir, verbose=1)
     fit(small(), rows(), 2, callback)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcckpt: level=")]
-    assert lines == ["hpcckpt: level=state iterator=replayed because operations need not be deterministic"]
+    why = "because operations need not be deterministic"
+    remedy = "for level=exact call hpcckpt.enable_exact_resume(seed=1) before the model is built"
+    assert lines == [f"hpcckpt: level=state iterator=replayed {why}; {remedy}"]
     saved = manifest_of(run_dir, 20)
     assert saved.level == callback.level == "state"
     assert saved.objects["user"]["exactness"] == {"level": "state", "reasons": callback.reasons}

@@ -45,25 +45,42 @@ def test_verbose_0_says_nothing(run: Any, capfd: pytest.CaptureFixture[str]) -> 
     assert "hpcckpt" not in capfd.readouterr().err
 
 
-@pytest.mark.timeout(900)
-def test_on_a_terminal_there_is_a_bar_with_the_state_of_the_checkpoints(tmp_path: Path) -> None:
+def _on_a_terminal(run: Path, columns: int) -> str:
+    """Train on a terminal; return what it shows."""
     pexpect = pytest.importorskip("pexpect")
-    env = {**os.environ, **ENV, "TERM": "xterm", "COLUMNS": "200"}
+    env = {**os.environ, **ENV, "TERM": "xterm", "COLUMNS": str(columns)}
     env.pop("NO_COLOR", None)
     config = pieces.config(train_loop=pieces.loop(epochs=2, callbacks=[{"Pause": {"seconds": 0.08}}]))
-    words = [str(HERE / "trainjob.py"), json.dumps([{"run": str(tmp_path / "run"), "config": config}])]
-    child = pexpect.spawn(sys.executable, words, env=env, encoding="utf-8", timeout=600, dimensions=(40, 200))
+    words = [str(HERE / "trainjob.py"), json.dumps([{"run": str(run), "config": config}])]
+    child = pexpect.spawn(sys.executable, words, env=env, encoding="utf-8", timeout=600, dimensions=(40, columns))
     text = child.read()
     child.wait()
     assert child.exitstatus == 0, text
+    return text
+
+
+@pytest.mark.timeout(900)
+def test_on_a_terminal_there_is_a_bar_with_the_state_of_the_checkpoints(tmp_path: Path) -> None:
+    text = _on_a_terminal(tmp_path / "run", 200)
     assert re.search(r"cycle=1/1 epoch=2/2 .*[1-8]/8", text)
-    assert re.search(r"saved step \d+ \d+ s ago \([\d.]+KiB\)", text)
+    assert re.search(r"saved step \d+ \d+ s ago \([\d.]+ KiB\)", text)
     assert "validating" in text
     assert "saved step=" not in text
     assert text.count("complete epochs=2 step=16") == 1
 
 
-@pytest.mark.parametrize("make", ["train.progress import _bars; _bars()", "keras.progress import Skipping; show()"])
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_bar_and_lines_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", _on_a_terminal(tmp_path / "run", 80))
+    rows = [row for row in re.split(r"[\r\n]+", text) if not row.startswith(("TOLD", "WARNING", "20"))]
+    ours = [row for row in rows if re.search(r"hpcckpt:|epoch=|loss=|saved step", row) and "WARNING" not in row]
+    assert any(re.fullmatch(r"  (saving, )?saved step \d+ \d+ s ago \([\d.]+ KiB\)", row.rstrip()) for row in ours)
+    assert any(re.search(r"cycle=1/1 epoch=2/2 \S+ [1-8]/8 [\d:-]+", row) for row in ours)
+    assert [row for row in ours if len(row.rstrip()) > 80 or "…" in row] == []
+
+
+@pytest.mark.parametrize("make", ["train.progress import _bars; _bars(list)", "keras.progress import Skipping; show()"])
 def test_a_bar_draws_nothing_of_the_stream_that_programs_share(make: str) -> None:
     code = (
         "import random, sys\n"
