@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 from keras.callbacks import ProgbarLogger
 
 from hpcckpt.keras.rng import undrawn
-from hpcckpt.streams import mark_open_line, write_wrapped
+from hpcckpt.streams import is_terminal, mark_open_line, write_wrapped
 
 T = TypeVar("T")
 PATIENCE_S = 2.0
@@ -45,7 +44,7 @@ class Skipping:
 
     @contextlib.contextmanager
     def _bar(self, total: int | None) -> Iterator[Callable[[], None]]:
-        if not (self._is_shown and total != 0 and sys.stderr is not None and sys.stderr.isatty()):
+        if not (self._is_shown and total != 0 and is_terminal()):
             yield lambda: None
             return
         with undrawn():

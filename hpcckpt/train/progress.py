@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras.callbacks import Callback
 
+from hpcckpt import streams
 from hpcckpt.collective.communicator import launched_rank
 from hpcckpt.keras.callbacks import plain_metrics
 from hpcckpt.keras.rng import undrawn
@@ -199,4 +199,4 @@ def progress(title: str, backup: Telling, steps: int | None) -> Progress:
 def is_terminal() -> bool:
     """Say whether standard error is a terminal that shows bars; under a launcher it may be one that nobody sees."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or launched_rank() is not None
-    return not is_plain and sys.stderr is not None and sys.stderr.isatty()
+    return not is_plain and streams.is_terminal()
