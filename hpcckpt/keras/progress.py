@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from keras.callbacks import ProgbarLogger
-
 from hpcckpt.keras.rng import undrawn
 from hpcckpt.streams import is_terminal, mark_open_line, write_wrapped
 
@@ -65,6 +63,8 @@ def mark_bar(callbacks: Iterable[Any] | None) -> None:
     callbacks : iterable of Callback or None
         Those of the ``fit``; ``None`` if they are not known, or no epoch is under way.
     """
+    from keras.callbacks import ProgbarLogger  # here: `enable_exact_resume` loads this module before TensorFlow
+
     loggers = [each for each in callbacks or () if isinstance(each, ProgbarLogger) and each.verbose == 1]
     bar = getattr(loggers[0], "progbar", None) if loggers else None
     drawn_at = getattr(bar, "_last_update", 0)  # 0 before it is first drawn
