@@ -13,7 +13,7 @@ from hpcckpt.collective import interrupts
 from hpcckpt.collective.communicator import Communicator, as_communicator
 from hpcckpt.config import Best, Level, OnNewer, Options, Recycle, parse_best
 from hpcckpt.errors import ClosedError, StateError
-from hpcckpt.exiting import explaining, finish, raising, release, release_when_forgotten, shortening
+from hpcckpt.exiting import finish, raising, release, release_when_forgotten, shortening
 from hpcckpt.journal import Journal, exit_code_of
 from hpcckpt.opening import check_equal, open_run, patience_of
 from hpcckpt.restoring import restore
@@ -62,7 +62,7 @@ class PendingSave:
         self._run.check_process()
         with raising(self._run):
             saving.wait(self._run, self._underway)
-        with explaining():
+        with shortening():
             return saving.outcome_of(self._underway)
 
     def durable(self) -> SavedStep:
@@ -517,7 +517,7 @@ class Checkpointer:
     def _call(self, text: str, key: str = "") -> Iterator[None]:
         """Be in a collective call, which has the same key on all ranks. Collective."""
         self._check_open()
-        with explaining(), raising(self._run), self._run.comm.calls.call(text, key):
+        with raising(self._run), self._run.comm.calls.call(text, key):
             yield
 
     def _check_open(self) -> None:

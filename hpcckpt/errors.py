@@ -287,7 +287,7 @@ class StateError(CodeError, TypeError):
 
 
 class TreeMismatchError(CodeError, ValueError):
-    """Ranks hand in states of different structure."""
+    """States of different structure on different ranks."""
 
     kind = "tree-mismatch"
 

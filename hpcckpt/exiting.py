@@ -8,7 +8,6 @@ import functools
 import itertools
 import logging
 import os
-import re
 import weakref
 from collections.abc import Iterator
 
@@ -19,7 +18,6 @@ from hpcckpt.errors import (
     HpcckptError,
     LockLostError,
     PeerTimeoutError,
-    TreeMismatchError,
 )
 from hpcckpt.run import Run
 
@@ -100,30 +98,6 @@ def shortening() -> Iterator[None]:
             cause = cause.__cause__
         error.__cause__ = cause  # the context stays suppressed
         raise
-
-
-@contextlib.contextmanager
-def explaining() -> Iterator[None]:
-    """Complete the message of an error about states that differ. Independent."""
-    try:
-        yield
-    except TreeMismatchError as error:
-        error.args = (with_sharded_hint(str(error)),)
-        raise
-
-
-_DIFFERENCE = re.compile(r"(lacks|has) '\w[\w-]* \S+ (\(.*?\)) ([^']+)'")
-
-
-def with_sharded_hint(text: str) -> str:
-    """Return a message about states that differ; arrays of other shapes may be parts of one array. Pure."""
-    shapes: dict[tuple[str, str], set[str]] = {}
-    for verb, shape, name in _DIFFERENCE.findall(text):
-        shapes.setdefault((verb, name), set()).add(shape)
-    names = [name for verb, name in shapes if verb == "has" and ("lacks", name) in shapes]
-    if not names or "hpcckpt.Sharded" in text:
-        return text
-    return f"{text}. If each rank holds a part of {names[0]!r}, pass hpcckpt.Sharded(part, global_shape, offset)"
 
 
 def _abandon(run: Run, why: str) -> None:

@@ -162,15 +162,24 @@ def alike(declaration: Declaration) -> str:
 
 def tree_mismatch(trees: Sequence[Sequence[str]]) -> TreeMismatchError:
     """Return the error that names how the ranks' trees differ from rank 0's. Pure."""
-    problems = []
+    problems, parts = [], []
     for rank, tree in enumerate(trees):
         missing = sorted(set(trees[0]) - set(tree))
         extra = sorted(set(tree) - set(trees[0]))
         problems += [Problem(f"rank {rank}", f"lacks {text!r} that rank 0 has") for text in missing[:5]]
         problems += [Problem(f"rank {rank}", f"has {text!r} that rank 0 lacks") for text in extra[:5]]
-    return TreeMismatchError(
-        f"ranks hand in different states: {list_problems(problems)}; make them build the same state"
-    )
+        parts += sorted({_without_shape(text) for text in missing} & {_without_shape(text) for text in extra})
+    remedy = "make them build the same state"
+    if parts:
+        name = parts[0][-1]
+        remedy += f". If each rank holds a part of {name!r}, pass hpcckpt.Sharded(part, global_shape, offset)"
+    return TreeMismatchError(f"states differ between ranks: {list_problems(problems)}; {remedy}")
+
+
+def _without_shape(text: str) -> tuple[str, str]:
+    """Return an entry of a tree as kind with dtype, and name. Pure."""
+    before, _, after = text.partition(" (")
+    return before, after.partition(") ")[2]
 
 
 def _per_rank_items(gathered: Sequence[Sequence[Declaration]], loads: dict[int, int]) -> dict[int, list[WriteItem]]:

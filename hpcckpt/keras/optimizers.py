@@ -65,7 +65,7 @@ def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) 
     if not _is_built(optimizer):
         raise StateError(
             f"{name}: {type(optimizer).__name__} has no variables yet; call "
-            "optimizer.build(model.trainable_variables) first, or hand in the compiled model"
+            "optimizer.build(model.trainable_variables) first, or pass the compiled model"
         )
     namer, seen = Namer(), set()
     for variable, path in [*_slots(optimizer, weights), *_singles(optimizer)]:
