@@ -94,8 +94,10 @@ def shortening() -> Iterator[None]:
         yield
     except CollectiveError as error:
         cause = error.__cause__
+        repeated: list[BaseException] = [error]  # on the rank that failed an error may be its own cause
         while isinstance(cause, HpcckptError) and str(cause) in str(error):
-            cause = cause.__cause__
+            repeated.append(cause)
+            cause = None if any(cause.__cause__ is each for each in repeated) else cause.__cause__
         error.__cause__ = cause  # the context stays suppressed
         raise
 
