@@ -47,6 +47,7 @@ def main() -> None:
     every = asked.every_n_minutes
     state = {"weights": np.zeros(N_FEATURES), "momentum": np.zeros(N_FEATURES)}
     with hc.Checkpointer(asked.directory, comm=comm) as ckpt:
+        # None: there is no step. If there are steps and none can be restored, latest_step() raises.
         done = 0 if ckpt.latest_step() is None else ckpt.restore(state).step
         if comm.rank == 0:
             print(f"loop: begins behind step {done} on {comm.size} ranks", flush=True)

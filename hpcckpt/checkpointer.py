@@ -338,6 +338,8 @@ class Checkpointer:
         ------
         StepNotFoundError
             If there is nothing to restore.
+        NoRestorableStepError
+            If there are steps, and none of them can be restored; a `CorruptError`.
         CorruptError
             If the step asked for is damaged; the state may be partly overwritten then.
         StateMismatchError
@@ -385,7 +387,13 @@ class Checkpointer:
             self._tiers.finish()
 
     def latest_step(self) -> int | None:
-        """Return the newest restorable step, or ``None``. Collective."""
+        """Return the newest restorable step, or ``None`` if the run has no steps. Collective.
+
+        Raises
+        ------
+        NoRestorableStepError
+            If the run has steps, and none of them can be restored: then it must not begin at 0 unnoticed.
+        """
         with self._call("latest_step()"):
             if self._tiers is None:
                 return self._on_root("latest step", lambda: discovery.latest_step(self.directory))
@@ -395,12 +403,22 @@ class Checkpointer:
     def has_steps(self) -> bool:
         """Return True if there is any step, restorable or not: then a new run would not be the first. Collective."""
         with self._call("has_steps()"):
-            return bool(self._on_root("look for steps", lambda: discovery.step_numbers(self.directory))) or (
-                self._tiers is not None and bool(self._all_steps())
+            if self._on_root("look for steps", lambda: bool(discovery.step_numbers(self.directory))):
+                return True
+            tiers = self._tiers
+            self._look()
+            return tiers is not None and self._on_root(
+                "look for steps", lambda: bool(tiers.infos() or tiers.candidates())
             )
 
     def all_steps(self) -> list[int]:
-        """Return all restorable steps in rising order. Collective."""
+        """Return all restorable steps in rising order. Collective.
+
+        Raises
+        ------
+        NoRestorableStepError
+            If the run has steps, and none of them can be restored.
+        """
         with self._call("all_steps()"):
             return self._all_steps()
 
@@ -408,18 +426,24 @@ class Checkpointer:
         self._look()
         return self._on_root(
             "all steps",
-            lambda: [info.step for info in self._infos() if info.is_restorable],
+            lambda: [info.step for info in self._required_infos() if info.is_restorable],
         )
 
     def best_step(self) -> int | None:
-        """Return the best restorable step by `keep_best`, or ``None``. Collective."""
+        """Return the best restorable step by `keep_best`, or ``None``. Collective.
+
+        Raises
+        ------
+        NoRestorableStepError
+            If the run has steps, and none of them can be restored.
+        """
         self._check_open()
         best = self._options.keep_best
         if best is None:
             return None
 
         def find() -> int | None:
-            found = discovery.best_of(self._infos(), best)
+            found = discovery.best_of(self._required_infos(), best)
             return found[0] if found else None
 
         with self._call("best_step()"):
@@ -436,6 +460,17 @@ class Checkpointer:
         if self._tiers is not None:
             return self._tiers.infos()
         return discovery.scan(self.directory, self._run.manifests)
+
+    def _required_infos(self) -> tuple[discovery.StepInfo, ...]:
+        """Return all steps, of which one can be restored if there are any. Root only."""
+        infos = self._infos()
+        if not infos and self._tiers is not None:  # it leaves out what cannot be restored
+            there = self._tiers.candidates()
+            discovery.require_restorable(
+                self.directory, [discovery.inspect_step(each.directory, each.step) for each in there]
+            )
+        discovery.require_restorable(self.directory, infos)
+        return infos
 
     def pin(self, step: int) -> None:
         """Keep a step until `unpin`: retention, `overwrite` and going back leave it where it is. Collective.

@@ -21,6 +21,7 @@ from hpcckpt.errors import (
     CorruptError,
     HpcckptError,
     ManifestError,
+    NoRestorableStepError,
     RetiredError,
     RetryError,
     StepNotFoundError,
@@ -231,21 +232,86 @@ def passed_over(directory: PathLike, chosen: int) -> tuple[StepInfo, ...]:
     return tuple(info for info in newer if not info.is_restorable and os.path.lexists(info.path))
 
 
+def newest_to_resume(directory: PathLike) -> StepInfo | None:
+    """Return the newest restorable step; ``None`` if the run has no steps. Independent.
+
+    Raises
+    ------
+    NoRestorableStepError
+        If it has steps, and none of them can be restored.
+    """
+    for _ in range(_MAX_LOOKS):
+        chosen, passed = first_restorable(inspect_step(directory, step) for step in reversed(step_numbers(directory)))
+        if chosen is not None or not passed:
+            return chosen
+        if all(os.path.lexists(info.path) for info in passed):
+            break  # else a job that is running has replaced steps by newer ones meanwhile
+    require_restorable(directory, passed)
+    return None
+
+
+_MAX_LOOKS = 5
+
+
+def require_restorable(directory: PathLike, infos: Collection[StepInfo]) -> None:
+    """Refuse steps of which none can be restored; no steps at all are accepted. Independent.
+
+    Raises
+    ------
+    NoRestorableStepError
+        Naming the newest steps, what keeps them from being restored, and what can be done.
+    """
+    there = [info for info in infos if info.is_restorable or os.path.lexists(info.path)]
+    if there and not any(info.is_restorable for info in there):
+        newest = sorted(there, key=lambda info: info.step, reverse=True)
+        raise no_restorable_step(directory, [f"step {info.step}: {_cause(info)}" for info in newest])
+
+
+def _cause(info: StepInfo) -> str:
+    return info.problem.removeprefix(f"step {info.step}: ").removesuffix("; use an older step")
+
+
+def no_restorable_step(directory: PathLike, problems: Collection[str], more: str = "") -> NoRestorableStepError:
+    """Return the error about a run whose steps cannot be restored, with the next actions. Pure."""
+    left = len(problems) - _SHOWN_PROBLEMS
+    shown = "; ".join([*list(problems)[:_SHOWN_PROBLEMS], *([f"and {left} more"] if left > 0 else [])])
+    where = os.fspath(directory)
+    return NoRestorableStepError(
+        f"no restorable step in {where}, which is not empty; {shown}{more}; check its steps with "
+        f"'hpcckpt verify {where} --all', which also makes those that it finds whole restorable again; "
+        f"to begin at 0, remove them with 'hpcckpt rm', or use another directory"
+    )
+
+
+_SHOWN_PROBLEMS = 8
+
+
 def latest_step(directory: PathLike) -> int | None:
-    """Return the number of the newest restorable step, or ``None``. Independent."""
-    info = newest_restorable(directory)
+    """Return the number of the newest restorable step, or ``None`` if there are no steps. Independent.
+
+    Raises
+    ------
+    NoRestorableStepError
+        If there are steps, and none of them can be restored.
+    """
+    info = newest_to_resume(directory)
     return info.step if info else None
 
 
 def latest_checkpoint(directory: PathLike) -> Path | None:
-    """Return the path of the newest restorable step, or ``None``. Independent.
+    """Return the path of the newest restorable step, or ``None`` if there are no steps. Independent.
 
     Parameters
     ----------
     directory : path_like
         A run directory; it need not exist.
+
+    Raises
+    ------
+    NoRestorableStepError
+        If there are steps, and none of them can be restored.
     """
-    info = newest_restorable(directory)
+    info = newest_to_resume(directory)
     return info.path if info else None
 
 
@@ -276,14 +342,16 @@ def find_step(directory: PathLike, which: int | str | None = None, best: Best | 
     Raises
     ------
     StepNotFoundError
-        If there is no such step, or none that can be restored.
+        If there is no such step.
+    NoRestorableStepError
+        If the latest is asked for, and none can be restored.
     """
     name = os.path.basename(os.path.normpath(directory))
     own = layout.parse_step(name)
     if own is not None and which is None and not step_numbers(directory):
         return _existing(os.path.dirname(os.path.normpath(directory)) or ".", own)
     if which is None or which == "latest":
-        return _or_absent(newest_restorable(directory), directory)
+        return _or_absent(newest_to_resume(directory), directory)
     if which == "best":
         return _find_best(directory, best)
     text = str(which)

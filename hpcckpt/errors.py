@@ -137,7 +137,7 @@ class OlderStepError(HpcckptError):
 
 
 class StepNotFoundError(OlderStepError, FileNotFoundError):
-    """There is no such step, or no restorable step at all."""
+    """There is no such step, or no step at all."""
 
     kind = "step-not-found"
     exit_code = 4
@@ -148,6 +148,13 @@ class CorruptError(OlderStepError, ValueError):
 
     kind = "corrupt"
     exit_code = 3
+
+
+class NoRestorableStepError(CorruptError):
+    """The run has steps, and none of them can be restored: it must not be taken for an empty run."""
+
+    kind = "no-restorable-step"
+    exit_code = 4
 
 
 class ManifestError(CorruptError):

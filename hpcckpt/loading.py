@@ -313,15 +313,15 @@ def open_step(path: discovery.PathLike, threads: int = 1) -> StepReader:
     Raises
     ------
     StepNotFoundError
-        If nothing restorable is there.
+        If there are no steps.
     CorruptError
-        If the step is damaged.
+        If the step, or each step of the run, is damaged.
     """
     where = Path(path)
     if (where / layout.MANIFEST).exists() or layout.parse_step(where.name) is not None:
         manifest = discovery.read_manifest(where)
     else:
-        newest = discovery.newest_restorable(where)
+        newest = discovery.newest_to_resume(where)
         if newest is None or newest.manifest is None:
             raise StepNotFoundError(f"no restorable step in {where}; see 'hpcckpt list {where}'")
         where, manifest = newest.path, newest.manifest

@@ -59,7 +59,9 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
     Raises
     ------
     StepNotFoundError
-        If there is no such step, or none that can be restored.
+        If there is no such step, or no step at all.
+    NoRestorableStepError
+        If there are steps, and none can be restored.
     CorruptError
         If the step that was asked for is damaged.
     StateMismatchError
@@ -82,9 +84,9 @@ def restore(run: Run, state: Any, step: int | None, *, strict: bool) -> Restored
         else:
             _tell(run, restored, attempt)
             return restored
-    raise StepNotFoundError(
-        f"no restorable step in {run.directory}{''.join(f'; {text}' for text in attempt.skipped)}{attempt.caution}"
-    )
+    if attempt.skipped:
+        raise discovery.no_restorable_step(run.directory, attempt.skipped, attempt.caution)
+    raise StepNotFoundError(f"no restorable step in {run.directory}: it has no steps")
 
 
 def _read_state(state: Any, step: Any) -> StateTree:

@@ -12,7 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcckpt.discovery import pins, scan
+from hpcckpt.discovery import StepInfo, pins, require_restorable, scan
+from hpcckpt.errors import NoRestorableStepError
 
 NOTE = "tensorflow.CheckpointManager"
 """Under which name a manager's note stands among the objects of a step."""
@@ -21,10 +22,11 @@ _HOUR_S = 3600.0
 
 
 class Found(NamedTuple):
-    """What stands in a directory: the time of each step, by number, and when one was kept for good."""
+    """The time of each step, when one was kept for good, and why none can be restored ("" if one can)."""
 
     times: dict[int, float]
     last_preserved: float
+    problem: str = ""
 
 
 def now() -> float:
@@ -36,7 +38,8 @@ def look(directory: Path, when: float) -> Found:
     """Return what an earlier manager has left in a directory. Root only."""
     kept, times = pins(directory), {}
     last: float | None = None
-    for info in scan(directory):
+    infos = scan(directory)
+    for info in infos:
         if info.manifest is not None and info.is_restorable:
             note = info.manifest.objects.get("user", {}).get(NOTE)
             note = note if isinstance(note, Mapping) else {}
@@ -45,7 +48,17 @@ def look(directory: Path, when: float) -> Found:
             last = _number(note.get(_PRESERVED), last)
     # a little back, so that what is saved at once counts as later
     oldest = min(times.values(), default=when) - 1.0
-    return Found({step: time_s for step, time_s in times.items() if step not in kept}, oldest if last is None else last)
+    deletable = {step: time_s for step, time_s in times.items() if step not in kept}
+    return Found(deletable, oldest if last is None else last, _problem(directory, infos))
+
+
+def _problem(directory: Path, infos: tuple[StepInfo, ...]) -> str:
+    """Return why none of the steps can be restored; "" if one can, or there are none. Independent."""
+    try:
+        require_restorable(directory, infos)
+    except NoRestorableStepError as error:
+        return str(error)
+    return ""
 
 
 def _number(value: Any, default: Any) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.config import Best, OnNewer
-from hpcckpt.errors import ClosedError, OptionError, StateError
+from hpcckpt.errors import ClosedError, NoRestorableStepError, OptionError, StateError
 from hpcckpt.run import Restored, SavedStep
 from hpcckpt.tensorflow import keeping as clock
 from hpcckpt.tensorflow.checkpoint import assign_comm, comm_of, is_step, restore_from, restore_ours_too
@@ -145,8 +145,16 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The newest checkpoint that this rank knows to be whole, or ``None``; `sync` waits for what is written."""
+        """The newest checkpoint that this rank knows to be whole, or ``None``; `sync` waits for what is written.
+
+        Raises
+        ------
+        NoRestorableStepError
+            If the directory has checkpoints, and none of them can be restored: ``restore(None)`` would begin at 0.
+        """
         checkpoints = self.checkpoints
+        if not checkpoints and self._problem:
+            raise NoRestorableStepError(self._problem)
         return checkpoints[-1] if checkpoints else None
 
     @property
@@ -216,8 +224,8 @@ class CheckpointManager:
         ------
         StateMismatchError
             If shapes or dtypes differ; nothing is changed then.
-        StepNotFoundError
-            If all that there is is damaged.
+        NoRestorableStepError
+            If there are checkpoints, and none of them can be restored.
         """
         if self._has_any():
             self.restore()
@@ -303,7 +311,7 @@ class CheckpointManager:
         """Take up what an earlier manager has left. Collective."""
         comm, keeping = self._checkpointer.comm, self._keeping
         found = comm.on_root("manager: look", lambda: look(self._checkpointer.directory, clock.now()))
-        keeping.times, keeping.last_preserved = dict(found.times), found.last_preserved
+        keeping.times, keeping.last_preserved, self._problem = dict(found.times), found.last_preserved, found.problem
 
     def _has_any(self) -> bool:
         """Say whether there is any checkpoint, be it damaged, or on scratch. Collective."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from hpcckpt.checkpointer import Checkpointer
+from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import OptionError, StateMismatchError
 from hpcckpt.keras.holding import hold
 from hpcckpt.keras.state import MODEL
@@ -37,9 +38,14 @@ def save(model: Any, backend: str, config: Config, *, include_optimizer: bool) -
     place = _place(config)
     state = {MODEL: model} if include_optimizer else _Weights(weights_of(model)).state()
     with _checkpointer(place, backend) as ckpt:
-        latest = ckpt.latest_step()
-        step = place.step if place.step is not None else 0 if latest is None else latest + 1
+        step = place.step if place.step is not None else _next_step(ckpt)
         ckpt.save(step, state, overwrite=True, level="state" if include_optimizer else "weights").result()
+
+
+def _next_step(ckpt: Checkpointer) -> int:
+    """Return the number after that of the newest step, restorable or not; 0 if there is none. Collective."""
+    steps = ckpt.comm.on_root("look for steps", lambda: step_numbers(ckpt.directory))
+    return steps[-1] + 1 if steps else 0
 
 
 def load(model: Any, backend: str, config: Config, *, include_optimizer: bool) -> None:

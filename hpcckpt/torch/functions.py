@@ -187,7 +187,9 @@ def restore(
     Raises
     ------
     StepNotFoundError
-        If there is nothing to restore; with ``must_exist=False`` only if all that there is is damaged.
+        If there is nothing to restore, unless ``must_exist=False``.
+    NoRestorableStepError
+        If there are steps, and none of them can be restored.
     CorruptError
         If the step asked for is damaged.
     StateMismatchError

@@ -17,7 +17,7 @@ from models import IS_KERAS_3, assert_equal, lenet5, rows, small, values
 
 import hpcckpt as hc
 from hpcckpt.discovery import scan
-from hpcckpt.errors import NoSpaceError, OptionError, StateError, StateMismatchError, StepNotFoundError
+from hpcckpt.errors import NoRestorableStepError, NoSpaceError, OptionError, StateError, StateMismatchError
 from hpcckpt.keras import BackupAndRestore
 from hpcckpt.testing.faults import Fault, armed
 
@@ -351,7 +351,7 @@ def test_a_damaged_backup_is_passed_over_and_replaced(
 def test_if_all_backups_are_damaged_it_does_not_silently_begin_anew(run_dir: Path, fit: Any, damage: Any) -> None:
     run_until_killed(fit, small(), backup(run_dir), batches=15)
     damage.flip(run_dir / "step-0000000010" / "manifest.json", 40)
-    with pytest.raises(StepNotFoundError):
+    with pytest.raises(NoRestorableStepError):
         fit(small(), rows(), 3, backup(run_dir))
 
 

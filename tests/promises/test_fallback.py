@@ -224,14 +224,14 @@ def test_what_a_damaged_step_had_overwritten_is_overwritten_in_full(ranks, run_d
 
 def test_without_a_good_step_the_error_says_that_the_state_may_be_half_overwritten(ranks, run_dir, damage):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StepNotFoundError) as caught:
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.NoRestorableStepError) as caught:
             ckpt.restore(state(0))
         return str(caught.value)
 
     steps = save(ranks, run_dir, 10, 20)
     ranks.on_root(lambda: [flip(damage, path) for path in steps.values()])
     for text in ranks(body):
-        assert text.endswith("the state may be partly overwritten")
+        assert "; the state may be partly overwritten; check its steps with 'hpcckpt verify " in text
 
 
 def test_without_any_step_it_is_not_said(run_dir):

@@ -204,7 +204,7 @@ def test_a_damaged_step_is_never_loaded(run_dir, damage, harm):
 
 def test_every_damaged_step_is_named_when_none_is_left(ranks, run_dir, steps, damage):
     def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StepNotFoundError) as caught:
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.NoRestorableStepError) as caught:
             ckpt.restore(state(0))
         return str(caught.value)
 

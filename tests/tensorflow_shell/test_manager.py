@@ -16,7 +16,7 @@ from undrained import killed_before_the_first_drain
 import hpcckpt as hc
 from hpcckpt import phases
 from hpcckpt.discovery import step_numbers
-from hpcckpt.errors import CorruptError, NewerStepError, OptionError, StateError, StepNotFoundError
+from hpcckpt.errors import CorruptError, NewerStepError, NoRestorableStepError, OptionError, StateError
 from hpcckpt.tensorflow import Checkpoint, CheckpointManager
 
 KINDS = {"TensorFlow's": tf.train.CheckpointManager, "ours": CheckpointManager}
@@ -209,10 +209,12 @@ def test_where_all_is_damaged_it_does_not_begin_anew(run_dir, damage):
         damage.flip(damage.first_file(path), -1)
     called: list[int] = []
     with Run("ours", run_dir, init_fn=lambda: called.append(1)).manager as manager:
-        with pytest.raises(StepNotFoundError):
+        with pytest.raises(NoRestorableStepError):
             manager.restore_or_initialize()
         with pytest.raises(CorruptError):
             manager.restore(2)
+    with Run("ours", run_dir).manager as manager, pytest.raises(NoRestorableStepError, match="verify"):
+        manager.latest_checkpoint  # noqa: B018 - a property; checkpoint.restore(None) would begin at 0
     assert called == []
 
 

@@ -15,6 +15,7 @@ from undrained import killed_before_the_first_drain
 import hpcckpt as hc
 from hpcckpt.errors import (
     CorruptError,
+    NoRestorableStepError,
     OptionError,
     ReplicaMismatchError,
     StateError,
@@ -350,7 +351,7 @@ def test_a_run_whose_only_step_is_on_scratch_does_not_begin_anew(tmp_path):
 def test_where_all_is_damaged_a_run_does_not_begin_anew(run_dir, damage):
     saved = hc.torch.save(run_dir, 1, model=net()).result()
     damage.flip(damage.first_file(saved.path), -1)
-    with pytest.raises(StepNotFoundError):
+    with pytest.raises(NoRestorableStepError):
         hc.torch.restore(run_dir, model=net(), must_exist=False)
     with pytest.raises(CorruptError):
         hc.torch.restore(run_dir, model=net(), step=1)

@@ -21,11 +21,14 @@ KINDS = {
     "step-not-found", "corrupt", "manifest", "config", "option", "step-exists", "newer-step", "format-version",
     "backend-not-found", "backend-conflict", "backend", "mpi", "state-mismatch", "code", "state", "tree-mismatch",
     "replica-mismatch", "sharding", "closed", "collective",
-    "foreign-format",
+    "foreign-format", "no-restorable-step",
 }  # fmt: skip
 """Programs match on these: add to them, never take one away."""
 
-EXIT_CODES = {"corrupt": 3, "manifest": 3, "step-not-found": 4, "state-mismatch": 5, "no-space": 7, "locked": 8}
+EXIT_CODES = {
+    "corrupt": 3, "manifest": 3, "step-not-found": 4, "no-restorable-step": 4, "state-mismatch": 5, "no-space": 7,
+    "locked": 8,
+}  # fmt: skip
 
 
 def test_no_kind_was_taken_away_and_each_is_unique():
