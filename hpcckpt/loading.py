@@ -182,8 +182,8 @@ class StepReader:
         try:
             return call(*args)
         except (FileNotFoundError, NotADirectoryError) as error:
-            discovery.raise_if_retired(self.path, self.manifest)
-            raise CorruptError(f"{error.filename} is missing; use an older step") from error
+            discovery.check_files(self.path, self.manifest)  # raises if a file of the step is missing, or it is retired
+            raise from_os_error(error, "read") from error  # else the backend looked for another one
         except CorruptError:
             discovery.raise_if_retired(self.path, self.manifest)
             raise

@@ -266,7 +266,7 @@ def _choose(run: Run, attempt: _Attempt) -> Candidate | None:
             discovery.inspect_step(each.directory, each.step, _owner(run, each.directory).manifests) for each in untried
         )
         chosen, passed = discovery.first_restorable(infos)
-        problems = [(each, info.problem) for each, info in zip(untried, passed, strict=False)]
+        problems = [(each, f"{info.problem}{_way_back(info)}") for each, info in zip(untried, passed, strict=False)]
         return None if chosen is None else untried[len(passed)], problems
 
     chosen, problems = run.comm.on_root("restore: look for steps", choose)
@@ -274,6 +274,11 @@ def _choose(run: Run, attempt: _Attempt) -> Candidate | None:
         attempt.tried[candidate] = _MAX_TRIES
         attempt.skipped.append(f"step {candidate.step} was skipped: {problem}")
     return chosen
+
+
+def _way_back(info: StepInfo) -> str:
+    """Return how a step that is recorded as damaged can be used again. Pure."""
+    return f" (to check it again: hpcckpt verify {info.path.parent} {info.step})" if info.is_recorded else ""
 
 
 def _open(run: Run, candidate: Candidate) -> StepReader:

@@ -7,17 +7,18 @@ commit protocol (:mod:`hpcckpt.collective.commit`).
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from hpcckpt import closing, layout, native, phases, publishing
-from hpcckpt.backends.base import Payload
+from hpcckpt.backends.base import Backend, Payload
 from hpcckpt.collective.planner import SavePlan, alike, fits, own_declarations, with_own
 from hpcckpt.config import Level
-from hpcckpt.errors import StateError
+from hpcckpt.errors import BackendError, StateError
 from hpcckpt.holding import Held, hold, live, replica_checksums, replica_names
-from hpcckpt.plan import WriteItem
+from hpcckpt.plan import WriteItem, WriteReport
 from hpcckpt.publishing import Content, Report
 from hpcckpt.run import Run
 from hpcckpt.snapshot import StateTree, flatten, is_json
@@ -124,6 +125,7 @@ def write_part(
         assert held is not None
         try:
             written = run.backend.write(this.staged.job, this.staged.path, rank, held.payloads, _base(run))
+            check_report(run.backend, this.staged.path, written)
         finally:
             if held.arena is not None:
                 run.arenas.give_back(held.arena)
@@ -133,6 +135,31 @@ def write_part(
         return Report(this.request.step, written, replicas() if replicas else None, this.non_finite)
 
     return write
+
+
+def check_report(backend: Backend, path: Path, report: Any) -> None:
+    """Compare what a backend of another package reports with the files that it wrote. Independent.
+
+    Raises
+    ------
+    BackendError
+        If it returned no report, or one with files that are missing or have another size.
+    """
+    if type(backend).__module__.partition(".")[0] == "hpcckpt":
+        return
+    if not isinstance(report, WriteReport):
+        raise BackendError(f"backend {backend.name!r}: write() returned {type(report).__name__}, not a WriteReport")
+    if type(backend).seal is not Backend.seal:
+        return  # it completes the files, and reports them again
+    for file in report.files:
+        try:
+            found = os.lstat(path / file.path).st_size
+        except OSError as error:
+            raise BackendError(f"backend {backend.name!r}: write() reported {file.path}: {error.strerror}") from error
+        if found != file.nbytes:
+            raise BackendError(
+                f"backend {backend.name!r}: write() reported {file.nbytes} bytes for {file.path}, which has {found}"
+            )
 
 
 def _get_ready(run: Run, this: Underway, plan: SavePlan) -> None:

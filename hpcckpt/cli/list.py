@@ -97,7 +97,8 @@ def _closing_lines(run: RunSummary) -> Sequence[str]:
     total = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     used, size = usage_lines(run.other), f"{nbytes_text(run.nbytes)} in total"
     if run.resume_step is None:
-        return [*problems, *used, f"{total}, {size}; there is nothing to resume from"]
+        advice = f"; 'hpcckpt verify {run.directory} --all' checks them again" if counts["damaged"] else ""
+        return [*problems, *used, f"{total}, {size}; there is nothing to resume from{advice}"]
     return [*problems, *used, f"{total}, {size}; a restart would use step {run.resume_step}"]
 
 

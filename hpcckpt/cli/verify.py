@@ -15,7 +15,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
 from hpcckpt.discovery import StepInfo
-from hpcckpt.errors import HpcckptError, StepNotFoundError
+from hpcckpt.errors import HpcckptError, NoRestorableStepError, StepNotFoundError
 from hpcckpt.units import nbytes_text
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ def command(
     """Check every byte of a checkpoint against its checksums.
 
     STEP is a number, 'latest' (the default: the newest that can be restored, and every newer one that
-    cannot) or 'best'. Damage is recorded in the run directory: 'hpcckpt list' shows it and restarts use
-    another step, until the step is verified and found whole. Exits with 3 if anything is damaged, with 6 if
-    one of several steps had to be left out, and with 5 if --values finds NaN or infinities in undamaged bytes.
+    cannot; every step if none can) or 'best'. Damage is recorded in the run directory: 'hpcckpt list' shows
+    it and restarts use another step, until the step is verified and found whole. Exits with 3 if anything is
+    damaged, with 6 if one of several steps had to be left out, and with 5 if --values finds NaN or infinities
+    in undamaged bytes.
     """
     from hpcckpt.inspecting import check_step
 
@@ -79,7 +80,10 @@ def command(
 
 def _chosen(directory: Path, step: str | None, metric: str | None, *, is_all: bool) -> Sequence[StepInfo]:
     if not is_all:
-        chosen = options.find_silently(directory, step, metric)
+        try:
+            chosen = options.find_silently(directory, step, metric)
+        except NoRestorableStepError:  # of the latest: look whether one of them is whole again
+            return discovery.scan(directory)
         return [chosen, *options.passed_over(directory, step, chosen)]
     if step is not None:
         raise click.UsageError("give a STEP or --all, not both")

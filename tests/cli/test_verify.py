@@ -138,3 +138,19 @@ def test_damage_that_sizes_show_needs_no_record(cli: Cli, saved: Path, damage: A
     damage.cut(damage.first_file(saved / "step-0000000030"))
     assert cli("verify", saved).code == 3
     assert not (saved / ".damaged").exists()
+
+
+def test_if_no_step_can_be_restored_all_are_checked_and_what_was_repaired_is_lifted(
+    cli: Cli, saved: Path, damage: Any
+) -> None:
+    files = [damage.first_file(step) for step in sorted(saved.glob("step-*"))]
+    for file in files:
+        damage.flip(file, -1)
+    assert cli("verify", saved, "--all").code == 3
+    assert f"nothing to resume from; 'hpcckpt verify {saved} --all' checks them again" in cli("list", saved).err
+    for file in files:  # as if the backend were repaired
+        damage.flip(file, -1)
+    result = cli("verify", saved)
+    assert result.code == 0
+    assert result.err.count("was recorded as damaged and is whole: the record is removed") == len(files)
+    assert hc.latest_checkpoint(saved) == saved / "step-0000000030"

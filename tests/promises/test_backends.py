@@ -205,6 +205,36 @@ def test_a_rank_that_wrote_less_than_planned_publishes_nothing(ranks, run_dir, m
     assert ranks(body) == [[]] * ranks.size
 
 
+WRONG = {
+    "another size": ("replace(report, files=(replace(report.files[0], nbytes=7),))", "reported 7 bytes for data/"),
+    "a file that is not there": (
+        "replace(report, files=(replace(report.files[0], path='data/x'),))",
+        "data/x: No such",
+    ),
+    "nothing": ("None", r"write\(\) returned NoneType, not a WriteReport"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_backend_of_another_package_that_reports_what_it_did_not_write_commits_nothing(ranks, run_dir, install, case):
+    returned, text = WRONG[case]
+    source = f"""{COPY}
+    def write(self, *args):
+        report = super().write(*args)
+        return {returned}
+"""
+    install("one", "mine", "one_backend:Backend", f"from dataclasses import replace\n{source}")
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, backend="mine") as ckpt:
+            with pytest.raises(errors.BackendError, match=f"backend 'mine': .*{text}"):
+                ckpt.save(1, {"w": np.ones(1000)}).result()
+            comm.barrier()
+            return ckpt.all_steps()
+
+    assert ranks(body) == [[]] * ranks.size
+
+
 def test_a_step_that_appears_meanwhile_is_not_overwritten(ranks, run_dir, faults):
     path = run_dir / layout.step_dirname(1)
 

@@ -15,6 +15,7 @@ import pytest
 import hpcckpt as hc
 from hpcckpt import damage as records
 from hpcckpt import discovery, errors, layout
+from hpcckpt.backends.rankfile.backend import RankfileBackend
 from hpcckpt.exporting.exporter import export_checkpoint
 from hpcckpt.loading import open_step
 from hpcckpt.testing.groups import ThreadRanks
@@ -150,6 +151,32 @@ def test_a_step_that_is_asked_for_is_tried_and_its_record_removed_if_it_reads_we
     assert restored(ranks, damaged, 3) == 3
     assert not (damaged / layout.DAMAGED).exists()
     assert restored(ranks, damaged) == 3
+
+
+def test_a_restart_that_skips_a_recorded_step_names_what_lifts_the_record(ranks, damaged):
+    def body(comm: Any) -> tuple[str, ...]:
+        with hc.Checkpointer(damaged, comm=comm) as ckpt:
+            return ckpt.restore(state(0, comm.rank)).warnings
+
+    restored(ranks, damaged)
+    for warnings in ranks(body):
+        assert f"(to check it again: hpcckpt verify {damaged} 3)" in warnings[0]
+
+
+def test_a_file_that_a_backend_looks_for_in_vain_is_no_damage_if_the_step_has_all_of_its_own(tmp_path, monkeypatch):
+    ranks, run = ThreadRanks(1), tmp_path / "run"
+    save_steps(ranks, run, 1)
+
+    def look_elsewhere(_self: Any, path: Path, *_: Any) -> Any:
+        return (path / "data" / "misspelt").read_bytes()
+
+    monkeypatch.setattr(RankfileBackend, "index", look_elsewhere)
+    for read in (lambda: hc.load(run), lambda: restored(ranks, run)):
+        with pytest.raises(errors.HpcckptError, match="misspelt: No such file"):
+            read()
+    assert not (run / layout.DAMAGED).exists()
+    monkeypatch.undo()
+    assert restored(ranks, run) == 1
 
 
 def test_a_part_of_a_step_that_reads_well_proves_nothing_of_the_rest(ranks, run_dir, damage):
