@@ -541,8 +541,16 @@ class Checkpointer:
             return
         if kind is None:
             self.close()
-        elif not self._run.underway and not self.is_draining:  # other ranks may not come: give back what needs no peers
-            self._run.journal.end(getattr(kind, "__name__", ""), exit_code_of(error))
+            return
+        how = (
+            getattr(kind, "__name__", ""),
+            exit_code_of(error),
+            "" if isinstance(error, SystemExit) else str(error or ""),
+        )
+        if self._run.underway or self.is_draining:  # finished when the program ends
+            self._run.ended_by = how
+        else:  # other ranks may not come: give back what needs no peers
+            self._run.journal.end(*how)
             self._release()
 
     def _on_root(self, phase: str, fn: Callable[[], T]) -> T:

@@ -146,6 +146,8 @@ def _finish_all(pid: int) -> None:
                 pass  # root has logged it already
             except Exception as error:  # noqa: BLE001 - others are left to finish
                 _log.error("hpcckpt: %s", error)
+            if run.ended_by is not None:
+                run.journal.end(*run.ended_by)
             _release(run, pid)
     for run in _open_runs:
         if not run.closed and run.comm.is_usable:

@@ -164,10 +164,11 @@ class Journal:
         """Record whether the job looks for the file ``HALT`` from now on. Root only."""
         self._note("listening", {"halt": halt})
 
-    def end(self, error: str = "", exit_code: int | None = None) -> None:
+    def end(self, error: str = "", exit_code: int | None = None, message: str = "") -> None:
         """Record that the job has finished with the run; `error` is what ended it. Root only, under the lock."""
         if self._is_begun:
-            self._note("end", {"error": error, "exit_code": exit_code} if error else {})
+            facts = {"error": error, "exit_code": exit_code, "message": message or None}
+            self._note("end", facts if error else {})
             self._is_begun = False
 
     # -- how it is written -----------------------------------------------------------------------

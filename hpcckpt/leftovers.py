@@ -13,7 +13,7 @@ from hpcckpt import layout, lock
 
 Kind = Literal["aside", "bad", "replaced", "retired", "prepared", "saving", "unfinished"]
 WORDS: dict[Kind, str] = {
-    "aside": "moved aside (the run went back to an older step)",
+    "aside": "moved aside (the run went back, was extended, or began again)",
     "bad": "damaged and replaced, kept as evidence",
     "replaced": "without their names, for a job was killed while it replaced a step",
     "retired": "retired, not removed yet",

@@ -82,10 +82,10 @@ def plan_prune(
     return PrunePlan(tuple(sorted(kept & {info.step for info in steps})), (*going, *left))
 
 
-def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path]) -> dict[Path, str]:
+def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path], by: str = "prune") -> dict[Path, str]:
     """Remove what is planned and allowed; return what could not be removed, and why. Root only, under the lock.
 
-    The run's journal is told of the steps that are gone.
+    The run's journal records the steps that are removed, and that the command `by` removed them.
     """
     failures: dict[Path, str] = {}
     workspace = Workspace.at(directory)
@@ -96,5 +96,5 @@ def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path]) -> di
         except OSError as error:
             failures[removal.path] = as_failure(error).text
     gone = [removal.step for removal in going if removal.step is not None and removal.path not in failures]
-    Journal(directory, by="prune", guard=workspace.noting).removed(gone)
+    Journal(directory, by=by, guard=workspace.noting).removed(gone)
     return failures

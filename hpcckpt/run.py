@@ -236,6 +236,8 @@ class Run:
         Who sees the directory, if this is a run on scratch of several places: then it is that of this rank's place.
     pid : int
         The process that opened it; a forked child has a copy that it must not use.
+    ended_by : tuple of (str, int or None, str) or None
+        Class, exit code and text of what ended the program's block while saves were being written.
     """
 
     directory: Path
@@ -263,6 +265,7 @@ class Run:
     tier: Behind | None = None
     places: Places | None = None
     pid: int = field(default_factory=os.getpid)
+    ended_by: tuple[str, int | None, str] | None = None
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.at(self.directory)

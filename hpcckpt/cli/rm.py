@@ -50,7 +50,7 @@ def command(
     if not is_dry_run:
         with RunLock.take(directory), Workspace.at(directory).changing:
             plan = _plan(directory, chosen)  # one may have been pinned while the user thought about it
-            failures = carry_out(directory, plan, {removal.path for removal in plan.removals})
+            failures = carry_out(directory, plan, {removal.path for removal in plan.removals}, by="rm")
     outcome = prune.Outcome(directory, plan, failures, is_dry_run)
     prune.tell(outcome, is_json=is_json, is_quiet=is_quiet)
     if not is_dry_run and not is_json:

@@ -153,10 +153,16 @@ class JobDraft:
         if event == "end":
             error, code = text_of(entry, "error"), count_of(entry, "exit_code")
             has_failed = bool(error) and code != 0
-            why = f"{error}, exit code {code}" if has_failed and code is not None else error if has_failed else ""
+            why = _reason(error, code, text_of(entry, "message")) if has_failed else ""
             self.end, self.reason = (self.end or ("failed" if has_failed else "ended")), self.reason or why
         else:
             self.end, self.reason = event, text_of(entry, "reason")
+
+
+def _reason(error: str, code: int | None, message: str) -> str:
+    """Return what ended a job: ``RuntimeError: the text``, ``SystemExit, exit code 3``. Pure."""
+    first_line = message.partition("\n")[0]
+    return f"{error}{'' if code is None else f', exit code {code}'}{f': {first_line}' if first_line else ''}"
 
 
 def joined(drafts: list[JobDraft], *, is_running: bool) -> list[Job]:

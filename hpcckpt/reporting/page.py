@@ -148,7 +148,7 @@ _LANES = [
     _Key("tick", "save", "|"), _Key("failed", "failed", "✕"), _Key("restore", "restored step", "▸"),
 ]  # fmt: skip
 _FATES = [
-    _Key("stands", "stands"), _Key("removed", "removed by retention or prune"), _Key("gone", "gone"),
+    _Key("stands", "stands"), _Key("removed", "removed by retention, prune or rm"), _Key("gone", "gone"),
     _Key("best", "best", "★"), _Key("latest", "latest", "▾"), _Key("pinned", "pinned", "●"),
 ]  # fmt: skip
 

@@ -29,7 +29,8 @@ def test_one_step_is_removed_and_the_journal_says_so(cli: Cli, saved: Path) -> N
     assert "a restart would use step 20" in result.err
     assert steps(cli, saved) == [10, 20]
     assert hc.latest_checkpoint(saved).name == "step-0000000020"
-    assert [entry["steps"] for entry in read_journal(saved) if entry["event"] == "removed"] == [[30]]
+    removed = [entry for entry in read_journal(saved) if entry["event"] == "removed"]
+    assert [(entry["steps"], entry["by"]) for entry in removed] == [([30], "rm")]
 
 
 def test_several_steps_are_named_by_number_and_by_rank_of_merit(cli: Cli, saved: Path) -> None:

@@ -14,6 +14,8 @@ from listing import listed
 import hpcckpt as hc
 from hpcckpt import layout
 from hpcckpt.discovery import step_numbers
+from hpcckpt.journal import read_journal
+from hpcckpt.reporting.reading import read_story
 
 LIMIT_S = 240.0
 BEGIN = """
@@ -207,3 +209,22 @@ ckpt.save(3, {'w': w}).result()
     assert ended.returncode == 0, ended.stderr
     assert "refused" in ended.stdout
     check_whole_or_absent(run_dir, 1, 2, 3)
+
+
+def test_an_exception_that_leaves_the_block_during_a_save_is_in_the_journal(tmp_path):
+    script = """
+ckpt.close()
+with hc.Checkpointer(sys.argv[1]) as ckpt:
+    hold("2-write", a_while)
+    pending = ckpt.save(1, {"w": w})
+    del pending
+    raise RuntimeError("my own mistake")
+"""
+    ended = run(tmp_path / "run", script)
+    assert ended.returncode == 1
+    *_, saved, end = read_journal(tmp_path / "run")
+    assert (saved["event"], end["event"]) == ("saved", "end")
+    assert (end["error"], end["message"]) == ("RuntimeError", "my own mistake")
+    (job,) = read_story(tmp_path / "run").jobs
+    assert (job.end, job.reason) == ("failed", "RuntimeError: my own mistake")
+    check_whole_or_absent(tmp_path / "run", 1)
