@@ -69,7 +69,7 @@ class Save:
         How long it held the training up, how long it took in all, and what it cost with the batches that were slower
         meanwhile; ``None`` if nobody told.
     state : str
-        ``stands``, ``removed`` (by retention, ``hpcckpt prune`` or ``hpcckpt rm``), or ``gone`` (removed or replaced otherwise).
+        ``stands``, ``removed`` (by retention, ``prune`` or ``rm``), or ``gone`` (removed or replaced otherwise).
     tags : tuple of str
         ``latest``, ``best``, ``pinned``, ``damaged``.
     """
