@@ -314,7 +314,9 @@ class _Rank:
         expected = {from_os_error(OSError(number, "")).kind for number in failed - {FULL}}
         expected |= {"no-space"} if FULL in failed else set()
         expected |= {"storage"} if {call.kind for call in self._failed()} & READING else set()
-        expected |= {"corrupt", "step-not-found", "manifest"} if self.scene.action == "restore" else set()
+        expected |= (
+            {"corrupt", "no-restorable-step", "step-not-found", "manifest"} if self.scene.action == "restore" else set()
+        )
         kinds = set(kind.split("+"))
         if (failed and not kinds <= {*expected, "collective"}) or kind == "error":
             return [f"{failed} was told as {kind}: {text}"]

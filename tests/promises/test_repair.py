@@ -18,7 +18,7 @@ import hpcckpt as hc
 from hpcckpt import errors, layout, native, repairing, snapshot
 from hpcckpt.backends.base import InFile, Known, Payload
 from hpcckpt.backends.rankfile import frozen
-from hpcckpt.discovery import read_manifest
+from hpcckpt.discovery import newest_restorable, read_manifest
 from hpcckpt.testing.ranks import run_ranks
 
 
@@ -369,7 +369,7 @@ def test_a_repair_that_is_killed_anywhere_can_be_repeated(run_dir):
         assert contents(path / "data") == data
         if done.returncode == 0:
             break
-        if hc.latest_checkpoint(run_dir) is not None:
+        if newest_restorable(run_dir) is not None:
             assert hc.load(path)["scalar"] == 10
     assert n_calls > 8
     assert hc.load(path)["scalar"] == 10
@@ -410,7 +410,7 @@ def test_an_error_of_fsync_publishes_nothing(run_dir, monkeypatch):
     with pytest.raises(errors.StorageError):
         repair(path)
     monkeypatch.undo()
-    assert hc.latest_checkpoint(run_dir) is None
+    assert newest_restorable(run_dir) is None
     assert repair(path).is_good
     assert hc.latest_checkpoint(run_dir) == path
 
