@@ -1,8 +1,26 @@
-"""Sizes in words, for people."""
+"""Sizes in words, for people: read as they are written, and written in binary units."""
 
 from __future__ import annotations
 
+import re
+
+_SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def parse_nbytes(text: str) -> float:
+    """Return a size in bytes: ``98 MB`` is 98 * 10**6, ``98 MiB`` and ``98M`` are 98 * 2**20.
+
+    Raises
+    ------
+    ValueError
+        If the text is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text!r} is no size: write it as 629145600, '600 MiB', '600M' (the same) or '629 MB'")
+    is_decimal = bool(match[4]) and not match[3]
+    return float(match[1]) * (1000 if is_decimal else 1024) ** " kmgt".index(match[2].lower() or " ")
 
 
 def nbytes_text(nbytes: float, space: str = " ") -> str:

@@ -17,28 +17,29 @@ from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.train import OnEveryRank
 from hpcckpt.collective.communicator import SerialCommunicator, launched_rank, launched_size
 from hpcckpt.errors import CollectiveError, OlderStepError, StepExistsError, StepNotFoundError
-from hpcckpt.units import nbytes_text
+from hpcckpt.units import nbytes_text, parse_nbytes
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
     from hpcckpt.discovery import StepInfo
 
 T = TypeVar("T")
-_UNITS = {unit: 1024**power for power, unit in enumerate(["", "k", "m", "g", "t"])}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?(?:/s)?", re.IGNORECASE)
 
 
 class Bandwidth(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # it has none before click 8.2
-    """Bytes per second: ``200M``, ``1.5GiB/s``; always binary units."""
+    """Bytes per second: ``200M`` and ``200MiB/s`` are 200 * 2**20, ``200MB/s`` is 200 * 10**6."""
 
     name = "bandwidth"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number of bytes."""
-        match = _SIZE.fullmatch(str(value).strip())
-        if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r} is no rate: write 200M or 1.5GiB/s", param, ctx)
-        return float(match[1]) * float(_UNITS[match[2].lower()])
+        try:
+            rate = parse_nbytes(re.sub(r"/s$", "", str(value).strip(), flags=re.IGNORECASE))
+        except ValueError:
+            rate = 0.0
+        if rate == 0:
+            self.fail(f"{value!r} is no rate: write 200M, 200MiB/s (the same) or 200MB/s", param, ctx)
+        return rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class _Line:
 @click.argument("destination", type=click.Path(path_type=Path))
 @options.step_argument
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads of each rank.")
-@click.option("--bandwidth", type=Bandwidth(), metavar="RATE", help="Bytes per second to write at most: 200M, 1.5G.")
+@click.option("--bandwidth", type=Bandwidth(), metavar="RATE", help="Bytes per second to write at most: 200M, 1.5GiB/s, 200MB/s.")
 @click.option(
     "--overwrite",
     "is_replacing",

@@ -82,7 +82,7 @@ def plan_by_cost(
     best = min(problems, key=lambda each: (Search(each, bandwidth).floor, each.peak))
     search = Search(best, bandwidth)
     if memory_budget is not None and memory_budget < search.floor:
-        raise refused(memory_budget, search.floor)
+        raise refused(memory_budget, search.floor, len(scene.loops))
     point, curve = _chosen(search, memory_budget, slowdown)
     is_idle = not point.choice and (memory_budget or 0) >= AMPLE * best.peak
     plan = Plan(planner="cost") if is_idle else emit(best, point.choice, point.timeline)

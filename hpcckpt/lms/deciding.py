@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hpcckpt.collective.communicator import SerialCommunicator
-from hpcckpt.errors import MemoryBudgetError, OptionError
+from hpcckpt.errors import MemoryBudgetError, OptionError, StateError
 from hpcckpt.lms import engine, limits, messages
 from hpcckpt.lms.agreement import planned_alike
+from hpcckpt.lms.edited import check
 from hpcckpt.lms.filters import device_rule, every_op
 from hpcckpt.lms.graph import Graph, Op
 from hpcckpt.lms.limits import Limit
@@ -89,12 +90,18 @@ def decide(options: Options, scene: Scene, nbytes_learned: int, target: int | No
 
     def plan() -> Plan:
         found.append(make(task, planner, options.speaker))
+        check(scene.graph, found[0].plan)
         if planner == "cost" and task.has_overhead:
             _use_tier_once(options)
             make_tier_ready(options, _spare(found[0]))
         return found[0].plan
 
-    planned_alike(comm, scene.graph, plan)
+    try:
+        planned_alike(comm, scene.graph, plan)
+    except StateError as error:  # a fault of the planner, on any rank: no reason to end a training
+        failure = messages.NOT_PLANNED.format(error=error)
+        options.speaker.warn_once(failure)
+        return Made(Plan(), scene.levels, options.settings.memory_budget, is_necessary=False, failure=failure)
     return found[0]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hpcckpt.errors import StateError
 from hpcckpt.lms.graph import Graph, Op, Output, Slot, Use
-from hpcckpt.lms.levels import NEXT_ITERATION
+from hpcckpt.lms.levels import awaited
 from hpcckpt.lms.plan import Plan
 
 SWAP_OUT, SWAP_IN, RELEASE = "HpcckptSwapOut", "HpcckptSwapIn", "HpcckptRelease"
@@ -35,9 +35,9 @@ def edited(graph: Graph, plan: Plan) -> Graph:
 def find_cycle(graph: Graph) -> tuple[str, ...]:
     """Return ops that wait for each other, sorted; nothing if there are none.
 
-    The way back in a while loop is no cycle: ``NextIteration`` waits for nothing here.
+    The way back in a while loop is no cycle; see `hpcckpt.lms.levels.awaited`.
     """
-    waits = {name: _awaited(op) for name, op in graph.ops.items()}
+    waits = awaited(graph)
     after: dict[str, list[str]] = {}
     for name, firsts in waits.items():
         for first in firsts:
@@ -96,10 +96,6 @@ def _waiting(ops: dict[str, Op], plan: Plan) -> list[Op]:
         replace(op, controls=tuple(sorted({*op.controls, *waits[name]}))) if name in waits else op
         for name, op in ops.items()
     ]
-
-
-def _awaited(op: Op) -> set[str]:
-    return set() if op.type in NEXT_ITERATION else {use.op for use in op.inputs} | set(op.controls)
 
 
 def unedited(graph: Graph, plan: Plan) -> Graph:

@@ -61,7 +61,7 @@ class Search:
     def floor(self) -> int:
         """The least budget that can be met: with everything absent that can be."""
         away = absences(self.problem, dict.fromkeys(range(len(self.problem.gaps)), "swap"))
-        return int(away.memory.max()) if away.memory.size else 0
+        return int(away.memory.max()) if away.memory.size else self.problem.peak
 
     @property
     def least_ns(self) -> int:

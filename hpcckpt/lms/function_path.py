@@ -21,6 +21,7 @@ from hpcckpt.lms.levels import loop_ops
 from hpcckpt.lms.options import Options, Outcome
 from hpcckpt.lms.plan import Plan
 from hpcckpt.lms.planning import Made, describe
+from hpcckpt.lms.report import Mode
 from hpcckpt.lms.session_path import say_plan
 from hpcckpt.lms.trials import Trials
 from hpcckpt.lms.verification import Watch, resident
@@ -109,7 +110,8 @@ class FunctionPath:
         self._is_alone = True  # a short batch may make one rank retrace: it must not wait for the others then
         say_plan(options, scene, made)
         n_attempts = max(1, len(self._trials.all) + (not self._is_settled))
-        self.outcome = Outcome("pass" if made.is_necessary else "off", name, scene, made, n_attempts=n_attempts)
+        mode: Mode = "none" if made.failure else "pass" if made.is_necessary else "off"
+        self.outcome = Outcome(mode, name, scene, made, n_attempts=n_attempts)
         if self._is_settled and self._trials.all:
             self.outcome = replace(self.outcome, measured=self._trials.best.measured)
         elif options.settings.verify:

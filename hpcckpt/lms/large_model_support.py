@@ -55,7 +55,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         By exact liveness and measured cost, for a budget; or by distance, as TFLMSv2. By default the cost planner
         if there is a budget or a device whose memory is the budget, unless one of the parameters above is given.
     memory_budget : int or str, optional
-        What a step may take beside what was there before it: ``"600 MiB"``.
+        What a step may take beside what was there before it: ``"600 MiB"``; ``"600 MB"`` is 600 * 10**6 bytes.
     tier : {"auto", "host", "file", "host-then-file"}
         Where tensors are kept: memory of the host, a file on the node's own disk, or one and then the other.
     directory : path_like, optional

@@ -18,6 +18,7 @@ EXIT = frozenset({"Exit", "RefExit"})
 MERGE = frozenset({"Merge", "RefMerge", "_XlaMerge"})
 SWITCH = frozenset({"Switch", "RefSwitch", "_SwitchN"})
 NEXT_ITERATION = frozenset({"NextIteration", "RefNextIteration"})
+LOOP_CONDITION = "LoopCond"
 LOOP_FUNCTIONS = frozenset({"While", "StatelessWhile", "_While"})
 _WITH_LEVEL_IN_LOOPS = ENTER | EXIT | MERGE | SWITCH
 
@@ -57,6 +58,45 @@ def has_loops(graph: Graph) -> bool:
     return bool(loop_ops(graph)) or any(op.type in LOOP_FUNCTIONS for op in graph.ops.values())
 
 
+def awaited(graph: Graph) -> dict[str, frozenset[str]]:
+    """Return which ops each op waits for, without cycles: a while loop as one pass through its body.
+
+    A Merge does not wait for the NextIteration that leads back to it; instead the loop's Exits do. So what the body
+    takes from outside is never put after the loop's end, which would stop the loop for ever.
+    """
+    back = _back_edges(graph)
+    found = {}
+    for name, op in graph.ops.items():
+        firsts = {*(use.op for use in op.inputs), *op.controls}
+        if op.type in MERGE:
+            firsts = {first for first in firsts if first not in graph.ops or graph.ops[first].type not in NEXT_ITERATION}
+        found[name] = frozenset(firsts | back.get(_loop_of_exit(graph, op), frozenset()))
+    return found
+
+
+def _back_edges(graph: Graph) -> dict[str, frozenset[str]]:
+    """Return the NextIterations of each loop, by the name of its LoopCond."""
+    found: dict[str, frozenset[str]] = {}
+    for op in graph.ops.values():
+        if loop := _loop_of_switch(graph, op):
+            merge = graph.ops.get(op.inputs[0].op)
+            uses = merge.inputs if merge is not None and merge.type in MERGE else ()
+            back = {use.op for use in uses if use.op in graph.ops and graph.ops[use.op].type in NEXT_ITERATION}
+            found[loop] = found.get(loop, frozenset()) | back
+    return found
+
+
+def _loop_of_switch(graph: Graph, op: Op | None) -> str:
+    if op is None or op.type not in SWITCH or len(op.inputs) < 2:
+        return ""
+    condition = graph.ops.get(op.inputs[1].op)
+    return condition.name if condition is not None and condition.type == LOOP_CONDITION else ""
+
+
+def _loop_of_exit(graph: Graph, op: Op) -> str:
+    return _loop_of_switch(graph, graph.ops.get(op.inputs[0].op)) if op.type in EXIT and op.inputs else ""
+
+
 def sort(graph: Graph) -> Levels:
     """Give each op its level.
 
@@ -66,8 +106,9 @@ def sort(graph: Graph) -> Levels:
         Ops wait for each other in a circle.
     """
     loops = loop_ops(graph)
+    firsts = awaited(graph)
     waits_for = {
-        name: _dependencies(graph, op, name in loops, loops)
+        name: frozenset(first for first in firsts[name] if not _is_dropped(graph, op, first, loops))
         for name, op in graph.ops.items()
         if name not in loops or op.type in _WITH_LEVEL_IN_LOOPS
     }
@@ -81,17 +122,10 @@ def sort(graph: Graph) -> Levels:
     return Levels(of, tuple(map(tuple, levels)))
 
 
-def _dependencies(graph: Graph, op: Op, is_in_loop: bool, loops: frozenset[str]) -> frozenset[str]:
-    found = {use.op for use in op.inputs} | set(op.controls)
-    return frozenset(name for name in found if not _is_dropped(graph, op, name, is_in_loop, loops))
-
-
-def _is_dropped(graph: Graph, op: Op, name: str, is_in_loop: bool, loops: frozenset[str]) -> bool:
+def _is_dropped(graph: Graph, op: Op, name: str, loops: frozenset[str]) -> bool:
     if name not in graph.ops:
         raise OptionError(f"graph: op {op.name!r} takes from {name!r}, which is not there; import the whole graph")
-    if name in loops and graph.ops[name].type not in _WITH_LEVEL_IN_LOOPS:
-        return True
-    return is_in_loop and op.type in MERGE and graph.ops[name].type in NEXT_ITERATION
+    return name in loops and graph.ops[name].type not in _WITH_LEVEL_IN_LOOPS
 
 
 def _longest_paths(waits_for: Mapping[str, frozenset[str]]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from itertools import accumulate
 from hpcckpt.errors import StateError
 from hpcckpt.lms.aliases import Aliases
 from hpcckpt.lms.graph import Graph, Op, Use
-from hpcckpt.lms.levels import MERGE
+from hpcckpt.lms.levels import awaited
 from hpcckpt.lms.traits import HELD_BY_CALLER, IN_PLACE, is_resident
 
 
@@ -92,8 +92,9 @@ def liveness(graph: Graph, order: Sequence[str], *, batch_size: int | None = Non
     StateError
         The order lacks an op, or has one before another whose outputs it takes.
     """
-    place = _places(graph, order)
-    uses, held = _uses(graph, order, place)
+    waits = awaited(graph)
+    place = _places(graph, order, waits)
+    uses, held = _uses(graph, order, place, waits)
     sizes = {root: nbytes for root in uses if (nbytes := _nbytes(graph, root, batch_size))}
     lasts = {root: len(order) - 1 if root in held else uses[root][-1] for root in sizes}
     aliases = Aliases(graph)
@@ -105,20 +106,25 @@ def liveness(graph: Graph, order: Sequence[str], *, batch_size: int | None = Non
     return Liveness(tuple(order), tuple(buffers))
 
 
-def _places(graph: Graph, order: Sequence[str]) -> Mapping[str, int]:
+def _places(graph: Graph, order: Sequence[str], waits: Mapping[str, frozenset[str]]) -> Mapping[str, int]:
     place = {name: number for number, name in enumerate(order)}
     if len(place) != len(order) or place.keys() != graph.ops.keys():
         missing = sorted(graph.ops.keys() ^ place.keys())[:3]
         raise StateError(f"the order is not one of this graph's ops: {missing or 'ops stand in it twice'}")
     for op in graph.ops.values():
-        late = [use.op for use in op.inputs if place[use.op] >= place[op.name] and op.type not in MERGE]
+        late = [use.op for use in op.inputs if use.op in waits[op.name] and place[use.op] >= place[op.name]]
         if late:
             raise StateError(f"the order has {op.name!r} before {late[0]!r}, whose output it takes")
     return place
 
 
-def _uses(graph: Graph, order: Sequence[str], place: Mapping[str, int]) -> tuple[dict[Use, list[int]], set[Use]]:
-    """Return where each buffer is used, sorted, and which the caller takes."""
+def _uses(
+    graph: Graph, order: Sequence[str], place: Mapping[str, int], waits: Mapping[str, frozenset[str]]
+) -> tuple[dict[Use, list[int]], set[Use]]:
+    """Return where each buffer is used, sorted, and which the caller takes.
+
+    What a loop's next iteration takes is in memory as what this one took: it is not counted a second time.
+    """
     aliases = Aliases(graph)
     uses: dict[Use, list[int]] = {}
     held: set[Use] = set()
@@ -127,6 +133,8 @@ def _uses(graph: Graph, order: Sequence[str], place: Mapping[str, int]) -> tuple
         for number in range(len(op.outputs)):
             uses.setdefault(aliases.root(Use(name, number)), []).append(place[name])
         for use in op.inputs:
+            if use.op not in waits[name]:
+                continue
             root = aliases.root(use)
             uses.setdefault(root, []).append(place[name])
             if op.type in HELD_BY_CALLER:

@@ -85,6 +85,10 @@ GRAPH_REPLACED = (
     "Keras has made another training function for the model {model!r} at its first batch, as for sample weights from a "
     "generator, and LMS has not edited that one: train with arrays or a tf.data.Dataset"
 )
+NOT_PLANNED = (
+    "LMS could not plan this step, so the training continues without swapping: {error}. Please report this; another "
+    "planner may do: planner='distance', swapout_threshold=..."
+)
 NOT_VERIFIED = "No step was run to verify this: {why}. The first steps of the training will tell; see lms.report()"
 
 

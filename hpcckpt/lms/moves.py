@@ -57,7 +57,7 @@ class Problem:
     @property
     def peak(self) -> int:
         """The most memory with everything kept."""
-        return max(self.memory, default=0)
+        return max(self.memory, default=self.live.peak)
 
 
 def problem(scene: Scene, order: Sequence[str], min_bytes: int, rates: Rates, *, recompute: bool = True) -> Problem:

@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from hpcckpt.lms.graph import Graph, Op
-from hpcckpt.lms.levels import NEXT_ITERATION
+from hpcckpt.lms.graph import Graph
+from hpcckpt.lms.levels import awaited
 
 
 class Ordering:
@@ -29,7 +29,7 @@ class Ordering:
     """
 
     def __init__(self, graph: Graph, rank: Mapping[str, float] = MappingProxyType({})) -> None:
-        self._firsts = {name: _awaited(op) for name, op in graph.ops.items()}
+        self._firsts = {name: set(firsts) for name, firsts in awaited(graph).items()}
         self._thens: dict[str, set[str]] = {name: set() for name in graph.ops}
         for name, firsts in self._firsts.items():
             for first in firsts:
@@ -66,10 +66,6 @@ class Ordering:
         in_order = sorted(behind, key=self._place.__getitem__) + sorted(ahead, key=self._place.__getitem__)
         places = sorted(self._place[name] for name in in_order)
         self._place.update(zip(in_order, places, strict=True))
-
-
-def _awaited(op: Op) -> set[str]:
-    return set() if op.type in NEXT_ITERATION else {use.op for use in op.inputs} | set(op.controls)
 
 
 def _places(firsts: Mapping[str, set[str]], thens: Mapping[str, set[str]], rank: Mapping[str, float]) -> dict[str, int]:

@@ -19,11 +19,12 @@ def tensor_bytes(budget: int) -> int:
     return int((budget - FIXED) / (1 + SHARE))
 
 
-def refused(budget: int, nearest: int) -> MemoryBudgetError:
+def refused(budget: int, nearest: int, n_in_loops: int = 0) -> MemoryBudgetError:
     """Return the error that names the nearest budget, rounded up, so that it can be given as it is written."""
+    loops = f" ({n_in_loops} operations are inside while loops, which are not swapped)" if n_in_loops else ""
     error = MemoryBudgetError(
-        f"memory_budget: {nbytes_text(budget)} cannot be kept by this graph, whatever is swapped; the nearest budget "
-        f"that can be kept is {nbytes_text_up(nearest)}: give that, or use a smaller batch"
+        f"memory_budget: {nbytes_text(budget)} cannot be kept by this graph, whatever is swapped{loops}; the nearest "
+        f"budget that can be kept is {nbytes_text_up(nearest)}: give that, or use a smaller batch"
     )
     error.nearest = nearest
     return error

@@ -78,6 +78,8 @@ class Made:
         What it was planned for: less than the budget, once a step took more than was simulated.
     needs, least : int or None
         What the plan is expected to need of the budget, and the least that any plan of this graph needs.
+    failure : str
+        Why there is no plan, where the planner failed.
     """
 
     plan: Plan
@@ -90,6 +92,7 @@ class Made:
     target: int | None = None
     needs: int | None = None
     least: int | None = None
+    failure: str = ""
 
 
 def planner_of(settings: Settings, *, has_device_limit: bool, is_tuned_by_hand: bool = False) -> Planner:
@@ -207,7 +210,7 @@ def _plan_by_cost(task: Task, target: int | None, bandwidth: Bandwidth) -> Plan:
             task.scene, max(0, tensor_bytes(target)), bandwidth, recompute=recompute, release=release
         )  # fmt: skip
     except MemoryBudgetError as error:
-        raise refused(target, budget_for(error.nearest)) from None
+        raise refused(target, budget_for(error.nearest), len(task.scene.loops)) from None
 
 
 def _needs(task: Task, nbytes: int) -> int:

@@ -24,6 +24,8 @@ def report_of(options: Options, outcome: Outcome, notes: Sequence[str]) -> Repor
     made, scene = outcome.made, outcome.scene
     if made is None or scene is None:
         return Report(**common)
+    if made.failure:
+        common["notes"] = (*notes, made.failure)
     stats = asdict(engine.stats()) if engine.is_loaded() else {}
     measured = outcome.measured
     curve = measured.curve if measured is not None else ()

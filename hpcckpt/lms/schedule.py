@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hpcckpt.lms.graph import Graph, Op, Use
-from hpcckpt.lms.levels import NEXT_ITERATION
+from hpcckpt.lms.graph import Graph, Use
+from hpcckpt.lms.levels import awaited
 from hpcckpt.lms.scene import Scene
 from hpcckpt.lms.traits import HELD_BY_CALLER, is_resident
 
@@ -54,7 +54,7 @@ class Waits:
     @cached_property
     def firsts(self) -> Mapping[str, tuple[str, ...]]:
         """What each op waits for, sorted."""
-        return {name: _awaited(op) for name, op in self.graph.ops.items()}
+        return {name: tuple(sorted(firsts)) for name, firsts in awaited(self.graph).items()}
 
     @cached_property
     def thens(self) -> Mapping[str, tuple[str, ...]]:
@@ -76,10 +76,6 @@ class Waits:
                 if missing[then] == 0:
                     found.append(then)
         return tuple(found)
-
-
-def _awaited(op: Op) -> tuple[str, ...]:
-    return () if op.type in NEXT_ITERATION else tuple(sorted({use.op for use in op.inputs} | set(op.controls)))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from hpcckpt.lms.apply_v1 import Swap, apply, check_editable, is_edited
 from hpcckpt.lms.debug_lines import debug_lines
 from hpcckpt.lms.deciding import add_trial, decide, decide_again, gpu_name, make_tier_ready, scene_of
 from hpcckpt.lms.dry_step import dry_step
-from hpcckpt.lms.edited import check
 from hpcckpt.lms.histogram import histogram
 from hpcckpt.lms.importers import from_graph, nbytes_learned
 from hpcckpt.lms.options import Options, Outcome
@@ -42,8 +41,7 @@ def edit(options: Options, graph: Any) -> Outcome:
     made, measured, n_attempts = _verified(options, graph, scene)
     say_plan(options, scene, made)
     if not made.is_necessary:
-        return Outcome("off", _name(graph), scene, made, measured, n_attempts)
-    check(scene.graph, made.plan)
+        return Outcome("none" if made.failure else "off", _name(graph), scene, made, measured, n_attempts)
     added = apply(graph, made.plan, swapping(options))
     say(f"Editing model for LMS, took: {(time.perf_counter() - start) * 1000} ms")
     return Outcome("graph", _name(graph), scene, made, measured, n_attempts, added)
@@ -53,7 +51,8 @@ def say_plan(options: Options, scene: Scene, made: Made) -> None:
     """Say what was decided, in the words of the original, and write its histogram if it is wanted."""
     say = options.speaker.say
     if not made.is_necessary:
-        say(messages.NOT_NECESSARY)
+        if not made.failure:
+            say(messages.NOT_NECESSARY)
         return
     plan = made.plan
     if plan.planner == "distance":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from typing import Any, Literal, get_args
@@ -11,11 +12,10 @@ from typing import Any, Literal, get_args
 from hpcckpt.errors import OptionError
 from hpcckpt.lms.parameters import Parameters
 from hpcckpt.lms.tiers import Tier
+from hpcckpt.units import parse_nbytes
 
 Planner = Literal["cost", "distance"]
 SYNC_MODES = (0, 1, 2, 3)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,14 @@ def _with_ours(given: dict[str, Any]) -> Settings:
 
 
 def _nbytes(name: str, value: object) -> int | None:
-    """Return a size in bytes; a text may have a unit, ``"600 MiB"``."""
+    """Return a size in bytes; a text may have a unit, ``"600 MiB"``; see `hpcckpt.units.parse_nbytes`."""
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
         return int(value)
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise OptionError(f"{name}: {value!r} – bytes, as a number or with a unit: 629145600, '600 MiB', '1.5 GiB'")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return int(parse_nbytes(value))
+    raise OptionError(
+        f"{name}: {value!r} – bytes, as a number or with a unit: 629145600, '600 MiB' (2**20 bytes), '629 MB' (10**6)"
+    )

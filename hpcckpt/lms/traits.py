@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hpcckpt.lms.filters import puts_out_references
 from hpcckpt.lms.graph import Op
+from hpcckpt.lms.levels import ENTER, EXIT, MERGE, NEXT_ITERATION
 
 _ONE_INPUT = (
     "Abs BiasAdd ClipByValue Elu Erf Erfc Exp Expm1 FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 LeakyRelu Log "
@@ -21,6 +22,7 @@ IN_PLACE: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(_TWO_INPUTS.split(), (0, 1)),
     **dict.fromkeys(("AddN", "AccumulateNV2"), (0, 1, 2, 3, 4, 5, 6, 7)),
     **dict.fromkeys(("Select", "SelectV2"), (1, 2)),
+    **dict.fromkeys(sorted(ENTER | EXIT | MERGE | NEXT_ITERATION), (0,)),
 }
 """Types whose kernels put output 0 where an input of the same size was, if nobody else needs it; and which inputs."""
 

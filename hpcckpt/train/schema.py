@@ -81,7 +81,7 @@ class CheckpointKeys(Keys):
 
 
 Nbytes = Annotated[int, Field(ge=0)] | str
-_SIZE = 'bytes as a number, or with a unit as "600 MiB"; or null'
+_SIZE = 'bytes as a number, or with a unit as "600 MiB" or "629 MB"; or null'
 
 
 class LmsKeys(Keys):

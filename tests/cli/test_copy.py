@@ -151,9 +151,9 @@ def test_a_directory_that_a_job_writes_in_is_busy(cli: Cli, tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("100", 100), ("2k", 2048), ("200M", 200 << 20), ("1.5GiB/s", 1.5 * (1 << 30)), ("3 MB", 3 << 20)],
+    [("100", 100), ("2k", 2048), ("200M", 200 << 20), ("1.5GiB/s", 1.5 * (1 << 30)), ("3 MB", 3e6), ("2kB/s", 2000)],
 )
-def test_rates_are_read_in_binary_units(text: str, expected: float) -> None:
+def test_rates_are_read_as_their_units_are_written(text: str, expected: float) -> None:
     assert Bandwidth().convert(text, None, None) == expected
 
 

@@ -111,7 +111,8 @@ def given(**more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("told", "nbytes"), [(1000, 1000), ("600 MiB", 600 << 20), ("1.5GiB", 3 << 29), ("2k", 2048), ("7", 7)]
+    ("told", "nbytes"),
+    [(1000, 1000), ("600 MiB", 600 << 20), ("98 MB", 98_000_000), ("1.5GiB", 3 << 29), ("2k", 2048), ("7", 7)],
 )
 def test_sizes_are_bytes_or_have_a_unit(told: Any, nbytes: int) -> None:
     settings = given(memory_budget=told, min_bytes=told, window=told)

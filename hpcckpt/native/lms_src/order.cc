@@ -54,6 +54,20 @@ std::string find_cycle_from(const Node* start, std::vector<Mark>* marks) {
     return "";
 }
 
+// A loop that begins also ends: what takes its outputs runs as often as the loop's inputs.
+bool is_of_loop(const Node& switch_node) {
+    const Node* condition = nullptr;
+    return switch_node.input_node(1, &condition).ok() && condition->type_string() == "LoopCond";
+}
+
+bool is_end_of_condition(const Node& node) {
+    if (!node.IsMerge()) return false;
+    for (const Edge* edge : node.in_edges()) {
+        if (!edge->IsControlEdge() && edge->src()->IsNextIteration()) return false;
+    }
+    return true;
+}
+
 }  // namespace
 
 std::string find_cycle(const Graph& graph) {
@@ -70,14 +84,14 @@ std::unordered_set<int> find_conditional(const Graph& graph) {
     std::unordered_set<int> found;
     std::vector<const Node*> open;
     for (const Node* node : graph.op_nodes()) {
-        if (node->IsSwitch()) open.push_back(node);
+        if (node->IsSwitch() && !is_of_loop(*node)) open.push_back(node);
     }
     while (!open.empty()) {
         const Node* node = open.back();
         open.pop_back();
         for (const Edge* edge : node->out_edges()) {
             const Node* next = edge->dst();
-            if (!next->IsOp() || next->IsMerge() || !found.insert(next->id()).second) continue;
+            if (!next->IsOp() || is_end_of_condition(*next) || !found.insert(next->id()).second) continue;
             open.push_back(next);
         }
     }

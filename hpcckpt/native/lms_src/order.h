@@ -12,7 +12,7 @@ namespace lms {
 // "a -> b -> a", or nothing.  The back edges of while loops are none.
 std::string find_cycle(const tensorflow::Graph& graph);
 
-// The numbers of nodes behind a branch that is not always taken.
+// The numbers of the nodes that run only if a condition holds; a while loop is no condition.
 std::unordered_set<int> find_conditional(const tensorflow::Graph& graph);
 
 }  // namespace lms
