@@ -38,7 +38,7 @@ def _rich_bar(what: str, total: int) -> Iterator[Advance]:
     from rich.console import Console
 
     columns = (
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.TaskProgressColumn(),
         progress.DownloadColumn(binary_units=True),

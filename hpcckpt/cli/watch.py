@@ -138,7 +138,7 @@ def _live(looks: Iterator[Any], *, is_until_end: bool) -> int:
 
     from hpcckpt.reporting.frames import panel_of
 
-    with Live(console=Console(), auto_refresh=False) as live:
+    with Live(console=Console(markup=False, emoji=False), auto_refresh=False) as live:
         for story in looks:
             frame = _frame(story)
             live.update(panel_of(frame), refresh=True)

@@ -70,8 +70,8 @@ FRAMES = (
     "call (steps_per_execution=1, no tf.range around the step), or give tf.while_loop swap_memory=True on a GPU"
 )
 TOO_LATE = (
-    "{function} ran before LMS was told of it, and is not changed by that any more: call lms.watch({function}) before "
-    "its first call, or make the tf.function anew"
+    "{function} was called before lms.watch({function}), so its tensors are not swapped: call lms.watch({function}) "
+    "before the first call of {function}, or create the tf.function again"
 )
 GRAPH_RAN = (
     "The model {model!r} was trained before LMS was given to it, and TensorFlow 1 does not change operations that have "

@@ -21,6 +21,7 @@ MODES: Mapping[str, str] = {
     "none": "none: it did not act",
 }
 _SHOWN = 8
+_WIDTH = 80
 HEADER = "#distance\tfrequency\n"
 
 
@@ -35,7 +36,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory over time: simulated after each op, in bytes; measured as seconds and bytes above the level before."""
+    """Memory over time: simulated after each op, in bytes; measured as seconds and bytes above the level before.
+
+    The measured curve has a sample every 5 ms; `Report.peak` also counts what rose and fell between two of them.
+    """
 
     simulated_without: tuple[int, ...] = ()
     simulated_with: tuple[int, ...] = ()
@@ -129,15 +133,17 @@ class Report:
         from rich.console import Console
 
         text = io.StringIO()
-        console = Console(file=text, width=100, force_jupyter=False, color_system=None)  # text, also in a notebook
+        plain: Any = {"markup": False, "emoji": False, "highlight": False, "color_system": None, "force_jupyter": False}
+        console = Console(file=text, width=_WIDTH, **plain)  # text, also in a notebook
         console.print(_summary(self))
         if self.traffic:
-            console.print(f"What came back: {min(_SHOWN, len(self.traffic))} of {len(self.traffic)} swap-ins")
+            shown = f"{min(_SHOWN, len(self.traffic))} of {len(self.traffic)} swap-ins"
+            console.print(f"{shown}, bytes and time in total over all steps so far")
             console.print(_swaps(self.traffic))
         if self.stalls:
-            console.print(f"Who waited for it, {sum(self.stalls.values()) / 1e6:.1f} ms in all")
+            console.print(f"Ops that waited for swap-ins: {_ms(sum(self.stalls.values()))} in total over all steps so far")
             console.print(_stalls(self.stalls))
-        return text.getvalue().rstrip()
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
 def _summary(report: Report) -> Any:
@@ -161,25 +167,36 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         parameters = ", ".join(lines)
         rows.append(("planner", f"{plan['planner']} ({parameters})"))
         out, back = nbytes_text(plan["nbytes_out"]), nbytes_text(plan["nbytes_in"])
-        moved = f"{plan['n_swap_outs']} swap-outs ({out}), {plan['n_swap_ins']} swap-ins ({back})"
+        moved = f"{_count(plan['n_swap_outs'], 'swap-out')} ({out}), {_count(plan['n_swap_ins'], 'swap-in')} ({back})"
         rows.append(("per step", f"{moved}, {plan['n_copies']} computed again"))
-        rows.append(("plan", f"{plan['digest'][:16]} on {report.n_ranks} rank{'s' if report.n_ranks > 1 else ''}"))
-    rows += [(name.replace("_", " ") + " peak", nbytes_text(peak)) for name, peak in peaks.items() if peak is not None]
+        rows.append(("plan", f"{plan['digest'][:16]} on {_count(report.n_ranks, 'rank')}"))
+    for name, title in (("simulated_without", "simulated peak, no LMS"), ("simulated_with", "simulated peak")):
+        if (simulated := peaks[name]) is not None:
+            rows.append((title, nbytes_text(simulated)))
+    if report.peak is not None:
+        rows.append(("measured peak", f"{nbytes_text(report.peak)} in the step that was measured"))
     rows.append(("memory budget", "–" if report.memory_budget is None else nbytes_text(report.memory_budget)))
     words = {None: "no", True: "the budget was kept", False: "the budget was NOT kept"}
-    seen = "" if report.peak is None else f", {nbytes_text(report.peak)} in a step"
-    rows.append(("verified", f"{words[report.is_verified]}{seen}"))
+    rows.append(("verified", words[report.is_verified]))
     return rows + [("note", note) for note in report.notes]
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e6:.1f} ms"
 
 
 def _swaps(traffic: Sequence[Traffic], limit: int = _SHOWN) -> Any:
     from rich.table import Table
 
     table = Table()
-    for name in ("swap-in", "bytes", "took"):
+    for name in ("swap-in", "bytes", "time"):
         table.add_column(name, justify="left" if name == "swap-in" else "right")
     for each in sorted(traffic, key=lambda each: (-each.nbytes, -each.took_ns, each.name))[:limit]:
-        table.add_row(each.name, nbytes_text(each.nbytes), f"{each.took_ns / 1e6:.1f} ms")
+        table.add_row(each.name, nbytes_text(each.nbytes), _ms(each.took_ns))
     return table
 
 
@@ -190,7 +207,7 @@ def _stalls(stalls: Mapping[str, int], limit: int = _SHOWN) -> Any:
     table.add_column("op")
     table.add_column("waited", justify="right")
     for name in sorted(stalls, key=lambda name: (-stalls[name], name))[:limit]:
-        table.add_row(name, f"{stalls[name] / 1e6:.1f} ms")
+        table.add_row(name, _ms(stalls[name]))
     return table
 
 

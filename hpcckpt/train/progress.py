@@ -179,7 +179,7 @@ def _bars(rows: Callable[[], Sequence[str]]) -> Any:
                 yield Text(f"  {row}", no_wrap=True, overflow="ellipsis")
 
     columns = (
-        rich.TextColumn("{task.description}"),
+        rich.TextColumn("{task.description}", markup=False),
         rich.BarColumn(bar_width=24),
         rich.MofNCompleteColumn(),
         rich.TimeRemainingColumn(),

@@ -321,7 +321,7 @@ def test_a_function_that_ran_already_is_returned_as_it_is(lines: Any) -> None:
 
     step(tf.ones(2))
     assert LMS(**GIVEN).watch(step) is step
-    assert "step ran before LMS was told of it" in lines()[0]
+    assert "step was called before lms.watch(step), so its tensors are not swapped" in lines()[0]
 
 
 def test_a_function_for_xla_is_returned_as_it_is(lines: Any) -> None:

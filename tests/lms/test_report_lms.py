@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def test_the_table_says_which_path_ran_and_what_was_done() -> None:
 
 
 def test_the_table_says_what_was_verified() -> None:
-    assert "the budget was kept, 48.00 KiB in a step" in str(REPORT)
+    assert re.search(r"measured peak +│ 48.00 KiB in the step that was measured", str(REPORT))
+    assert re.search(r"verified +│ the budget was kept", str(REPORT))
     assert "NOT kept" in str(Report(memory_budget=1, peak=2))
     assert Report(memory_budget=1).is_verified is None
 
@@ -59,8 +61,24 @@ def test_the_table_says_what_was_verified() -> None:
 def test_the_table_has_the_swaps_and_who_waited_for_them() -> None:
     text = str(REPORT)
     assert re.search(r"lms/swapin_f00_0 .* 16.00 KiB .* 2\.0 ms", text)
-    assert "Who waited for it, 3.0 ms in all" in text
+    assert "1 of 1 swap-ins, bytes and time in total over all steps so far" in text
+    assert "Ops that waited for swap-ins: 3.0 ms in total over all steps so far" in text
     assert re.search(r"b00 .* 3\.0 ms", text)
+
+
+def test_the_report_fits_a_terminal_of_80_columns_and_keeps_brackets() -> None:
+    note = "give LMS to model.fit(callbacks=[lms]) :warning: [bold]now[/bold] " + 40 * "word "
+    long = [Traffic(f"lms/swapin_{'scope/' * 20}{number}", 1 << 30, 10**12) for number in range(3)]
+    waited = {f"{'scope/' * 20}{number}": 10**15 for number in range(3)}
+    text = str(replace(REPORT, notes=(note,), target="f" * 120, traffic=tuple(long), stalls=waited))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "callbacks=[lms]" in text
+    assert ":warning: [bold]now[/bold]" in re.sub(r"\s*│\n│\s*│\s*", " ", text)
+
+
+def test_one_and_many_are_told_apart_in_the_report() -> None:
+    plan = {**PLAN.summary(), "n_swap_outs": 1, "n_swap_ins": 2}
+    assert re.search(r"1 swap-out \(.*2 swap-ins \(", re.sub(r"\s*│\n│\s*│\s*", " ", str(replace(REPORT, plan=plan))))
 
 
 def test_the_table_is_text_in_a_jupyter_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
