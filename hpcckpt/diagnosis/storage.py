@@ -13,6 +13,7 @@ from hpcckpt.diagnosis.finding import Finding, Level
 from hpcckpt.leftovers import tree_nbytes
 from hpcckpt.mounts import Mount, mount_of
 from hpcckpt.retention import leftovers
+from hpcckpt.units import nbytes_text
 
 _TYPES: dict[str, tuple[Level, str, str]] = {
     "tmpfs": ("warning", "memory: gone after a reboot or a crash of the node, and counted as the job's memory",
@@ -162,5 +163,6 @@ def _contents(directory: Path) -> Iterator[Finding]:
     left = leftovers(directory)
     if left and lock.describe(directory) is None:
         nbytes = sum(tree_nbytes(directory / name) for name in left)
-        message = f"{len(left)} directories left by killed jobs, {_gib(nbytes)}"
+        directories = "1 directory" if len(left) == 1 else f"{len(left)} directories"
+        message = f"{directories} left by killed jobs, {nbytes_text(nbytes)}"
         yield Finding("left over", "warning", message, f"hpcckpt prune {directory}")

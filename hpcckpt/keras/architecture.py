@@ -75,7 +75,10 @@ def build_architecture(
         with quiet(), saving.custom_object_scope(dict(custom_objects or {})), _trust(is_trusted):
             model = models.model_from_json(json.dumps(config))
             if not is_layer(model):  # Keras 2.15 gives back the name of a class that it does not know
-                raise ConfigError(f"the class {model} is not known to Keras")
+                raise ConfigError(
+                    f"the class {model} is not known to Keras; give a function that builds the model, such as --model "
+                    "mypkg:build, or build it yourself: hpcckpt.keras.load_weights"
+                )
             if not model.built and isinstance(architecture.get("build"), Mapping):
                 model.build_from_config(dict(architecture["build"]))
             if is_compiled:

@@ -61,8 +61,8 @@ def named_weights(model: Any) -> list[Weight]:
     if walk.without_weights:
         names = ", ".join(walk.without_weights[:10])
         raise StateError(
-            f"these layers have no weights yet: {names}; build the model before it is saved or restored: give it "
-            "an Input, call model.build(input_shape), or call it once on a batch"
+            f"these layers have no weights yet: {names}; build the model first: give it an Input, call "
+            "model.build(input_shape), or call it once on a batch"
         )
     _visit_others(model, walk)
     return walk.weights

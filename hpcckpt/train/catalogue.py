@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 ROOTS = ("tf.keras", "hpcckpt.train")
 HANDED_OVER = ("math", "nn")
+_ALLOW_IT = "if a package of yours exports it (@export_config), start with --allow PACKAGE; else write its dotted path"
+_EXPORT_IT = "export it in a package that is allowed (@export_config), or write its dotted path"
 READERS = ("FixedLengthRecordDataset", "Options", "TFRecordDataset", "TextLineDataset")
 
 
@@ -103,7 +105,7 @@ class Catalogue:
         other = nearest(name, exported())
         if other is None and PUBLIC.fullmatch(name):
             other = keras_names.elsewhere(name) or our_names.elsewhere(name)
-        remedy = f"did you mean {other!r}?" if other else "write its dotted path, or export it: @export_config"
+        remedy = f"did you mean {other!r}?" if other else _EXPORT_IT if self.allow else _ALLOW_IT
         raise RefusedError(f"nothing of the name {shown(name)!r} is exported", remedy)
 
     def _look_up(self, name: str, *, is_called: bool) -> Any:

@@ -76,7 +76,8 @@ class ConfigError(OptionError):
 def _text(problems: Sequence[Problem], source: str) -> str:
     name = f"{source}: " if source else ""
     if len(problems) == 1:
-        return f"{name}{problems[0]}"
+        is_named = problems[0].where == source or problems[0].where.startswith(f"{source}:")
+        return str(problems[0]) if is_named else f"{name}{problems[0]}"
     lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
     if len(problems) > MOST_SHOWN:
         lines.append(f"  … and {len(problems) - MOST_SHOWN} more")

@@ -294,6 +294,7 @@ def test_damage_and_leftovers(quick: None, cli: Cli, saved: Path, damage: Any) -
     assert found["checkpoints"]["level"] == "warning"
     assert "step 30 cannot be restored; a restart would use step 20" in found["checkpoints"]["message"]
     assert found["left over"]["remedy"] == f"hpcckpt prune {saved}"
+    assert found["left over"]["message"] == "1 directory left by killed jobs, 0 B"
     for step in (10, 20):
         damage.cut(damage.first_file(saved / f"step-00000000{step}"))
     result = cli("doctor", saved, "--json")

@@ -63,6 +63,16 @@ def test_a_checkpoint_that_knows_its_architecture_needs_no_model(name: str, run:
     assert not any("by names only" in remark for remark in done.remarks)
 
 
+def test_a_class_that_keras_does_not_know_names_the_option_that_helps(run: Path, tmp_path: Path) -> None:
+    class Unknown(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    saved = save(tmp_path / "run", {"model": {"w": np.ones(3)}}, objects=describe(Unknown()))
+    with pytest.raises(ConfigError, match="Unknown.*--model"):
+        hc.export_checkpoint(saved, tmp_path / "m.keras")
+
+
 def test_an_imported_model_knows_its_architecture(run: Path, tmp_path: Path) -> None:
     hc.export_checkpoint(run, tmp_path / "m.keras")
     done = hc.import_checkpoint(tmp_path / "m.keras", tmp_path / "back")

@@ -109,7 +109,7 @@ def test_a_model_without_an_optimizer_is_saved_as_it_is(spy: Any) -> None:
 
 
 def test_a_model_that_is_not_built_is_refused(spy: Any) -> None:
-    with pytest.raises(StateError, match="build the model before it is saved"):
+    with pytest.raises(StateError, match="build the model first"):
         tmci.save_weights(keras.Sequential([keras.layers.Dense(3)]), "spy")
     with pytest.raises(StateError, match="a dict is no Keras model"):
         tmci.save_weights({}, "spy")

@@ -397,6 +397,10 @@ def test_checking_a_configuration_imports_nothing_that_it_names(tmp_path: Path) 
 # -- what is said ----------------------------------------------------------------------------------
 
 
+def test_a_bare_name_is_not_sent_to_a_package_that_is_allowed_already() -> None:
+    assert refused("my_data", ("json",)).remedy.startswith("export it in a package that is allowed")
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -417,6 +421,8 @@ def test_checking_a_configuration_imports_nothing_that_it_names(tmp_path: Path) 
         ("hpcckpt.train.LeNet5", "there is no 'LeNet5' in hpcckpt.train; did you mean 'hpcckpt.train.models.LeNet5'?"),
         ("tf.keras.metrics.sparse_categorical_accuracy", 'write {"tf.keras.metrics.SparseCategoricalAccuracy": {}}'),
         ("mypackage.Net", "start with --allow mypackage if you trust this file"),
+        ("KerasTrainLoop", "is exported; did you mean 'hpcckpt.train.KerasTrainLoop'?"),
+        ("my_data", "is exported; if a package of yours exports it (@export_config), start with --allow PACKAGE"),
     ],
 )
 def test_a_wrong_name_is_told_with_the_nearest_right_one(name: str, says: str) -> None:

@@ -53,7 +53,7 @@ def test_the_marks_of_an_unknown_table_are_an_error() -> None:
 
 
 def test_its_example_is_a_configuration() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (text,) = re.findall(r"```hjson\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     first, second = effective(cycles(parse(text, "docs")))
     assert first["datasets"] == second["datasets"]
     assert second["optimizer"] == {"tf.keras.optimizers.SGD": {}}

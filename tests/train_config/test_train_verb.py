@@ -123,8 +123,8 @@ def test_help_and_wrong_words_load_no_framework(tmp_path: Path) -> None:
     [
         ([], "Missing option '-c'"),
         (["-c"], "requires an argument"),
-        (["-c", "no.json"], "no.json: there is no such file"),
-        (["-c", "."], ".: is a directory"),
+        (["-c", "no.json"], "error: no.json: there is no such file"),
+        (["-c", "."], "error: .: is a directory"),
         (["-c", "ok.json", "--set", "nonsense"], "ok.json: --set nonsense: is no change; write PATH=VALUE"),
         (["-c", "ok.json", "--allow", "no_such_root"], "--allow no_such_root: there is no such module"),
         (["-c", "ok.json", "--resume", "sometimes", "--check"], "sometimes"),
