@@ -20,7 +20,8 @@ def parse_nbytes(text: str) -> float:
     if match is None or (match[3] and not match[2]):
         raise ValueError(f"{text!r} is no size: write it as 629145600, '600 MiB', '600M' (the same) or '629 MB'")
     is_decimal = bool(match[4]) and not match[3]
-    return float(match[1]) * (1000 if is_decimal else 1024) ** " kmgt".index(match[2].lower() or " ")
+    power = " kmgt".index(match[2].lower() or " ")
+    return float(match[1]) * float((1000 if is_decimal else 1024) ** power)
 
 
 def nbytes_text(nbytes: float, space: str = " ") -> str:

@@ -75,7 +75,9 @@ class _Line:
 @click.argument("destination", type=click.Path(path_type=Path))
 @options.step_argument
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads of each rank.")
-@click.option("--bandwidth", type=Bandwidth(), metavar="RATE", help="Bytes per second to write at most: 200M, 1.5GiB/s, 200MB/s.")
+@click.option(
+    "--bandwidth", type=Bandwidth(), metavar="RATE", help="Bytes per second to write at most: 200M, 1.5GiB/s, 200MB/s."
+)
 @click.option(
     "--overwrite",
     "is_replacing",

@@ -69,7 +69,9 @@ def awaited(graph: Graph) -> dict[str, frozenset[str]]:
     for name, op in graph.ops.items():
         firsts = {*(use.op for use in op.inputs), *op.controls}
         if op.type in MERGE:
-            firsts = {first for first in firsts if first not in graph.ops or graph.ops[first].type not in NEXT_ITERATION}
+            firsts = {
+                first for first in firsts if first not in graph.ops or graph.ops[first].type not in NEXT_ITERATION
+            }
         found[name] = frozenset(firsts | back.get(_loop_of_exit(graph, op), frozenset()))
     return found
 

@@ -141,7 +141,9 @@ class Report:
             console.print(f"{shown}, bytes and time in total over all steps so far")
             console.print(_swaps(self.traffic))
         if self.stalls:
-            console.print(f"Ops that waited for swap-ins: {_ms(sum(self.stalls.values()))} in total over all steps so far")
+            console.print(
+                f"Ops that waited for swap-ins: {_ms(sum(self.stalls.values()))} in total over all steps so far"
+            )
             console.print(_stalls(self.stalls))
         return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
