@@ -69,7 +69,7 @@ def test_a_class_that_keras_does_not_know_names_the_option_that_helps(run: Path,
             return x
 
     saved = save(tmp_path / "run", {"model": {"w": np.ones(3)}}, objects=describe(Unknown()))
-    with pytest.raises(ConfigError, match="Unknown.*--model"):
+    with pytest.raises(ConfigError, match=r"Unknown.*--model"):
         hc.export_checkpoint(saved, tmp_path / "m.keras")
 
 

@@ -19,8 +19,8 @@ from hpcckpt.lms.graph import Graph, Op
 from hpcckpt.lms.levels import awaited
 from hpcckpt.lms.liveness import liveness
 from hpcckpt.lms.ordering import Ordering
-from hpcckpt.lms.schedule import Waits, orders
 from hpcckpt.lms.scene import Scene
+from hpcckpt.lms.schedule import Waits, orders
 from hpcckpt.lms.timeline import Bandwidth
 
 DISK = Bandwidth(write=1.2e9, read=0.8e9)
