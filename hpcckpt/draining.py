@@ -308,6 +308,6 @@ class Draining:
             "hpcckpt: [rank %d] %s: no word from rank %s for %.0f s; the job is ended, the steps on storage are whole "
             "(rank %d %s; %s)",
             self.comm.rank, matter.name, names, self.comm.patience.peer_timeout_s,
-            self.comm.rank, calls.peers.where(self.comm.rank), known,
+            self.comm.rank, calls.peers.where(self.comm.rank) if calls.current else "waits for it", known,
         )  # fmt: skip
         self.comm.abort(1)

@@ -188,8 +188,8 @@ def look_ahead(run: Run, step: int, *, overwrite: bool, is_late: bool = False) -
     newer = () if is_late else _newer_steps(run, step)
     if newer and run.options.on_newer == "error":
         raise NewerStepError(
-            f"step {step} would go below step {newer[-1]}, which stands in {run.directory} and is not "
-            'what this run goes on from: restore it first, pass on_newer="aside", or use another directory'
+            f"step {step} is older than step {newer[-1]} in {run.directory}, and this run did not resume from step "
+            f'{newer[-1]}: restore it first, pass on_newer="aside", or use another directory'
         )
     _check_pins(run, newer)
     if step in newer or step not in step_numbers(run.directory):

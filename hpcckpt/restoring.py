@@ -222,7 +222,7 @@ def _restore_pinned(run: Run, tree: StateTree, candidate: Candidate, attempt: _A
         seconds=time.monotonic() - attempt.began,
         missing=match.missing,
         unexpected=match.unexpected,
-        logged=(*attempt.skipped, *match.not_restored),
+        logged=(*attempt.skipped, *match.logged),
     )
 
 
@@ -338,8 +338,8 @@ class Match(NamedTuple):
         Single numbers that were saved in another form, as the state has them.
     warnings, missing, unexpected : tuple of str
         What does not come back.
-    not_restored : tuple of str
-        The one of the warnings, if there is any, that is about values that each rank has for itself.
+    logged : tuple of str
+        Those of the warnings that rank 0 logs: if something of the state is not restored.
     """
 
     tensors: tuple[str, ...]
@@ -348,7 +348,7 @@ class Match(NamedTuple):
     warnings: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
-    not_restored: tuple[str, ...] = ()
+    logged: tuple[str, ...] = ()
 
 
 def _match(tree: StateTree, reader: StepReader, comm: Communicator, attempt: _Attempt) -> tuple[StateTree, Match]:
@@ -395,14 +395,16 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     if (strict and problems) or (own and not (fitting or objects or scalars.tensors or scalars.gone)):
         raise StateMismatchError(_refusal(reader, problems))
     not_restored = _not_restored(gone, reader.manifest.n_ranks, comm.size)
+    warnings = (*not_restored, *_warnings(missing, unexpected, problems))
+    is_partial = bool(missing or problems)  # what is only in the checkpoint was left out on purpose, or renamed
     return tree, Match(
         tuple(name for name in fitting if name not in gone),
         objects,
         scalars.tensors,
-        (*not_restored, *_warnings(missing, unexpected, problems)),
+        warnings,
         missing,
         unexpected,
-        not_restored,
+        warnings if is_partial else not_restored,
     )
 
 
@@ -461,10 +463,10 @@ def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[
     """Return the warning about values that each rank has for itself, where the number of ranks differs. Pure."""
     if not gone:
         return ()
-    more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
     before = f"{saved_ranks} rank{'s' if saved_ranks > 1 else ''}"
+    names = _listed([name.removesuffix("/json") for name in gone])
     text = (
-        f"per-rank {', '.join(gone[:_SHOWN])}{more} left as they are: saved on {before}, restored on {n_ranks}; "
+        f"per-rank {names} left as they are: saved on {before}, restored on {n_ranks}; "
         f"set them in the program, or restart on {before}"
     )
     return (text,)
@@ -473,12 +475,17 @@ def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[
 _SHOWN = 10
 
 
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
 def _warnings(missing: Sequence[str], unexpected: Sequence[str], problems: Sequence[Problem]) -> list[str]:
     texts = []
     if missing:
-        texts.append(f"not in the checkpoint, left as they are: {', '.join(missing)}")
+        texts.append(f"not in the checkpoint, left as they are: {_listed(missing)}")
     if unexpected:
-        texts.append(f"in the checkpoint, not used: {', '.join(unexpected)}")
+        texts.append(f"in the checkpoint, not used: {_listed(unexpected)}")
     texts += [f"{problem.loc} {problem.message}, left as it is" for problem in problems if problem.kind == "invalid"]
     return texts
 

@@ -91,8 +91,8 @@ class Restored:
     missing, unexpected : tuple of str
         Names that only the state, or only the checkpoint, has (``strict=False``).
     logged : tuple of str
-        Those of the warnings that rank 0 has logged: damaged steps, and what each rank had for itself that is not
-        restored on another number of ranks.
+        Those of the warnings that rank 0 has logged: damaged steps, what each rank had for itself that is not
+        restored on another number of ranks, and what of the state is not restored with ``strict=False``.
     """
 
     step: int

@@ -45,13 +45,19 @@ class Sharded:
     offset: Sequence[int]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "global_shape", tuple(map(int, self.global_shape)))
-        object.__setattr__(self, "offset", tuple(map(int, self.offset)))
+        object.__setattr__(self, "global_shape", _numbers("global_shape", self.global_shape))
+        object.__setattr__(self, "offset", _numbers("offset", self.offset))
         shape = tuple(map(int, np.shape(self.array)))
         if not Extent(tuple(self.offset), shape).fits(tuple(self.global_shape)):
             raise ShardingError(
                 f"a shard of shape {shape} at offset {self.offset} does not fit a tensor of shape {self.global_shape}"
             )
+
+
+def _numbers(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, int | np.integer):
+        raise StateError(f"Sharded: {name} must be a tuple, such as ({value},), not the number {value}")
+    return tuple(map(int, value))
 
 
 @dataclass(slots=True, eq=False)
@@ -301,10 +307,18 @@ def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
         )
     if not is_json(own):
         raise StateError(
-            f"a per-rank value must be an array, a NumPy scalar or JSON, not {_not_json(own)}: convert it, "
-            "for example with int(x), float(x) or x.tolist()"
+            f"a per-rank value must be an array, a NumPy scalar or JSON, not {_not_json(own)}: {_conversion(own)}"
         )
     return PerRankJsonLeaf(value, name)
+
+
+def _conversion(value: Any) -> str:
+    """Return what to pass in place of a value that is not JSON. Pure."""
+    if isinstance(value, np.random.Generator):
+        return "pass PerRank(rng.bit_generator.state), and after a restore set rng.bit_generator.state to its value"
+    if isinstance(value, np.random.RandomState) or (isinstance(value, tuple) and value[:1] == ("MT19937",)):
+        return "use rng = numpy.random.default_rng(seed), and pass PerRank(rng.bit_generator.state)"
+    return "convert it, for example with int(x), float(x) or x.tolist()"
 
 
 def _not_json(value: Any) -> str:

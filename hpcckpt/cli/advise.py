@@ -110,13 +110,15 @@ def _write(advice: Any, simulated: dict[str, Any] | None, *, has_told_restart: b
     fields = [
         ("a save costs", duration_words(advice.cost_s)),
         ("a failure every", f"{duration_words(advice.mtbf_s)} ({_SOURCES[advice.mtbf_source]})"),
-        (f"a {what} takes", duration_words(advice.restart_s) if advice.restart_s else "- (nobody told)"),
+        (f"a {what} takes", duration_words(advice.restart_s) if advice.restart_s else "- (not measured)"),
         ("save every", _in_words(advice.advised, duration_words(advice.interval_s))),
         ("in a program", f'every_n_minutes={advice.interval_s / 60:.3g}, or "auto" with mtbf={advice.mtbf_s:.0f}'),
-        ("it loses", f"{percent_words(advice.advised.lost)} of the time"),
+        ("time lost", f"{percent_words(advice.advised.lost)} of the time"),
     ]
     if advice.now is not None:
-        fields.append(("as it is", f"every {_in_words(advice.now, duration_words(advice.now_s))}: {_compared(advice)}"))
+        fields.append(
+            ("at present", f"every {_in_words(advice.now, duration_words(advice.now_s))}: {_compared(advice)}")
+        )
     if simulated is not None:
         lost, above = percent_words(simulated["lost"]), percent_words(simulated["above_best"])
         text = f"{lost} lost, {above} more than the best of all"
@@ -150,5 +152,5 @@ def _cells(choice: Any) -> list[str]:
 
     steps = "-" if choice.steps is None else f"{choice.steps:,}"
     parts = [percent_words(part) for part in (choice.lost, choice.saving, choice.again)]
-    mark = {"advised": "advised *", "young": "Young", "now": "as it is"}.get(choice.what, "")
+    mark = {"advised": "advised *", "young": "Young", "now": "at present"}.get(choice.what, "")
     return [duration_words(choice.interval_s), steps, *parts, mark]

@@ -71,6 +71,9 @@ def _two_steps(places: Sequence[str]) -> tuple[StepInfo, StepInfo]:
         return options.find(Path(places[0]), None), options.find(Path(places[1]), None)
     if len(places) == 3:
         directory = Path(places[0])
+        if Path(places[1]).is_dir():
+            step = f"step-{places[2]:0>10}" if places[2].isdecimal() else "step-…"
+            raise click.UsageError(f"two directories take no STEP: give {places[0]}/{step} {places[1]}/{step}")
         return options.find(directory, places[1]), options.find(directory, places[2])
     raise click.UsageError("give a run directory and two of its steps, or two directories")
 

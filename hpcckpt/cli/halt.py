@@ -193,7 +193,8 @@ def _tell(done: _Outcome, *, is_quiet: bool) -> None:
     if done.before is not None:
         output.say(f"it replaces: {done.before}", is_quiet=is_quiet)
     if done.after_step is not None and done.newest_step is not None and done.newest_step >= done.after_step:
-        output.say(f"step {done.newest_step} is there already: the job stops at once", is_quiet=is_quiet)
+        who = "the job" if done.writing else "a job that looks for HALT"
+        output.say(f"step {done.newest_step} exists already: {who} stops at once", is_quiet=is_quiet)
     if not done.writing:
         output.say(
             "no job is writing here now: the next one that looks for HALT will save and stop, unless you --cancel",
@@ -210,7 +211,7 @@ def _tell(done: _Outcome, *, is_quiet: bool) -> None:
 def _sentence(done: _Outcome) -> str:
     who = f" ({done.writing})" if done.writing else ""
     if done.after_step is not None:
-        return f"the job{who} is asked to save and stop behind step {done.after_step}"
+        return f"the job{who} is asked to save and stop after step {done.after_step}"
     if done.at is not None:
         when = datetime.fromtimestamp(done.at).astimezone()
         return f"the job{who} is asked to save and stop at {when:%Y-%m-%d %H:%M:%S %z}"

@@ -13,7 +13,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary, iso_of
 from hpcckpt.cli.text import count_text, labelled, metric_text, time_text, zone_text
-from hpcckpt.errors import HpcckptError, StepNotFoundError
+from hpcckpt.errors import HpcckptError, OptionError, StepNotFoundError
 from hpcckpt.leftovers import Usage
 from hpcckpt.units import nbytes_text
 
@@ -41,6 +41,10 @@ def command(
         what = "restorable checkpoint" if is_valid_only else "checkpoint"
         used = "".join(f"; {line}" for line in (*_last_failure(directory), *usage_lines(run.other)))
         raise StepNotFoundError(f"no {what} in {directory}{elsewhere.hint(directory)}{used}")
+    known = sorted({name for row in run.checkpoints for name in row.metrics})
+    if metric is not None and run.metric not in known:
+        there = f"its metrics are: {', '.join(known)}" if known else "none has metrics"
+        raise OptionError(f"--metric: no step of {directory} has {run.metric!r}; {there}")
     run = replace(run, checkpoints=tuple(sorted(rows, key=lambda row: _sort_key(row, order, run.metric))))
     if is_json:
         output.write_json(run)

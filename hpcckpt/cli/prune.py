@@ -14,7 +14,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text
 from hpcckpt.config import Options
 from hpcckpt.errors import StepNotFoundError
-from hpcckpt.leftovers import Kind
+from hpcckpt.leftovers import Kind, find_leftovers, usage_of
 from hpcckpt.lock import RunLock
 from hpcckpt.pruning import LEFT, PrunePlan, Removal, carry_out, plan_prune
 from hpcckpt.units import nbytes_text
@@ -33,6 +33,7 @@ class Outcome:
 
 @click.command("prune")
 @options.directory_argument
+@click.argument("steps", nargs=-1, metavar="")
 @click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N steps.")
 @click.option(
     "--keep-best", metavar="METRIC", help="Keep the best besides: val_loss, max:accuracy, min:loss:3 (three)."
@@ -46,6 +47,7 @@ class Outcome:
 @options.quiet_option
 def command(
     directory: Path,
+    steps: tuple[str, ...],
     keep_last: int | None,
     keep_best: str | None,
     keep_period: int | None,
@@ -65,6 +67,9 @@ def command(
     It takes the run's lock, and exits with 8 while a job is writing, with 4 if the checkpoints are in
     directories below.
     """
+    if steps:
+        words = " ".join(steps)
+        raise click.UsageError(f"prune removes by rules; to remove steps by number: hpcckpt rm {directory} {words}")
     rules = _Rules(_options(keep_last, keep_best, keep_period), _kinds(has_aside=has_aside, has_bad=has_bad))
     options.existing(directory)
     plan = _plan(directory, rules, is_dry_run=is_dry_run)
@@ -154,6 +159,10 @@ def tell(done: Outcome, *, is_json: bool, is_quiet: bool) -> None:
         return
     if not done.plan.removals:
         output.say(f"nothing to remove from {done.directory}", is_quiet=is_quiet)
+        for each in usage_of(find_leftovers(done.directory)):
+            if each.kind in {"aside", "bad"}:
+                count = count_text(each.count, "directory", "directories")
+                output.say(f"kept: {count} {each.words}, {nbytes_text(each.nbytes)}; removed by: {each.removed_by}")
         return
     for removal in done.plan.removals:
         if removal.path not in done.failures:

@@ -160,7 +160,7 @@ def _write(info: StepInfo, verdict: Verdict, *, has_values: bool) -> None:
         return
     speed = f"{nbytes_text(verdict.nbytes / max(verdict.seconds, 1e-9))}/s"
     counts = f"{count_text(verdict.n_tensors, 'tensor')}, {count_text(verdict.n_files, 'file')}"
-    values = _values_text(verdict) if has_values else "values not looked at (--values)"
+    values = _values_text(verdict) if has_values else "values not checked (--values)"
     output.write_line(
         f"step {info.step}: {output.coloured('OK')}  {counts}, {nbytes_text(verdict.nbytes)} at {speed}, "
         f"crc32c verified, {values}"

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -166,20 +167,31 @@ def tree_mismatch(trees: Sequence[Sequence[str]]) -> TreeMismatchError:
     for rank, tree in enumerate(trees):
         missing = sorted(set(trees[0]) - set(tree))
         extra = sorted(set(tree) - set(trees[0]))
+        pairs = _same_names(missing, extra)
+        for first, other in pairs:
+            what = "shape" if first["shape"] != other["shape"] else "dtype"
+            text = f"has {what} {first[what]} on rank 0 and {other[what]} on rank {rank}"
+            problems.append(Problem(repr(first["name"]), text))
+            parts += [first["name"]] if what == "shape" and first["dtype"] == other["dtype"] else []
+        named = {entry.string for pair in pairs for entry in pair}
+        missing, extra = ([text for text in texts if text not in named] for texts in (missing, extra))
         problems += [Problem(f"rank {rank}", f"lacks {text!r} that rank 0 has") for text in missing[:5]]
         problems += [Problem(f"rank {rank}", f"has {text!r} that rank 0 lacks") for text in extra[:5]]
-        parts += sorted({_without_shape(text) for text in missing} & {_without_shape(text) for text in extra})
     remedy = "make them build the same state"
     if parts:
-        name = parts[0][-1]
+        name = parts[0]
         remedy += f". If each rank holds a part of {name!r}, pass hpcckpt.Sharded(part, global_shape, offset)"
     return TreeMismatchError(f"states differ between ranks: {list_problems(problems)}; {remedy}")
 
 
-def _without_shape(text: str) -> tuple[str, str]:
-    """Return an entry of a tree as kind with dtype, and name. Pure."""
-    before, _, after = text.partition(" (")
-    return before, after.partition(") ")[2]
+_ENTRY = re.compile(r"(?P<kind>[a-z-]+) (?P<dtype>\S+) (?P<shape>\(.*?\)) (?P<name>.*)", re.DOTALL)
+
+
+def _same_names(missing: Sequence[str], extra: Sequence[str]) -> list[tuple[re.Match[str], re.Match[str]]]:
+    """Return the entries of two trees that have the kind and the name of a tensor in common, at most five. Pure."""
+    others = {(found["kind"], found["name"]): found for text in extra if (found := _ENTRY.fullmatch(text))}
+    entries = [found for text in missing if (found := _ENTRY.fullmatch(text))]
+    return [(each, others[key]) for each in entries if (key := (each["kind"], each["name"])) in others][:5]
 
 
 def _per_rank_items(gathered: Sequence[Sequence[Declaration]], loads: dict[int, int]) -> dict[int, list[WriteItem]]:

@@ -72,8 +72,10 @@ def wait_for_all(comm: Communicator, is_done: Callable[[], bool]) -> None:
         waited.idle()
         if waited.is_log_due():
             _log.warning(
-                "hpcckpt: [rank %d] waits for %.0f s for all ranks to make a checkpointer: each must make one",
-                comm.rank, waited.seconds,
+                "hpcckpt: [rank %d] in Checkpointer(...) for %.0f s: at least one of the %d ranks has not made its "
+                "checkpointer; MPI does not report which (see whether one of them has ended by an error); the job is "
+                "ended after %.0f s",
+                comm.rank, waited.seconds, comm.size, comm.patience.peer_timeout_s,
             )  # fmt: skip
         if waited.seconds > comm.patience.peer_timeout_s:
             _log.critical("hpcckpt: [rank %d] not all ranks made a checkpointer; the job is ended", comm.rank)

@@ -51,9 +51,11 @@ def choose_lead(run: Path | None, job_s: int, most_s: int | None = None) -> Lead
     """
     saves = list(_saves(run)) if run is not None else []
     if not saves:
-        where = f"{run} tells of no saves yet" if run is not None else "no run was given to measure saves of"
+        where = f"no save of {run} was measured" if run is not None else "no run was given to measure saves of"
         seconds = min(UNMEASURED_S, max(LEAST_S, job_s // 4))
-        rule = f"so {UNMEASURED_S} s" if seconds == UNMEASURED_S else "so a quarter of its time, and a minute at least"
+        rule = (
+            f"{seconds} s are assumed" if seconds == UNMEASURED_S else "a quarter of its time is assumed, at least 60 s"
+        )
         return _fitting(Lead(seconds, f"{where}, {rule}"), job_s)
     longest = max(saves)
     seconds = max(LEAST_S, math.ceil(FACTOR * longest + MARGIN_S))
@@ -73,7 +75,7 @@ def describe_grace(grace_s: int, lead: Lead) -> tuple[str, tuple[str, ...]]:
     limit = f"its grace time is {grace_s} s (--grace)" if grace_s else "it has no grace time, only the site's KillWait"
     text = f"If it is preempted {limit}; it is requeued, and resumes from its newest checkpoint"
     warning = (
-        f"--grace: {grace_s} s are less than the {lead.seconds} s for a last save ({lead.why}): "
+        f"--grace: {grace_s} s may be too short for a last save, which needs {lead.seconds} s ({lead.why}): "
         "save often, by every_n_batches or every_n_minutes, for the work since the last save may be lost"
     )
     return text, (warning,)

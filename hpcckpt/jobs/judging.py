@@ -104,7 +104,9 @@ def _goes_on(what: str, ended: Ended, about: Circumstances, scheduler: Scheduler
         return Verdict(f"{what}: ended by somebody{left}; submit it again to go on", ended.code)
     requeue = scheduler.requeue()
     if requeue is None:
-        return Verdict(f"{what}: nobody starts it again here; the same command goes on", ended.code)
+        return Verdict(
+            f"{what}: it is not started again automatically here; to resume, run the same command", ended.code
+        )
     if scheduler.restarts >= about.max_restarts:
         text = (
             f"{what}, but it was started again {scheduler.restarts} times already (--max-restarts "

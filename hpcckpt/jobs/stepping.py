@@ -170,10 +170,10 @@ class Step:
         while (code := self._child.poll()) is None:
             for heard in ears.wait(self._pause_s(deadline)):
                 if heard in ASKING:
-                    self._ask(heard.name, "heard")
+                    self._ask(heard.name, "heard", deadline)
             left_s = deadline.left_s()
             if left_s is not None and left_s <= 0 and not self.asked_by:
-                self._ask("SIGUSR1", f"{deadline.lead_s or 0.0:.0f} s before the end of the job")
+                self._ask("SIGUSR1", f"{deadline.lead_s or 0.0:.0f} s before the end of the job", deadline)
             self._hand_on(deadline)
             if self.term_at is not None and not is_term_reported:
                 is_term_reported = True
@@ -189,12 +189,14 @@ class Step:
             pauses.append(left_s)
         return max(0.0, min(pauses)) if pauses else None
 
-    def _ask(self, name: str, why: str) -> None:
+    def _ask(self, name: str, why: str, deadline: Deadline) -> None:
         if not self.asked_by:
             self.asked_by = name
         if name == "SIGTERM" and self.term_at is None:
             self.term_at = time.time()
-        self._say(f"signal={name} ({why}): the step is asked to save and to stop")
+        is_sent = self._may_signal(name.removeprefix("SIG"), deadline)
+        later = f"its ranks do not catch it yet; it is passed on when they do, or {YOUNG_S:.0f} s after the start"
+        self._say(f"signal={name} ({why}): {'the step is asked to save and to stop' if is_sent else later}")
         if name not in self._due:
             self._due.append(name)
             self._n_tries = 0

@@ -142,7 +142,7 @@ def _warnings(figures: Figures, best: float, cost: float, mtbf: float, source: s
     if cost > mtbf / 2:
         found.append("a save costs more than half the time between failures: make saves cheaper first")
     if source == "assumed":
-        found.append(f"nobody says how often jobs die: {DEFAULT_MTBF_S / 3600:.0f} h is assumed; pass --mtbf")
+        found.append(f"the time between failures is not known: {DEFAULT_MTBF_S / 3600:.0f} h is assumed; pass --mtbf")
     if figures.n_saves < 3:
         found.append("fewer than three saves tell what one costs: ask again later")
     return found

@@ -189,7 +189,7 @@ def _job_words(frame: Frame) -> str:
     assert job is not None
     name = " ".join(filter(None, [job.scheduler, job.job])) or f"process on {job.host}"
     of = f"{count_words(frame.n_jobs, 'job')}, {frame.n_deaths} died"
-    went_on = f", went on from step {job.restored}" if job.restored is not None else ""
+    went_on = f", resumed from step {job.restored}" if job.restored is not None else ""
     return f"{name}, {count_words(job.n_ranks, 'rank')}{went_on}; {of}"
 
 
@@ -205,7 +205,7 @@ def save_words(save: Save) -> str:
     """Return a save in a line: step, size, stall, duration, bandwidth. Pure."""
     words = [f"step {save.step}", *([f"epoch {save.epoch}"] if save.epoch is not None else []), size_words(save.nbytes)]
     if save.seconds is not None:
-        words.append(f"stall {duration_words(save.stall_s)}, {duration_words(save.seconds)} in all")
+        words.append(f"stall {duration_words(save.stall_s)}, {duration_words(save.seconds)} in total")
         words.append(rate_words(save.bandwidth))
     return ", ".join([*([save.part] if save.part else []), *words])
 

@@ -61,7 +61,7 @@ def _subtitle(story: Story, now: float) -> str:
         return "Nothing was saved yet."
     period = f"{moment_words(min(times))} to {moment_words(max(ends))}"
     state = (
-        f"now written by {story.writing}" if story.writing else f"last heard of {duration_words(now - max(ends))} ago"
+        f"now written by {story.writing}" if story.writing else f"last activity {duration_words(now - max(ends))} ago"
     )
     return f"{period} ({duration_words(max(ends) - min(times))}); {state}"
 
@@ -78,8 +78,8 @@ def _cards(story: Story, figures: Figures) -> Element:
         ("Latest step", *_tagged(story, "latest")),
         ("Best step", *_tagged(story, "best")),
         ("Saves", f"{figures.n_saves:,}", f"{failed}; every {duration_words(figures.interval_s)}"),
-        ("Steps that stand", f"{len(standing):,}", size_words(figures.standing_nbytes)),
-        ("Stall in all", duration_words(figures.stall_s), share),
+        ("Stored steps", f"{len(standing):,}", size_words(figures.standing_nbytes)),
+        ("Total stall", duration_words(figures.stall_s), share),
         ("Bandwidth", rate_words(figures.bandwidth), "median"),
         ("Jobs", f"{figures.n_jobs:,}", deaths),
     ]
@@ -275,8 +275,8 @@ def _saves_table(story: Story) -> Element | None:
     )
     return element(
         "section",
-        element("h2", "Steps that stand"),
-        _table("Steps that stand", heads, standing) if standing else None,
+        element("h2", "Stored steps"),
+        _table("Stored steps", heads, standing) if standing else None,
         every,
     )
 

@@ -28,7 +28,7 @@ def test_it_says_how_often_to_save_in_time_and_in_steps(cli: Cli, run: Path) -> 
     assert "a restore takes" in lines, "the journal knows nothing of the start of a job"
     assert "a restart takes  3 min" in cli("advise", run, "--mtbf", "4h", "--restart", "3m").out
     assert "advised *" in result.out
-    assert "as it is" in result.out
+    assert "at present" in result.out
 
 
 def test_the_cost_is_that_of_the_slowed_batches_without_the_first_save_of_each_job(cli: Cli, run: Path) -> None:

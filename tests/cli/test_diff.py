@@ -155,3 +155,9 @@ def test_damage_exits_with_3_and_absence_with_4(cli: Cli, saved: Path, damage: A
     assert cli("diff", saved, 10, 30).code == 3
     assert cli("diff", saved, 10, 99).code == 4
     assert not (saved / ".pins").exists() or not list((saved / ".pins").iterdir())
+
+
+def test_two_directories_and_a_step_name_the_steps_to_give(cli: Cli, saved: Path, tmp_path: Path) -> None:
+    result = cli("diff", saved, saved, 20)
+    assert result.code == 2
+    assert f"give {saved}/step-0000000020 {saved}/step-0000000020" in result.err

@@ -109,7 +109,7 @@ def test_a_new_request_takes_the_place_of_an_older_one(cli: Cli, saved: Path) ->
 
 def test_it_says_when_no_job_is_there_and_when_the_step_is_past(cli: Cli, saved: Path) -> None:
     result = cli("halt", saved, "--after-step", 20)
-    assert "step 30 is there already: the job stops at once" in result.err
+    assert "step 30 exists already: a job that looks for HALT stops at once" in result.err
     assert "no job is writing here now: the next one that looks for HALT will save and stop" in result.err
 
 

@@ -116,3 +116,10 @@ def test_no_directory_exits_with_4(cli: Cli, tmp_path: Path) -> None:
     result = cli("list", tmp_path / "nowhere")
     assert (result.code, result.out) == (4, "")
     assert "does not exist" in result.err
+
+
+def test_a_metric_that_no_step_has_is_an_error_with_those_that_there_are(cli: Cli, saved: Path) -> None:
+    result = cli("list", saved, "--metric", "enrgy")
+    assert result.code == 2
+    assert "has 'enrgy'; its metrics are: " in result.err
+    assert "val_loss" in result.err

@@ -206,3 +206,18 @@ def test_a_journal_that_cannot_be_written_keeps_nothing_from_going(cli: Cli, sav
     (saved / NAME).mkdir()
     result = cli("prune", saved, "--keep-last", 1, "--yes")
     assert (result.code, steps(cli, saved)) == (0, [30])
+
+
+def test_a_step_that_is_given_to_prune_names_rm(cli: Cli, saved: Path) -> None:
+    result = cli("prune", saved, 20)
+    assert result.code == 2
+    assert f"hpcckpt rm {saved} 20" in result.err
+    assert (saved / "step-0000000020").is_dir()
+
+
+def test_if_nothing_is_removed_what_was_moved_aside_is_named(cli: Cli, saved: Path) -> None:
+    (saved / "step-0000000030").rename(saved / ".aside-step-0000000030-0011aabb")
+    result = cli("prune", saved)
+    assert f"nothing to remove from {saved}" in result.err
+    assert "kept: 1 directory moved aside " in result.err
+    assert "removed by: hpcckpt prune --aside" in result.err

@@ -9,6 +9,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.errors import StateError
+from hpcckpt.snapshot import flatten
 
 pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 
@@ -182,3 +183,21 @@ def test_tensors_of_tensorflow_that_are_not_dense_are_refused(run_dir):
     ):
         with hc.Checkpointer(run_dir) as ckpt, pytest.raises(StateError, match="x: "):
             ckpt.save(1, {"x": value})
+
+
+GENERATORS = {
+    "Generator": np.random.default_rng(1),
+    "RandomState": np.random.RandomState(1),
+    "its state": np.random.RandomState(1).get_state(),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_random_generator_given_as_it_is_names_what_can_be_saved(kind):
+    with pytest.raises(StateError, match=r"PerRank\(rng\.bit_generator\.state\)"):
+        flatten({"rng": hc.PerRank(GENERATORS[kind])})
+
+
+def test_a_shard_with_a_number_in_place_of_a_tuple_names_the_tuple():
+    with pytest.raises(StateError, match=r"offset must be a tuple, such as \(4,\)"):
+        hc.Sharded(np.zeros(4), (8,), 4)

@@ -320,6 +320,14 @@ def test_a_step_number_out_of_range_is_refused(ranks, run_dir, step):
     assert not list(run_dir.glob("*step-*"))
 
 
+def test_an_older_step_than_one_that_exists_is_refused_in_plain_words(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(2, state(0)).result()
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(errors.NewerStepError) as caught:
+        ckpt.save(1, state(0)).result()
+    assert f"step 1 is older than step 2 in {run_dir}, and this run did not resume from step 2: " in str(caught.value)
+
+
 def test_ranks_that_name_different_steps_are_told(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:

@@ -288,7 +288,7 @@ def test_values_of_each_rank_that_are_not_restored_are_logged_once(run_dir, capl
     with caplog.at_level(logging.WARNING, "hpcckpt"):
         results = run_ranks(3, restore)
     warning = (
-        "per-rank mine, rng/json left as they are: saved on 2 ranks, restored on 3; "
+        "per-rank mine, rng left as they are: saved on 2 ranks, restored on 3; "
         "set them in the program, or restart on 2 ranks"
     )
     assert results == [([9], [1.0] * 3, (warning,), (warning,))] * 3
@@ -307,6 +307,18 @@ def test_values_of_each_rank_that_are_not_restored_are_named_on_stderr(run_dir):
     )
     (line,) = ended.stderr.splitlines()
     assert "per-rank own left as they are: saved on 2 ranks, restored on 1" in line
+
+
+def test_what_a_restore_with_strict_false_leaves_out_is_logged_once_on_root(run_dir, caplog):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"u": np.ones(3), "t": np.ones(2)}).result()
+            return ckpt.restore({"U": np.zeros(3), "t": np.zeros(2)}, strict=False).warnings
+
+    with caplog.at_level(logging.WARNING, "hpcckpt"):
+        (warnings, _) = run_ranks(2, body)
+    assert warnings == ("not in the checkpoint, left as they are: U", "in the checkpoint, not used: u")
+    assert [record.getMessage() for record in caplog.records] == [f"hpcckpt: restored step 1: {'; '.join(warnings)}"]
 
 
 def _save_own(run_dir, comm):

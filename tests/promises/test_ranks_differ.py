@@ -377,6 +377,7 @@ def test_a_domain_decomposed_array_given_as_it_is_names_sharded(many, run_dir):
 def test_parts_of_other_sizes_name_the_array_and_sharded(many, run_dir):
     text = failures(many, run_dir, lambda comm: {"u": np.zeros(4 + last(comm))}, errors.TreeMismatchError)
     assert "'u', pass hpcckpt.Sharded(part, global_shape, offset)" in text
+    assert f"'u': has shape (4,) on rank 0 and (5,) on rank {many.size - 1};" in text
     other_dir = run_dir.with_name("other")
     other = failures(many, other_dir, lambda comm: {"v" if last(comm) else "w": np.zeros(3)}, errors.TreeMismatchError)
     assert "Sharded" not in other
