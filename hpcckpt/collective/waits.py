@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -67,17 +68,17 @@ def wait_until(
 
 def wait_for_all(comm: Communicator, is_done: Callable[[], bool]) -> None:
     """Wait until all ranks have entered a call that has no messages yet. Collective."""
-    waited = Waited(comm.patience)
+    waited, timeout_s = Waited(comm.patience), comm.patience.peer_timeout_s
     while not is_done():
         waited.idle()
         if waited.is_log_due():
             _log.warning(
                 "hpcckpt: [rank %d] in Checkpointer(...) for %.0f s: at least one of the %d ranks has not made its "
-                "checkpointer; MPI does not report which (see whether one of them has ended by an error); the job is "
-                "ended after %.0f s",
-                comm.rank, waited.seconds, comm.size, comm.patience.peer_timeout_s,
+                "checkpointer; MPI does not report which: see whether one of them has ended by an error%s",
+                comm.rank, waited.seconds, comm.size, "" if math.isinf(timeout_s) else
+                f"; the job is ended after {timeout_s:.0f} s (peer_timeout_s)",
             )  # fmt: skip
-        if waited.seconds > comm.patience.peer_timeout_s:
+        if waited.seconds > timeout_s:
             _log.critical("hpcckpt: [rank %d] not all ranks made a checkpointer; the job is ended", comm.rank)
             comm.abort(1)
 

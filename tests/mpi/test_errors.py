@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -88,4 +89,5 @@ def test_a_rank_that_falls_silent_is_named_and_the_job_ends(tmp_path: Path, sile
     ended = mpirun(3, "-c", SILENT, str(tmp_path), str(silent))
     assert ended.code != 0, ended
     assert f"save step 2: no word from rank {silent} for 5 s; the job is ended" in ended.err
+    assert re.search(rf"\(rank \d waits for it; rank {silent} ", ended.err), ended.err
     assert step_numbers(tmp_path) == [1]

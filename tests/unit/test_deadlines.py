@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from types import SimpleNamespace
 
 from hpcckpt.collective import deadlines
 from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.collective.deadlines import Patience, Waited, wait_and_log
-from hpcckpt.collective.waits import wait_until
+from hpcckpt.collective.waits import wait_for_all, wait_until
 
 
 def due_at(patience: Patience, until_s: int, tick_s: float = 0.25) -> list[float]:
@@ -55,3 +56,13 @@ def test_what_is_waited_for_is_logged(caplog, monkeypatch):
     finally:
         logging.getLogger("hpcckpt").removeHandler(handler)
     assert ": files of retired steps are removed" in caplog.text
+
+
+def test_a_rank_whose_peers_make_no_checkpointer_logs_that_mpi_does_not_name_them(caplog):
+    looks = itertools.count()
+    patience = Patience(peer_timeout_s=60.0, first_note_s=0.0, every_s=0.0)
+    with caplog.at_level(logging.WARNING, "hpcckpt"):
+        wait_for_all(SimpleNamespace(rank=0, size=3, patience=patience), lambda: next(looks) >= 1)
+    (text,) = {record.getMessage() for record in caplog.records}
+    assert "at least one of the 3 ranks has not made its checkpointer; MPI does not report which" in text
+    assert text.endswith("the job is ended after 60 s (peer_timeout_s)")
