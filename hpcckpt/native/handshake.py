@@ -113,7 +113,11 @@ def read_plugin(origin: str, address: int) -> list[BackendRecord]:
         raise damaged(origin, f"{abi.SYMBOL}() returned {address:#x}, where no table is")
     _check_head(origin, head)
     table = _read_struct(origin, "its table", address, abi.PluginTable)
-    if not 1 <= table.n_backends <= MAX_BACKENDS:
+    if table.n_backends == 0:
+        raise PluginError(
+            f"plugin {origin} registers no backend: add HPCCKPT_REGISTER_BACKEND(name, Class) and build it again"
+        )
+    if table.n_backends > MAX_BACKENDS:
         raise damaged(origin, f"it says that it has {table.n_backends} backends, and 1 to {MAX_BACKENDS} can be")
     addresses = peek(table.backends, 8 * table.n_backends)
     if addresses is None:

@@ -97,7 +97,7 @@ def _texts(name: str, language: _Language) -> dict[str, str]:
         "languages": language.cmake_languages,
         "add_options": language.add_options,
         "python": sys.executable,
-        "python_command": _PYTHON,
+        "python_command": "python",
         "version": __version__,
     }
     templates = {

@@ -102,9 +102,12 @@ class BackendSuite:
         entry = next(entry for entry in open_step(step).index[name] if entry.nbytes)
         with (step / entry.file).open("r+b") as file:
             file.seek(entry.offset + entry.nbytes // 2)
-            (byte,) = file.read(1)
+            found = file.read(1)
+            if not found:
+                where = f"the index of backend {self.backend!r} does not say where {name!r} lies"
+                pytest.fail(f"{where}: override damage(step, name)")
             file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 0x10]))
+            file.write(bytes([found[0] ^ 0x10]))
 
     # -- what the tests are made of ----------------------------------------------------------------
 

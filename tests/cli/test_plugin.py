@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def test_new_writes_a_project_with_nothing_left_to_fill_in(cli: Cli, tmp_path: P
         assert "${" not in text.replace("${python}", "").replace("${found}", "")
         assert "$name" not in text
     assert "my_store" in (tmp_path / "my store" / source).read_text(encoding="utf-8")
+    assert sys.executable not in (tmp_path / "my store" / "README.md").read_text(encoding="utf-8")
 
 
 def test_new_refuses_a_python_backend_with_the_name_of_a_built_in_one(cli: Cli, tmp_path: Path) -> None:

@@ -125,10 +125,6 @@ def table_of_absurd_size(f: Forged) -> None:
     f.table.struct_size = 0xFFFFFFFF
 
 
-def no_backend(f: Forged) -> None:
-    f.table.n_backends = 0
-
-
 def too_many_backends(f: Forged) -> None:
     f.table.n_backends = handshake.MAX_BACKENDS + 1
 
@@ -170,7 +166,7 @@ def name_nowhere(f: Forged) -> None:
 
 
 @pytest.mark.parametrize("change", [damage(each) for each in (
-    no_magic, table_cut_short, table_of_no_size, table_of_absurd_size, no_backend, too_many_backends,
+    no_magic, table_cut_short, table_of_no_size, table_of_absurd_size, too_many_backends,
     absurdly_many_backends, null_list, list_nowhere, null_backend, backend_nowhere, backend_cut_short,
     backend_of_absurd_size, null_name, name_nowhere,
 )])  # fmt: skip
@@ -178,6 +174,12 @@ def test_one_that_is_forged_or_cut_short_is_refused_as_damaged(change: Any) -> N
     forged = Forged()
     change(forged)
     assert "is damaged" in forged.refusal()
+
+
+def test_a_library_that_registers_no_backend_is_told_the_macro() -> None:
+    forged = Forged()
+    forged.table.n_backends = 0
+    assert "registers no backend: add HPCCKPT_REGISTER_BACKEND(name, Class)" in forged.refusal()
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
