@@ -11,7 +11,7 @@ from hpcckpt.config import Level
 from hpcckpt.errors import CollectiveError
 from hpcckpt.keras import levels, metrics, statistics
 from hpcckpt.keras.describing import describe
-from hpcckpt.keras.feeds import Mode, Plan
+from hpcckpt.keras.feeds import Feed, Mode, Plan
 from hpcckpt.keras.fit import Fit, others_in
 from hpcckpt.keras.iterators import NO_STATE
 from hpcckpt.keras.lines import level_line, position_line, resume_line
@@ -327,7 +327,7 @@ class Backup:
             "step": self.at.step,
             "train_counter": self._count_batches(None),
             "stop": is_between_epochs and bool(getattr(self.model, "stop_training", False)),
-            "iterator": {"method": feed.method, "seen": feed.n_seen, "reason": feed.reason} if feed is not None else {},
+            "iterator": _iterator_of(feed) if feed is not None else {},
             "exactness": {"level": self._level_now(), "reasons": self.reasons},
             **self._architecture,
         }
@@ -410,6 +410,11 @@ class Backup:
     def _say(self, *lines: str) -> None:
         if self.is_talking:
             self.saves.say(*lines)
+
+
+def _iterator_of(feed: Feed) -> dict[str, Any]:
+    """Return what is known of the position in the data. Independent."""
+    return {"method": feed.method, "seen": feed.n_seen, "reason": feed.reason, "data": feed.data}
 
 
 def _warnings(texts: Any) -> list[str]:

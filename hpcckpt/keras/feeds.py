@@ -20,16 +20,24 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from hpcckpt.errors import OptionError, StateError
-from hpcckpt.keras.iterators import NO_STATE, repeats_what_is_shuffled, shuffles_what_is_shuffled
+from hpcckpt.keras.iterators import (
+    NO_STATE,
+    begin_anew,
+    is_at_end,
+    repeats_what_is_shuffled,
+    shuffles_what_is_shuffled,
+)
 from hpcckpt.keras.pipelines import Pipeline
 from hpcckpt.keras.progress import Skipping
 from hpcckpt.snapshot import Array
 
 Mode = Literal["exact", "skip", "auto"]
 Method = Literal["saved", "replayed", "skipped", "own", "none"]
+BATCH_SIZE = "batch size"
 _ARRAYS = {"ArrayDataAdapter", "GenericArrayLikeDataAdapter", "ListsOfScalarsDataAdapter", "TensorLikeDataAdapter"}
 
 
@@ -141,8 +149,32 @@ class Feed(ABC):
 
     @property
     @abstractmethod
+    def is_renewed(self) -> bool:
+        """Whether each epoch has an iterator that is made for it."""
+
+    @property
+    @abstractmethod
+    def _dataset(self) -> Any:
+        """The ``tf.data`` pipeline that Keras reads; ``None`` if it has none."""
+
+    @property
     def element_spec(self) -> Any:
         """The shapes and dtypes of a batch, if they are known before the first one; else ``None``."""
+        return getattr(self._dataset, "element_spec", None)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """What a position in the data depends on, by name, as JSON values: it is that of no other data."""
+        found = {"elements": _elements_text(self.element_spec)}
+        arrays = getattr(self.adapter, "_internal_adapter", self.adapter)  # that of lists of numbers
+        size, batch_size = getattr(arrays, "_size", None), getattr(arrays, "_batch_size", None)
+        if self.is_array and size and batch_size:
+            rest = int(arrays._partial_batch_size or 0)
+            n_samples = (size - 1) * batch_size + rest if rest else size * batch_size
+            return {BATCH_SIZE: int(batch_size), "samples": int(n_samples), **found}
+        cardinality = getattr(self._dataset, "cardinality", None)
+        n_batches = int(cardinality()) if self.is_renewed and cardinality is not None else -1
+        return {"batches": n_batches, **found} if n_batches >= 0 else found
 
     @property
     def is_array(self) -> bool:
@@ -231,7 +263,7 @@ class Feed(ABC):
         place = self._plan.place
         self._choose()
         if self.method == "saved":
-            self._pipeline = Pipeline(iterator, is_array=self.is_array)
+            self._pipeline = Pipeline(iterator, is_array=self.is_array, data=self.data)
         if place is not None and not self._is_restored(iterator, place) and place.is_read:
             self._read(iterator, place.batch)
         self._plan.on_arrival(iterator)
@@ -276,9 +308,14 @@ class HandlerFeed(Feed):
         return self.source._adapter
 
     @property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch, if they are known before the first one; else ``None``."""
-        return getattr(getattr(self.source, "_dataset", None), "element_spec", None)
+    def is_renewed(self) -> bool:
+        """Whether each epoch has an iterator that is made for it."""
+        return bool(self.adapter.should_recreate_iterator())
+
+    @property
+    def _dataset(self) -> Any:
+        """The ``tf.data`` pipeline that Keras reads; ``None`` if it has none."""
+        return getattr(self.source, "_dataset", None)
 
     @property
     def steps(self) -> int | None:
@@ -289,7 +326,7 @@ class HandlerFeed(Feed):
     @property
     def next_iterator(self) -> Any:
         """The iterator that the next epoch reads on in; ``None`` if it makes one for itself."""
-        return None if self.adapter.should_recreate_iterator() else self.iterator
+        return None if self.is_renewed else self.iterator
 
     def first_epoch(self, plan: Plan) -> int:
         """Return the epoch that Keras is to begin with."""
@@ -300,6 +337,8 @@ class HandlerFeed(Feed):
         """Have reading begin where the plan says. Independent."""
         self._plan, place = plan, plan.place
         original = self.source.enumerate_epochs
+        # Keras repeats arrays once for each epoch, and a restored position has the number of epochs that it had then
+        is_restored_array = place is not None and place.state.size > 0 and self.is_array
 
         def enumerate_epochs() -> Iterator[tuple[int, Any]]:
             for epoch, iterator in original():
@@ -309,6 +348,8 @@ class HandlerFeed(Feed):
                 self.iterator = iterator
                 if self.method == "none":
                     self._arrive(iterator)
+                if is_restored_array and is_at_end(iterator):
+                    begin_anew(iterator)
                 yield epoch, iterator
 
         self.source.enumerate_epochs = enumerate_epochs
@@ -317,7 +358,7 @@ class HandlerFeed(Feed):
         """Go through an epoch, reading its data only if what comes after depends on that."""
         if not place.is_read or place.state.size:
             return
-        if self.adapter.should_recreate_iterator():
+        if self.is_renewed:
             self._draw(iterator)
         else:
             self._read(iterator, self.steps or 0)
@@ -332,9 +373,14 @@ class EpochIteratorFeed(Feed):
         return self.source.data_adapter
 
     @property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch, if they are known before the first one; else ``None``."""
-        return getattr(getattr(self.source, "_distributed_dataset", None), "element_spec", None)
+    def is_renewed(self) -> bool:
+        """Whether each epoch has an iterator that is made for it."""
+        return self.source.steps_per_epoch is None
+
+    @property
+    def _dataset(self) -> Any:
+        """The ``tf.data`` pipeline that Keras reads; ``None`` if it has none."""
+        return getattr(self.source, "_distributed_dataset", None)
 
     @property
     def steps(self) -> int | None:
@@ -345,7 +391,7 @@ class EpochIteratorFeed(Feed):
     @property
     def next_iterator(self) -> Any:
         """The iterator that the next epoch reads on in; ``None`` if it makes one for itself."""
-        return self.source._current_iterator if self.source.steps_per_epoch is not None else None
+        return None if self.is_renewed else self.source._current_iterator
 
     def first_epoch(self, plan: Plan) -> int:
         """Return the epoch that Keras is to begin with."""
@@ -402,6 +448,18 @@ def make_feed(source: Any) -> Feed | None:
     if all(hasattr(source, name) for name in ("_enumerate_iterator", "data_adapter", "steps_per_epoch")):
         return EpochIteratorFeed(source)
     return None
+
+
+def _elements_text(element_spec: Any) -> str:
+    """Return the shapes and dtypes of a batch as text, such as ``float32[None, 4], int64[None]``. Pure."""
+    import tensorflow as tf
+
+    def text(spec: Any) -> str:
+        if not isinstance(spec, tf.TensorSpec):
+            return str(spec)
+        return f"{spec.dtype.name}{spec.shape.as_list() if spec.shape.rank is not None else ''}"
+
+    return ", ".join(map(text, tf.nest.flatten(element_spec)))
 
 
 def is_seeded() -> bool:

@@ -74,6 +74,17 @@ def begin_anew(iterator: Any) -> None:
     tf.raw_ops.MakeIterator(dataset=dataset, iterator=iterator._iterator_resource)
 
 
+def is_at_end(iterator: Any) -> bool:
+    """Return True if nothing is left to read of an iterator, which keeps its position. Independent."""
+    state = read_iterator(iterator, is_ignoring=True)
+    try:
+        next(iterator)
+    except StopIteration:
+        return True
+    write_iterator(iterator, state)
+    return False
+
+
 def repeats_what_is_shuffled(iterator: Any) -> bool:
     """Say whether a pipeline has a shuffle in front of a repetition: it draws once in each round."""
     return _is_upstream(iterator, "_RepeatDataset", "_ShuffleDataset")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from hpcckpt.errors import CorruptError, StateError
@@ -11,6 +12,8 @@ from hpcckpt.keras.iterators import NO_STATE, begin_anew, read_iterator, write_i
 from hpcckpt.keras.packing import pack, unpack
 from hpcckpt.snapshot import Array
 
+Data = Mapping[str, Any]
+Seeds = list[list[int]]
 PATIENCE_S = 60.0
 """How long it may take until nothing is drawn while the place is read; reading ahead ends when a buffer is full."""
 
@@ -24,6 +27,8 @@ class Pipeline:
         Its iterator.
     is_array : bool
         Whether Keras itself has made it, of arrays.
+    data : mapping
+        What its position depends on; saved with it, see `Feed.data`.
 
     Attributes
     ----------
@@ -31,8 +36,8 @@ class Pipeline:
         Why its place cannot be found again; empty as long as nothing speaks against it.
     """
 
-    def __init__(self, iterator: Any, *, is_array: bool) -> None:
-        self._is_array = is_array
+    def __init__(self, iterator: Any, *, is_array: bool, data: Data) -> None:
+        self._is_array, self._data = is_array, data
         self._draws: Draws | None = None
         self._dataset = getattr(iterator, "_dataset", None)
         self.doubt = "" if is_array or self._dataset is None else doubt_of(self._dataset)
@@ -61,8 +66,12 @@ class Pipeline:
             If TensorFlow cannot save such an iterator; says why.
         """
         if self._draws is None:
-            return NO_STATE if iterator is None else _packed(read_iterator(iterator, is_ignoring=self._is_array))
-        return _packed(*self._at_rest(iterator, self._draws), self._draws.seeds)
+            state = read_iterator(iterator, is_ignoring=self._is_array) if iterator is not None else NO_STATE
+            return self._packed(state) if state.size else NO_STATE
+        return self._packed(*self._at_rest(iterator, self._draws), self._draws.seeds)
+
+    def _packed(self, state: Array, counts: list[int] | None = None, seeds: Seeds | None = None) -> Array:
+        return pack({"iterator": state}, {"draws": counts, "seeds": seeds, "data": dict(self._data)})
 
     def _at_rest(self, iterator: Any, draws: Draws) -> tuple[Array, list[int] | None]:
         """Return an iterator's state, and what had drawn just then, as far as that does not stand in it."""
@@ -96,11 +105,18 @@ class Pipeline:
             begin_anew(iterator)
 
 
-Seeds = list[list[int]]
+def data_of(place: Array) -> Data:
+    """Return what the data was like whose place this is; nothing if that was not saved. Pure."""
+    try:
+        return dict(unpack(place)[1].get("data") or {}) if place.size else {}
+    except CorruptError:
+        return {}  # `Pipeline.go_to` reports it
 
 
-def _packed(state: Array, counts: list[int] | None = None, seeds: Seeds | None = None) -> Array:
-    return pack({"iterator": state}, {"draws": counts, "seeds": seeds})
+def differences(before: Data, now: Data) -> str:
+    """Return in which respects the data differs from what it was like, as far as both are known. Pure."""
+    known = [name for name in before if name in now and before[name] != now[name]]
+    return ", ".join(f"{name} {before[name]} -> {now[name]}" for name in known)
 
 
 def _unpacked(place: Array) -> tuple[Array, list[int] | None, Seeds | None]:

@@ -40,12 +40,12 @@ class Position:
     batch: int = 0
     step: int = 0
 
-    def scaled(self, ranks_before: int, ranks_now: int) -> Position:
-        """Return the position for another number of ranks, if each rank's batches are as large as before.
+    def scaled(self, size_before: int, size_now: int) -> Position:
+        """Return the position for batches of another size, of one rank or of all ranks together.
 
         Rounded down: a part of a batch is seen again rather than lost.
         """
-        return Position(self.epoch, self.batch * ranks_before // ranks_now, self.step)
+        return Position(self.epoch, self.batch * size_before // size_now, self.step)
 
     def within(self, steps: int | None) -> Position:
         """Return the position with a finished epoch counted as such; `steps` per epoch, if known."""

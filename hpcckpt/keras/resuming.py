@@ -12,8 +12,9 @@ from hpcckpt.collective.communicator import Communicator
 from hpcckpt.discovery import inspect_step, newest_restorable
 from hpcckpt.errors import StateMismatchError, StepNotFoundError
 from hpcckpt.keras.exactness import COMPILED_AGAIN
-from hpcckpt.keras.feeds import Place
+from hpcckpt.keras.feeds import BATCH_SIZE, Place
 from hpcckpt.keras.iterators import NO_STATE
+from hpcckpt.keras.pipelines import Data, data_of, differences
 from hpcckpt.keras.position import Position
 from hpcckpt.keras.training import Training, is_of_training
 from hpcckpt.run import Restored
@@ -126,22 +127,53 @@ def beginning(
     position = _position(restored, training, comm.size, steps, epochs)
     is_same = restored.n_ranks == comm.size
     reading = restored.objects.get("iterator", {})
+    other_data = _other_data(restored, training, comm) if is_same else ""
+    warnings = restored.warnings
+    if other_data and training.feed is not None:
+        training.feed.lost = other_data
+        warnings = (*warnings, f"{other_data}: the position in it is found by counting batches")
     place = Place(
         position.epoch,
         position.batch,
-        training.place_state if is_same else NO_STATE,
+        training.place_state if is_same and not other_data else NO_STATE,
         int(reading.get("seen", 0)),
         is_read=training.data is None,
     )
-    is_exact = training.data is not None or (is_same and reading.get("method") in _EXACT)
+    is_exact = training.data is not None or (is_same and not other_data and reading.get("method") in _EXACT)
     iterator = "exact" if is_exact else "skip" if training.feed is not None else "none"
     level = restored.level if is_same else "weights"
-    return Beginning(restored, position, place, level, iterator, warnings=restored.warnings, lost=tuple(lost))
+    if other_data and level == "exact":
+        level = "state"
+    return Beginning(restored, position, place, level, iterator, warnings=warnings, lost=tuple(lost))
+
+
+def _other_data(restored: Restored, training: Training, comm: Communicator) -> str:
+    """Return how the data differs from that of the checkpoint, whose position does not fit it then. Independent.
+
+    A position that was saved has what each rank's data was like; of others rank 0 has stored what its data was like.
+    """
+    if training.feed is None or training.data is not None:
+        return ""
+    before = data_of(training.place_state)
+    if not before and comm.is_root:
+        before = _root_data(restored)
+    different = differences(before, training.feed.data)
+    return f"the data differs from that of the checkpoint ({different})" if different else ""
+
+
+def _root_data(restored: Restored) -> Data:
+    """Return what rank 0's data was like; nothing if that was not saved. Pure."""
+    found: Data = restored.objects.get("iterator", {}).get("data", {})
+    return found
 
 
 def _position(restored: Restored, training: Training, n_ranks: int, steps: int | None, epochs: int | None) -> Position:
     known = {key: int(restored.objects.get(key, 0)) for key in ("epoch", "batch", "step")}
-    position = Position(**known).scaled(restored.n_ranks, n_ranks).within(steps)
+    position = Position(**known).scaled(restored.n_ranks, n_ranks)
+    before, now = _root_data(restored), training.feed.data if training.feed is not None else {}
+    if BATCH_SIZE in before and BATCH_SIZE in now:
+        position = position.scaled(before[BATCH_SIZE], now[BATCH_SIZE])
+    position = position.within(steps)
     if training.data is not None:
         position = Position(training.data.epoch, training.data.batch, position.step)
     if restored.objects.get("stop") and epochs is not None:  # a callback had ended the training
