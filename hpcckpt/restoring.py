@@ -464,15 +464,33 @@ def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[
     if not gone:
         return ()
     before = f"{saved_ranks} rank{'s' if saved_ranks > 1 else ''}"
-    names = _listed([name.removesuffix("/json") for name in gone])
-    text = (
-        f"per-rank {names} left as they are: saved on {before}, restored on {n_ranks}; "
-        f"set them in the program, or restart on {before}"
-    )
-    return (text,)
+    is_training = _OF_TRAINING <= set(gone)
+    own = [name for name in gone if not (is_training and name.startswith(_TRAINING_PARTS))]
+    texts = []
+    if is_training:
+        texts.append(
+            f"saved on {before}, now {n_ranks}: the training resumes at level weights, with rank 0's callbacks and "
+            "statistics, and new random streams"
+        )
+    if own:
+        was, them = ("was", "it") if len(own) == 1 else ("were", "them")
+        texts.append(
+            f"{_listed([_entry_text(name) for name in own])} {was} not restored: saved on {before}, restored on "
+            f"{n_ranks}; set {them} in the program, or restart on {before}"
+        )
+    return ("; ".join(texts),)
+
+
+def _entry_text(name: str) -> str:
+    """Return how a program calls the entry of its state that has a tensor: ``state["rng"]`` for ``rng/json``. Pure."""
+    key, _, rest = name.removesuffix("/json").partition("/")
+    return f'state["{key}"]' + (f" ({rest})" if rest else "")
 
 
 _SHOWN = 10
+_OF_TRAINING = {"training/callbacks", "training/iterator"}
+_TRAINING_PARTS = ("training/", "callbacks/", "model/", "optimizer/", "data/")
+"""What of a Keras training each rank has for itself is set by the Keras shell, not by the program."""
 
 
 def _listed(names: Sequence[str]) -> str:

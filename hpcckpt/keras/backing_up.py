@@ -14,7 +14,8 @@ from hpcckpt.keras.describing import describe
 from hpcckpt.keras.feeds import Feed, Mode, Plan
 from hpcckpt.keras.fit import Fit, others_in
 from hpcckpt.keras.iterators import NO_STATE
-from hpcckpt.keras.lines import level_line, position_line, resume_line
+from hpcckpt.keras.lines import learning_rate_lines, level_line, position_line, resume_line
+from hpcckpt.keras.optimizers import learning_rate_of
 from hpcckpt.keras.others import named
 from hpcckpt.keras.position import DataPosition, Position, begin_at, forget
 from hpcckpt.keras.progress import Skipping, mark_bar
@@ -129,6 +130,7 @@ class Backup:
         self._n_ranks = ckpt.comm.size
         ckpt.comm.agree("fit: build the model", self._build)
         statistics.choose(self.model, self.what.statistics)
+        compiled_rate = learning_rate_of(getattr(self.model, "optimizer", None))
         restored, is_forked = restore(ckpt, self._training, self.what.fork_from)
         epochs = None if is_forked else self.params.get("epochs")  # that the other was stopped does not end this
         begins = ckpt.comm.agree(
@@ -143,7 +145,9 @@ class Backup:
             begins = self.begins
             line = resume_line(restored, at.epoch, at.batch, ckpt.comm.size, begins.iterator, begins.level)
             logged = set(restored.logged)  # the core has done so
-            self._say(line, *_warnings(text for text in begins.warnings if text not in logged))
+            rate = learning_rate_of(getattr(self.model, "optimizer", None))
+            rates = learning_rate_lines(compiled_rate, rate)
+            self._say(line, *rates, *_warnings(text for text in begins.warnings if text not in logged))
         self._read_on(Skipping(is_shown=self.is_talking and ckpt.comm.is_root))
         self._guard = self._watch()
 

@@ -45,6 +45,17 @@ def level_line(level: str, reasons: Sequence[str], method: str, remedy: str) -> 
     return f"hpcckpt: level={level} iterator={method}{why}{how}"
 
 
+def learning_rate_lines(program: float | None, restored: float | None) -> list[str]:
+    """Return the line about a learning rate that is not the one that the program gave, if it is another. Pure."""
+    texts = [f"{rate:.6g}" for rate in (restored, program) if rate is not None]
+    if len(set(texts)) < 2:
+        return []
+    return [
+        f"hpcckpt: the learning rate is {texts[0]}, restored from the checkpoint, not {texts[1]}, which the program "
+        "compiled; a LearningRateScheduler can set another one"
+    ]
+
+
 def position_line(nbytes: int, position_nbytes: int) -> str:
     """Return the line about a step that is large because it holds the position in the data. Pure."""
     size, position, rest = map(nbytes_text, (nbytes, position_nbytes, nbytes - position_nbytes))

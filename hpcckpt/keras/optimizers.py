@@ -8,7 +8,7 @@ Wrappers such as Horovod's, a subclass made on the fly, change nothing of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcckpt.errors import StateError
@@ -77,6 +77,18 @@ def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) 
 def _is_built(optimizer: Any) -> bool:
     """Say whether the optimizer has its variables: Keras 2.15, Keras 3 and legacy optimizers say so by three names."""
     return any(getattr(optimizer, flag, False) for flag in ("_built", "built", "_hypers_created"))
+
+
+def learning_rate_of(optimizer: Any) -> float | None:
+    """Return the learning rate of an optimizer; ``None`` where a schedule computes it. Independent."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return learning_rate_of(inner)
+    legacy: Mapping[str, Any] = getattr(optimizer, "_hyper", {})
+    rate = getattr(optimizer, "_learning_rate", legacy.get("learning_rate"))
+    if is_variable(rate):
+        return float(rate.numpy())
+    return rate if isinstance(rate, float) else None
 
 
 def own_variables(optimizer: Any) -> list[Any]:

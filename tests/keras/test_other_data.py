@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -53,6 +54,10 @@ def fixed(count: int = N_SAMPLES, batch_size: int = BATCH) -> dict[str, Any]:
     """Return a ``tf.data`` pipeline whose batches have a fixed size, and which has read some of them ahead."""
     pipeline = tf.data.Dataset.from_tensor_slices(rows(count)).shuffle(count, seed=3)
     return {"x": pipeline.batch(batch_size, drop_remainder=True).prefetch(2), "shuffle": False}
+
+
+def loss_scaled(rate: float) -> Any:
+    return keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(rate))
 
 
 def count_of(model: Any) -> int:
@@ -126,6 +131,21 @@ def test_a_seeded_order_of_batches_of_another_size_is_reported(fit: Any, tmp_pat
     capfd.readouterr()
     fit(small(), rows(40), 1, backup(tmp_path))
     assert "the data differs from that of the checkpoint (samples 50 -> 40)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("make", [keras.optimizers.Adam, loss_scaled], ids=["plain", "loss scaled"])
+def test_a_restored_learning_rate_that_is_not_the_compiled_one_is_reported(
+    make: Any, fit: Any, tmp_path: Path, capfd: Any
+) -> None:
+    fit(small(make(0.01)), rows(), 1, backup(tmp_path))
+    capfd.readouterr()
+    fit(small(make(0.001)), rows(), 2, backup(tmp_path))
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "learning rate" in line]
+    assert line.startswith(
+        "hpcckpt: the learning rate is 0.01, restored from the checkpoint, not 0.001, which the program compiled;"
+    )
+    fit(small(make(0.01)), rows(), 3, backup(tmp_path))
+    assert "learning rate" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("make", [arrays, dataset, fixed])

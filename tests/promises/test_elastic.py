@@ -288,11 +288,36 @@ def test_values_of_each_rank_that_are_not_restored_are_logged_once(run_dir, capl
     with caplog.at_level(logging.WARNING, "hpcckpt"):
         results = run_ranks(3, restore)
     warning = (
-        "per-rank mine, rng left as they are: saved on 2 ranks, restored on 3; "
+        'state["mine"], state["rng"] were not restored: saved on 2 ranks, restored on 3; '
         "set them in the program, or restart on 2 ranks"
     )
     assert results == [([9], [1.0] * 3, (warning,), (warning,))] * 3
     assert [record.getMessage() for record in caplog.records] == [f"hpcckpt: restored step 1: {warning}"]
+
+
+@pytest.mark.parametrize("more", [{}, {"seeds": [3]}], ids=["alone", "with a value of the program"])
+def test_of_a_keras_training_no_part_is_said_to_need_the_program(more, run_dir):
+    def state():
+        parts = {name: hc.PerRank(np.zeros(2)) for name in ("callbacks", "iterator", "random")}
+        own = {"mine": {name: hc.PerRank(value) for name, value in more.items()}}
+        return {"model": {"w": np.ones(3), "mean": hc.PerRank(np.ones(1))}, "training": parts, **own}
+
+    def save(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, state()).result()
+
+    def restore(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            return ckpt.restore(state()).warnings
+
+    run_ranks(2, save)
+    (warning,) = run_ranks(1, restore)[0]
+    training = (
+        "saved on 2 ranks, now 1: the training resumes at level weights, with rank 0's callbacks and statistics, "
+        "and new random streams"
+    )
+    own = '; state["mine"] (seeds) was not restored: saved on 2 ranks, restored on 1; set it in the program, or restart'
+    assert warning == (f"{training}{own} on 2 ranks" if more else training)
 
 
 def test_values_of_each_rank_that_are_not_restored_are_named_on_stderr(run_dir):
@@ -306,7 +331,7 @@ def test_values_of_each_rank_that_are_not_restored_are_named_on_stderr(run_dir):
         [sys.executable, "-c", script, str(run_dir)], capture_output=True, text=True, timeout=240, check=True
     )
     (line,) = ended.stderr.splitlines()
-    assert "per-rank own left as they are: saved on 2 ranks, restored on 1" in line
+    assert 'state["own"] was not restored: saved on 2 ranks, restored on 1; set it in the program, or' in line
 
 
 def test_what_a_restore_with_strict_false_leaves_out_is_logged_once_on_root(run_dir, caplog):
