@@ -102,13 +102,20 @@ def compare(
     return Comparison(len(shared) - len(changes), tuple(changes), tuple(added), tuple(removed))
 
 
+_BOOKKEEPING = tuple(f"user/tensorflow.CheckpointManager/{key}" for key in ("timestamps", "last_preserved_timestamp"))
+
+
 def compare_objects(before: Any, after: Any, rtol: float = 0.0) -> tuple[ObjectChange, ...]:
-    """Return the JSON values that differ, named by their paths, sorted; floats by more than `rtol`. Pure."""
+    """Return the JSON values that differ, named by their paths, sorted; floats by more than `rtol`. Pure.
+
+    When `hpcckpt.tensorflow.CheckpointManager` has saved which checkpoint is no difference of the state.
+    """
     old, new = dict(_leaves(before)), dict(_leaves(after))
     names = sorted(
         name
         for name in {*old, *new}
-        if (name in old) != (name in new) or not _is_same(old.get(name), new.get(name), rtol)
+        if (not name.startswith(_BOOKKEEPING) and (name in old) != (name in new))
+        or not _is_same(old.get(name), new.get(name), rtol)
     )
     return tuple(ObjectChange(name, old.get(name), new.get(name)) for name in names)
 

@@ -464,7 +464,7 @@ def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[
     if not gone:
         return ()
     before = f"{saved_ranks} rank{'s' if saved_ranks > 1 else ''}"
-    is_training = _OF_TRAINING <= set(gone)
+    is_training = set(gone) >= _OF_TRAINING
     own = [name for name in gone if not (is_training and name.startswith(_TRAINING_PARTS))]
     texts = []
     if is_training:

@@ -22,7 +22,8 @@ def refuse_torchrun(environ: Mapping[str, str] = os.environ) -> None:
     if n_ranks > 1 and launched_size() != n_ranks:
         raise MpiError(
             f"{source} says that there are {n_ranks} processes, but MPI did not start them. torchrun is not supported "
-            f"yet: start the program with 'mpirun -n {n_ranks} python ...', or pass comm= if this process saves alone"
+            f"yet: start the program with 'mpirun -n {n_ranks} python ...', or pass comm=MPI.COMM_SELF if this process "
+            "saves alone"
         )
 
 

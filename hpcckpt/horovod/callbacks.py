@@ -11,6 +11,7 @@ from hpcckpt.horovod.ranks import communicator, ranks_of
 from hpcckpt.horovod.replicas import broadcast_state, check_equal
 from hpcckpt.keras.backing_up import When
 from hpcckpt.keras.callbacks import BackupAndRestore
+from hpcckpt.keras.lines import equal_line
 from hpcckpt.streams import write_wrapped
 
 __all__ = ["RestoreCallback"]
@@ -90,7 +91,7 @@ class RestoreCallback(BackupAndRestore):
         n_equal = self._check()
         if self.verbose and self._ranks.is_root:
             how = "restored" if self.restored is not None else "broadcast"
-            write_wrapped(f"hpcckpt: {n_equal} tensors {how}, equal on {self._ranks.size} ranks before the first batch")
+            write_wrapped(equal_line(n_equal, how, self._ranks.size))
 
     def end_batch(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Save, and compare ranks, if it is time. Collective."""

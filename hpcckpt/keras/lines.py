@@ -42,7 +42,7 @@ def level_line(level: str, reasons: Sequence[str], method: str, remedy: str) -> 
     how = f"; for level=exact {remedy}" if remedy else ""
     if is_terminal():
         return f"hpcckpt: a resume will be at level {level}{why}{how}"
-    return f"hpcckpt: level={level} iterator={method}{why}{how}"
+    return f"hpcckpt: next resume level={level} iterator={method}{why}{how}"
 
 
 def learning_rate_lines(program: float | None, restored: float | None) -> list[str]:
@@ -50,10 +50,17 @@ def learning_rate_lines(program: float | None, restored: float | None) -> list[s
     texts = [f"{rate:.6g}" for rate in (restored, program) if rate is not None]
     if len(set(texts)) < 2:
         return []
-    return [
+    line = (
         f"hpcckpt: the learning rate is {texts[0]}, restored from the checkpoint, not {texts[1]}, which the program "
         "compiled; a LearningRateScheduler can set another one"
-    ]
+    )
+    return [line]
+
+
+def equal_line(n_tensors: int, how: str, n_ranks: int) -> str:
+    """Return the line about tensors that were ``restored`` or ``broadcast``, and compared. Pure."""
+    ranks = f"{n_ranks} rank{'s' if n_ranks != 1 else ''}"
+    return f"hpcckpt: {n_tensors} tensors {how}, equal on {ranks} before the first batch"
 
 
 def position_line(nbytes: int, position_nbytes: int) -> str:

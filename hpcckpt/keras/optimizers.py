@@ -85,7 +85,7 @@ def learning_rate_of(optimizer: Any) -> float | None:
     if inner is not None:
         return learning_rate_of(inner)
     legacy: Mapping[str, Any] = getattr(optimizer, "_hyper", {})
-    rate = getattr(optimizer, "_learning_rate", legacy.get("learning_rate"))
+    rate: Any = getattr(optimizer, "_learning_rate", legacy.get("learning_rate"))
     if is_variable(rate):
         return float(rate.numpy())
     return rate if isinstance(rate, float) else None

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcckpt.keras.declarations import is_stateless
+from hpcckpt.keras.monitoring import IS_KERAS_3
 from hpcckpt.keras.python_values import closure_of
 
 _PYTHON = re.compile(r"^(Eager)?PyFunc$")
@@ -113,14 +114,25 @@ def _of_operations(operations: Iterable[Operation]) -> Iterator[str]:
     python = [one for one in every if _PYTHON.search(one.kind)]
     others = [one for one in every if one not in random and one not in python]
     if random:
-        yield (
-            f"{_places(random)} draws from a stream that cannot be saved: draw from a tf.random.Generator or a "
-            "keras.random.SeedGenerator"
-        )
+        yield f"{_places(random)} draws from a stream that cannot be saved: {_remedy_for_draws()}"
     if python:
         yield f"{_places(python)} runs Python in the training step: declare it with hpcckpt.keras.stateless if it is"
     if others:
         yield f"{_places(others)} has a state that cannot be saved ({', '.join(sorted({one.kind for one in others}))})"
+
+
+def _remedy_for_draws() -> str:
+    """Return what to draw from instead; layers of Keras 2.15 draw from generators once that is enabled."""
+    import keras
+
+    if IS_KERAS_3:
+        return "draw from a tf.random.Generator or a keras.random.SeedGenerator"
+    if keras.backend.experimental.is_tf_random_generator_enabled():
+        return "draw from a tf.random.Generator"
+    return (
+        "call hpcckpt.enable_exact_resume before the model is built, which suffices for layers of Keras; code of the "
+        "program draws from a tf.random.Generator"
+    )
 
 
 def _places(operations: list[Operation]) -> str:

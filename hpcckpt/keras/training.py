@@ -168,7 +168,9 @@ class Training:
     def set_callbacks(self) -> list[str]:
         """Give the other callbacks their state; return what did not come back, in words. Independent."""
         packed = self._parts["callbacks"].value
-        return others.give_back(self.callbacks, packed, self._weights) if packed.size else []
+        texts = others.give_back(self.callbacks, packed, self._weights) if packed.size else []
+        is_of_other_rank = bool(self._identity) and self._identity[-1] > 0  # rank 0 may have more callbacks than others
+        return [] if is_of_other_rank else texts
 
     def set_random(self) -> list[str]:
         """Set the random streams; return what did not come back, in words. Independent."""

@@ -8,7 +8,7 @@ from typing import Any
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.horovod.replicas import check_equal
 from hpcckpt.keras.callbacks import BackupAndRestore
-from hpcckpt.keras.lines import saved_line
+from hpcckpt.keras.lines import equal_line, saved_line
 from hpcckpt.run import SavedStep
 from hpcckpt.snapshot import flatten
 from hpcckpt.streams import write_wrapped
@@ -68,7 +68,7 @@ class MpiBackup(Telling):
         n_equal = check_equal({"model": self.model}, comm=self._comm)
         if self.verbose and self._comm.is_root:
             how = "restored" if self.is_restored else "broadcast"
-            write_wrapped(f"hpcckpt: {n_equal} tensors {how}, equal on {self._comm.size} ranks before the first batch")
+            write_wrapped(equal_line(n_equal, how, self._comm.size))
 
 
 def broadcast(state: Any, comm: Communicator) -> None:

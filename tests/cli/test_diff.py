@@ -144,6 +144,15 @@ def test_objects_count_unless_left_out(cli: Cli, tmp_path: Path) -> None:
     assert cli("diff", one, other, "--only", "w").code == 0
 
 
+def test_times_of_a_checkpoint_manager_are_no_difference(cli: Cli, tmp_path: Path) -> None:
+    times = [{"timestamps": {"60": at}, "last_preserved_timestamp": at, "other": 1} for at in (1.5, 2.5)]
+    one, other = (
+        save_one(tmp_path / str(number), {"w": np.ones(2)}, {"tensorflow.CheckpointManager": each})
+        for number, each in enumerate(times)
+    )
+    assert cli("diff", one, other).code == 0
+
+
 def test_usage(cli: Cli, saved: Path) -> None:
     assert cli("diff", saved).code == 2
     assert cli("diff", saved, 1, 2, 3).code == 2

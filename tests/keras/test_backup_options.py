@@ -63,10 +63,10 @@ def test_killed_by_sigkill_amid_an_epoch_the_weights_end_with_the_same_sha_256(t
 def test_the_level_is_written_once_with_the_reason_and_stored(run_dir: Path, fit: Fit, capfd: Any) -> None:
     callback = backup(run_dir, verbose=1)
     fit(small(), rows(), 2, callback)
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcckpt: level=")]
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcckpt: next resume level=")]
     why = "because operations need not be deterministic"
     remedy = "for level=exact call hpcckpt.enable_exact_resume(seed=1) before the model is built"
-    assert lines == [f"hpcckpt: level=state iterator=replayed {why}; {remedy}"]
+    assert lines == [f"hpcckpt: next resume level=state iterator=replayed {why}; {remedy}"]
     saved = manifest_of(run_dir, 20)
     assert saved.level == callback.level == "state"
     assert saved.objects["user"]["exactness"] == {"level": "state", "reasons": callback.reasons}

@@ -94,7 +94,7 @@ def test_lines_are_short_on_a_terminal_and_complete_in_a_log(monkeypatch: Any) -
     assert saved.endswith(" backend=rankfile files=1 kept=3")
     assert resume.startswith("hpcckpt: resume step=12 epoch=1 batch=2 from=run/step-0000000012 ranks 1->1 level=exact ")
     assert resume.endswith(" iterator=exact missing=0 unexpected=0")
-    assert level == "hpcckpt: level=exact iterator=saved"
+    assert level == "hpcckpt: next resume level=exact iterator=saved"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_lines_are_short_on_a_terminal_and_complete_in_a_log(monkeypatch: Any) -
 )
 def test_a_line_with_level_state_names_what_to_do(reason: str, remedy: str) -> None:
     line = lines.level_line("state", [reason], "saved", levels.remedy([reason]))
-    assert line == f"hpcckpt: level=state iterator=saved because {reason}; for level=exact {remedy}"
+    assert line == f"hpcckpt: next resume level=state iterator=saved because {reason}; for level=exact {remedy}"
 
 
 def test_a_step_that_a_shuffle_buffer_enlarges_is_reported_once_with_sizes(tmp_path: Path, capfd: Any) -> None:
@@ -118,3 +118,8 @@ def test_a_step_that_a_shuffle_buffer_enlarges_is_reported_once_with_sizes(tmp_p
     number = r"[1-9][\d.]* (?:KiB|MiB)"
     line = rf"hpcckpt: exact resume makes each step {number}, not {number}: {number} are the position in the data"
     assert len(re.findall(line, capfd.readouterr().err)) == 1
+
+
+def test_a_line_about_one_rank_has_one_rank() -> None:
+    assert lines.equal_line(3, "restored", 1) == "hpcckpt: 3 tensors restored, equal on 1 rank before the first batch"
+    assert lines.equal_line(3, "broadcast", 2).endswith("equal on 2 ranks before the first batch")

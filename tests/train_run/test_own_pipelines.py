@@ -47,5 +47,5 @@ def test_wherever_it_resumes_it_says_exact_and_ends_with_the_same_bits(
         shutil.copytree(tmp_path / "run", again)
         capfd.readouterr()
         Environment(again, step).run(wanted)
-        assert "hpcckpt: level=exact iterator=saved" in capfd.readouterr().err
+        assert "hpcckpt: next resume level=exact iterator=saved" in capfd.readouterr().err
         assert pieces.ends_with(again, 1) == expected, step
