@@ -111,13 +111,9 @@ def compare_objects(before: Any, after: Any, rtol: float = 0.0) -> tuple[ObjectC
     When `hpcckpt.tensorflow.CheckpointManager` has saved which checkpoint is no difference of the state.
     """
     old, new = dict(_leaves(before)), dict(_leaves(after))
-    names = sorted(
-        name
-        for name in {*old, *new}
-        if (not name.startswith(_BOOKKEEPING) and (name in old) != (name in new))
-        or not _is_same(old.get(name), new.get(name), rtol)
-    )
-    return tuple(ObjectChange(name, old.get(name), new.get(name)) for name in names)
+    names = sorted(name for name in {*old, *new} if not name.startswith(_BOOKKEEPING))
+    changed = [n for n in names if (n in old) != (n in new) or not _is_same(old.get(n), new.get(n), rtol)]
+    return tuple(ObjectChange(name, old.get(name), new.get(name)) for name in changed)
 
 
 def _is_same(one: Any, other: Any, rtol: float) -> bool:
