@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt.errors import CorruptError
+from hpcckpt.errors import CorruptError, HpcckptError
 from hpcckpt.loading import open_step
 from hpcckpt.native import plugins
 from hpcckpt.testing.ranks import run_ranks
@@ -55,6 +55,21 @@ def test_what_it_wrote_builds_saves_and_loads(project: Path) -> None:
 def test_the_library_links_to_nothing_of_hpcckpt(project: Path) -> None:
     (library,) = (project / "build").glob("lib*.so")
     assert b"_native" not in library.read_bytes()
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_the_sample_names_the_file_that_it_does_not_find(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(plugins.PATH_VARIABLE, str(project / "build"))
+    config = "part" if project.name.endswith("_c") else "prefix=part"
+    with hc.Checkpointer(tmp_path, backend=f"plugin:{project.name}", backend_options={"config": config}) as ckpt:
+        ckpt.save(1, {"a": np.ones(3)}).result()
+    with (
+        hc.Checkpointer(tmp_path, backend=f"plugin:{project.name}") as ckpt,
+        pytest.raises(HpcckptError, match=r"-0\.bin"),
+    ):
+        ckpt.restore({"a": np.zeros(3)})
 
 
 @pytest.mark.usefixtures("no_plugins")
