@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from hpcckpt.backends.registry import find_backend
 from hpcckpt.cli import elsewhere, options, output, summary
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary, iso_of
 from hpcckpt.cli.text import count_text, labelled, metric_text, time_text, zone_text
-from hpcckpt.errors import HpcckptError, OptionError, StepNotFoundError
+from hpcckpt.errors import BackendNotFoundError, HpcckptError, OptionError, StepNotFoundError
 from hpcckpt.leftovers import Usage
 from hpcckpt.units import nbytes_text
 
@@ -31,7 +32,8 @@ def command(
 ) -> int:
     """List the checkpoints of a run.
 
-    VALID is whether a checkpoint can be restored: its manifest is whole and its files are there.
+    VALID is whether a checkpoint can be restored: its manifest is whole and its files are there; ? if its backend is
+    not installed here.
     Their bytes are checked by 'hpcckpt verify'. The step marked * is the one a restart would use.
     Other directories that take space are named below the table, with what removes them, and the size of all.
     """
@@ -70,10 +72,22 @@ def _write(run: RunSummary) -> None:
         Column("VALID"),
         Column("TAGS"),
     ]
-    output.write_table(columns, [_cells(row, run.metric) for row in run.checkpoints])
+    missing = _missing_backends(run)
+    output.write_table(columns, [_cells(row, run.metric, missing) for row in run.checkpoints])
 
 
-def _cells(row: StepSummary, metric: str | None) -> list[str]:
+def _missing_backends(run: RunSummary) -> dict[str, str]:
+    """Return why backends of valid steps are not found here, by name."""
+    missing = {}
+    for name in sorted({row.backend for row in run.checkpoints if row.valid and row.backend}):
+        try:
+            find_backend(name)
+        except BackendNotFoundError as error:
+            missing[name] = str(error)
+    return missing
+
+
+def _cells(row: StepSummary, metric: str | None, missing: Container[str]) -> list[str]:
     return [
         _text(row.step),
         _text(row.epoch),
@@ -81,7 +95,7 @@ def _cells(row: StepSummary, metric: str | None) -> list[str]:
         nbytes_text(row.nbytes),
         _text(row.ranks),
         *([metric_text(row.metrics.get(metric))] if metric else []),
-        "yes" if row.valid else "-" if "saving" in row.tags else "NO",
+        "?" if row.valid and row.backend in missing else "yes" if row.valid else "-" if "saving" in row.tags else "NO",
         ", ".join(row.tags) + (" *" if "latest" in row.tags else ""),
     ]
 
@@ -92,6 +106,7 @@ def _text(value: int | None) -> str:
 
 def _closing_lines(run: RunSummary) -> Sequence[str]:
     problems = [labelled(row.step, row.problem) for row in run.checkpoints if row.problem]
+    problems += [f"? {cause}" for cause in _missing_backends(run).values()]
     counts = {
         "valid": sum(row.valid for row in run.checkpoints),
         "damaged": sum("damaged" in row.tags for row in run.checkpoints),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import hpcckpt as hc
+from hpcckpt.backends import registry
 
 Cli = Callable[..., Any]
 KEYS = {
@@ -32,6 +33,17 @@ def test_json_has_one_entry_for_each_checkpoint(cli: Cli, saved: Path) -> None:
         (3, 2, True),
         (3, 3, True),
     ]
+
+
+def test_steps_of_a_backend_that_is_not_installed_are_not_called_valid(
+    cli: Cli, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = registry.discover()
+    monkeypatch.setattr(registry, "discover", lambda: tuple(info for info in found if info.name != "rankfile"))
+    result = cli("list", saved)
+    assert all(" ? " in f"{row} " for row in result.out.splitlines()[1:4])
+    assert " yes" not in result.out
+    assert "'rankfile' is not one of" in result.out + result.err
 
 
 def test_table_marks_best_and_the_step_a_restart_would_use(cli: Cli, saved: Path) -> None:
