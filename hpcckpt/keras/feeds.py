@@ -165,13 +165,14 @@ class Feed(ABC):
     @cached_property
     def data(self) -> dict[str, Any]:
         """What a position in the data depends on, by name, as JSON values: it is that of no other data."""
-        found = {"elements": _elements_text(self.element_spec)}
         arrays = getattr(self.adapter, "_internal_adapter", self.adapter)  # that of lists of numbers
         size, batch_size = getattr(arrays, "_size", None), getattr(arrays, "_batch_size", None)
         if self.is_array and size and batch_size:
             rest = int(arrays._partial_batch_size or 0)
             n_samples = (size - 1) * batch_size + rest if rest else size * batch_size
-            return {BATCH_SIZE: int(batch_size), "samples": int(n_samples), **found}
+            elements = _elements_text(self.element_spec, first_axis=1)
+            return {BATCH_SIZE: int(batch_size), "samples": int(n_samples), "elements": elements}
+        found = {"elements": _elements_text(self.element_spec)}
         cardinality = getattr(self._dataset, "cardinality", None)
         n_batches = int(cardinality()) if self.is_renewed and cardinality is not None else -1
         return {"batches": n_batches, **found} if n_batches >= 0 else found
@@ -450,14 +451,14 @@ def make_feed(source: Any) -> Feed | None:
     return None
 
 
-def _elements_text(element_spec: Any) -> str:
-    """Return the shapes and dtypes of a batch as text, such as ``float32[None, 4], int64[None]``. Pure."""
+def _elements_text(element_spec: Any, first_axis: int = 0) -> str:
+    """Return the shapes, from an axis on, and dtypes of a batch as text: ``float32[None, 4], int64[None]``. Pure."""
     import tensorflow as tf
 
     def text(spec: Any) -> str:
         if not isinstance(spec, tf.TensorSpec):
             return str(spec)
-        return f"{spec.dtype.name}{spec.shape.as_list() if spec.shape.rank is not None else ''}"
+        return f"{spec.dtype.name}{spec.shape.as_list()[first_axis:] if spec.shape.rank is not None else ''}"
 
     return ", ".join(map(text, tf.nest.flatten(element_spec)))
 

@@ -90,6 +90,7 @@ def test_another_batch_size_within_an_epoch_is_reported_and_trains(
     written = capfd.readouterr().err
     (line,) = [line for line in written.splitlines() if "warning: the data differs" in line]
     assert ("batch size 4 -> 8" if make is arrays else "batches 12 -> 6") in line
+    assert ("elements" in line) == (make is fixed)  # an axis of the batch size says no more than the batch size
     assert callback.level == "state"
     assert "iterator=skip " in written
 
