@@ -293,7 +293,7 @@ def test_one_line_is_written_for_each_save_and_restore(run_dir: Path, fit: Any, 
     fit(small(), rows(), 2, backup(run_dir, verbose=1))
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcckpt: ")]
     words = [line.split()[1].partition("=")[0] for line in lines]
-    assert words == ["level", "saved", "resume", "level", "saved"]
+    assert words == ["next", "saved", "resume", "next", "saved"]
     assert lines[1].startswith("hpcckpt: saved step=10 epoch=1 bytes=")
     for key in ("stall=", "total=", "bw=", "backend=rankfile", "files=1", "kept=1"):
         assert key in lines[1]

@@ -35,7 +35,7 @@ def test_the_place_of_an_iterator_brings_back_the_rest_and_the_next_epoch(
     dataset = train_of(make, mnist_npz)
     rest(iter(dataset))
     iterator = iter(dataset)
-    pipeline = Pipeline(iterator, is_array=False)
+    pipeline = Pipeline(iterator, is_array=False, data={})
     assert not pipeline.doubt
     for _ in range(done):
         next(iterator)
@@ -46,7 +46,7 @@ def test_the_place_of_an_iterator_brings_back_the_rest_and_the_next_epoch(
     again = train_of(make, mnist_npz)
     iter(again)  # the epoch that is over
     iterator = iter(again)
-    Pipeline(iterator, is_array=False).go_to(iterator, place)
+    Pipeline(iterator, is_array=False, data={}).go_to(iterator, place)
     assert (rest(iterator), rest(iter(again))) == expected
 
 
