@@ -1,7 +1,7 @@
 """What all tests share: ranks as threads or as MPI processes, fault injection, and ways to damage files.
 
 Under plain pytest a test that takes ``ranks`` runs with 1, 2 and 5 threads; under ``-m "not slow"``, as `make test`
-says it, with 1 and 2.  Under ``mpirun -n N pytest --with-mpi`` it runs once, on N processes, and only such tests run.
+says it, with 2.  Under ``mpirun -n N pytest --with-mpi`` it runs once, on N processes, and only such tests run.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _marked(counts: tuple[int, ...]) -> list[Any]:
     """Return rank counts, slow those that `make test` leaves out."""
-    limit = max(levels.QUICK_COUNT, min(counts))
-    return [n if n <= limit else pytest.param(n, marks=pytest.mark.slow) for n in counts]
+    quick = levels.QUICK_COUNT if levels.QUICK_COUNT in counts else min(counts)
+    return [n if n == quick else pytest.param(n, marks=pytest.mark.slow) for n in counts]
 
 
 # -- what is slow --------------------------------------------------------------------------------
