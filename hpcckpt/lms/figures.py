@@ -33,6 +33,13 @@ def stats() -> dict[str, Any]:
     return found | {"gpus": {name: dict(tf.config.experimental.get_memory_info(name)) for name in names}}
 
 
+def n_swapped() -> int:
+    """Return how many times a tensor was swapped out so far in this process."""
+    from hpcckpt.lms import engine
+
+    return sum(op.count for op in engine.stats().outs.values()) if engine.is_loaded() else 0
+
+
 def session_config() -> Any:
     """Return a ``ConfigProto`` with TensorFlow's own memory optimizer at SCHEDULING_HEURISTICS, as advised."""
     import tensorflow as tf

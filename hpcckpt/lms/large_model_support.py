@@ -145,6 +145,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         self._path = FunctionPath(self._options, self._nbytes_learned)
         self._graph: Any = None
         self._edited_function: Any = None
+        self._n_swapped_before = 0
 
     # -- sessions
 
@@ -244,7 +245,8 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         setattr(model, name, planned)
 
     def _run_in_graph_mode(self) -> None:
-        graph = tf.compat.v1.keras.backend.get_session().graph
+        # Not that of Keras' session: to get it sends all operations to the runtime, which cannot be edited there.
+        graph = tf.compat.v1.get_default_graph()
         if self.is_training and not is_edited(graph):
             why = keras_path.graph_trouble(self.model)
             if why and not self._path.notes:  # Keras calls twice
@@ -254,12 +256,18 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
             keras_path.make_train_function(self.model)
         self.run(graph, keras=True)
         self._edited_function = getattr(self.model, "train_function", None)
+        self._n_swapped_before = figures.n_swapped()
 
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
-        """In graph mode, report if Keras has replaced the training function that was edited."""
-        edited, now = self._edited_function, getattr(self.model, "train_function", None)
-        if edited is not None and now is not edited:
-            self._path.note(messages.GRAPH_REPLACED.format(model=getattr(self.model, "name", "")))
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
+        """In graph mode, report after the first batch if nothing was swapped though it was planned."""
+        function, self._edited_function = self._edited_function, None
+        made = self._edited.made if self._edited is not None else None
+        if function is None or made is None or not (made.is_necessary and made.plan.swap_outs):
+            return
+        if figures.n_swapped() == self._n_swapped_before:
+            is_same = getattr(self.model, "train_function", None) is function
+            text = messages.GRAPH_KNOWN if is_same else messages.GRAPH_REPLACED
+            self._path.note(text.format(model=getattr(self.model, "name", "")))
 
     # -- what there is to tell
 

@@ -85,6 +85,11 @@ GRAPH_REPLACED = (
     "Keras has made another training function for the model {model!r} at its first batch, as for sample weights from a "
     "generator, and LMS has not edited that one: train with arrays or a tf.data.Dataset"
 )
+GRAPH_KNOWN = (
+    "Nothing is swapped: a session ran before LMS edited the graph of the model {model!r}, and TensorFlow 1 does not "
+    "change operations that a session has. Let no other callback use Keras' session before the training begins "
+    "(`set_model`, `set_params`), and load weights before `fit`"
+)
 NOT_PLANNED = (
     "LMS could not plan this step, so the training continues without swapping: {error}. Please report this; another "
     "planner may do: planner='distance', swapout_threshold=..."
