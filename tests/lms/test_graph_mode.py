@@ -99,7 +99,7 @@ CANNOT = {
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, list]:
-    """For each way: losses without and with LMS, the report's mode, how often tensors were swapped out, what is noted."""
+    """For each way: losses without and with LMS, the report's mode, how many swap-outs ran, what is noted."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_ENABLE_ONEDNN_OPTS": "0"}
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *ACTS, *CANNOT]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
