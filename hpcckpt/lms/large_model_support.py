@@ -145,7 +145,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         self._path = FunctionPath(self._options, self._nbytes_learned)
         self._graph: Any = None
         self._edited_function: Any = None
-        self._n_swapped_before = 0
+        self._n_swapped_before: int | None = None
 
     # -- sessions
 
@@ -260,14 +260,24 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
         """In graph mode, report after the first batch if nothing was swapped though it was planned."""
-        function, self._edited_function = self._edited_function, None
+        before, self._n_swapped_before = self._n_swapped_before, None
         made = self._edited.made if self._edited is not None else None
-        if function is None or made is None or not (made.is_necessary and made.plan.swap_outs):
+        if before is None or made is None or not (made.is_necessary and made.plan.swap_outs):
             return
-        if figures.n_swapped() == self._n_swapped_before:
-            is_same = getattr(self.model, "train_function", None) is function
-            text = messages.GRAPH_KNOWN if is_same else messages.GRAPH_REPLACED
-            self._path.note(text.format(model=getattr(self.model, "name", "")))
+        if figures.n_swapped() == before:
+            self._path.note(self._replaced() or messages.GRAPH_KNOWN.format(model=getattr(self.model, "name", "")))
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
+        """In graph mode, report if Keras has replaced the training function that was edited, at whatever batch."""
+        why = self._replaced()
+        if why:
+            self._path.note(why)
+
+    def _replaced(self) -> str:
+        """Return that Keras has replaced the training function that was edited; empty if it has not."""
+        edited, now = self._edited_function, getattr(self.model, "train_function", None)
+        is_same = edited is None or now is edited
+        return "" if is_same else messages.GRAPH_REPLACED.format(model=getattr(self.model, "name", ""))
 
     # -- what there is to tell
 
