@@ -77,8 +77,7 @@ def record(directory: PathLike, step: int, save_id: str, problem: str, found_by:
     try:
         if os.path.islink(place):
             return False
-        os.makedirs(place, exist_ok=True)
-        with open(draft, "x", encoding="utf-8") as file:
+        with files.in_made_directory(place, lambda: open(draft, "x", encoding="utf-8")) as file:
             json.dump(document, file)
             file.flush()
             native.fsync(file.fileno(), draft)

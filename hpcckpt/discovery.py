@@ -521,10 +521,10 @@ def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "") -> 
     if step not in step_numbers(directory):
         raise StepNotFoundError(f"cannot pin step {step}: it is not in {os.fspath(directory)}")
     place = _pins_place(directory)
+    path = _pin_path(directory, step, reader)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        os.makedirs(place, exist_ok=True)
-        path = _pin_path(directory, step, reader)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        fd = files.in_made_directory(place, lambda: os.open(path, flags, 0o666))
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise StorageError(f"{path} is not an ordinary file: remove it")

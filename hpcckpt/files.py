@@ -17,13 +17,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 PathLike = str | os.PathLike[str]
+T = TypeVar("T")
 
 RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+_ATTEMPTS = 1000
 _HANDLER = "onexc" if sys.version_info >= (3, 12) else "onerror"
 
 
@@ -102,6 +104,41 @@ def unlink(path: PathLike) -> bool:
         if is_there(path):
             raise
     return True
+
+
+def in_made_directory(place: PathLike, act: Callable[[], T]) -> T:
+    """Make a directory if it does not exist, and call a function that makes a file in it. Independent.
+
+    Whoever removes the last file of such a directory removes the directory too.  If that happens before the file is
+    there, all of this is repeated.
+
+    Parameters
+    ----------
+    place : path_like
+        The directory; its parent exists.
+    act : callable
+        May be called several times.
+
+    Raises
+    ------
+    OSError
+        Whatever else goes wrong, and a directory that is removed again and again.
+    """
+    n_left = _ATTEMPTS
+    while True:
+        try:
+            os.mkdir(place)
+        except FileExistsError:
+            pass
+        except OSError:  # some file systems report that it may not be made before they report that it exists
+            if not os.path.isdir(place):
+                raise
+        try:
+            return act()
+        except FileNotFoundError:
+            n_left -= 1
+            if not n_left:
+                raise
 
 
 def remove_tree(path: PathLike) -> None:

@@ -96,7 +96,7 @@ def test_a_reader_that_may_not_write_raises_the_same_error_and_changes_nothing(t
     def refuse(path, *_args, **_options):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(os, "makedirs", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(errors.CorruptError, match="checksum mismatch"):
         hc.load(run)
     assert sorted(run.rglob("*")) == before
@@ -259,7 +259,7 @@ def test_what_is_no_record_is_ignored_and_never_followed(kind, tmp_path):
 
 
 def test_where_nothing_can_be_written_a_restore_works_and_says_so(ranks, damaged, monkeypatch, caplog):
-    monkeypatch.setattr(records.os, "makedirs", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    monkeypatch.setattr(os, "mkdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "denied")))
     assert restored(ranks, damaged) == 2
     assert not (damaged / layout.DAMAGED).exists()
     assert "that step 3 is damaged cannot be recorded" in caplog.text or ranks.size > 1

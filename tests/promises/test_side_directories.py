@@ -1,0 +1,60 @@
+"""Side directories (`.pins`, `.damaged`) go with their last file: one who writes into them at that moment still can."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt import damage, discovery
+
+SAVE_ID = "0" * 32
+N_TIMES = 400
+
+
+def pin(run_dir: Path, step: int) -> None:
+    discovery.pin(run_dir, step)
+    assert step in discovery.pins(run_dir)
+    assert discovery.unpin(run_dir, step)
+
+
+def pin_as_reader(run_dir: Path, step: int) -> None:
+    name = discovery.reader_name()
+    discovery.pin(run_dir, step, name)
+    assert step in discovery.pins(run_dir)
+    assert discovery.unpin(run_dir, step, name)
+
+
+def record_damage(run_dir: Path, step: int) -> None:
+    assert damage.record(run_dir, step, SAVE_ID, "a bit", "a test")
+    assert damage.recorded_problem(run_dir, step, SAVE_ID)
+    assert damage.clear(run_dir, step, SAVE_ID)
+
+
+@pytest.mark.parametrize("act", [pin, pin_as_reader, record_damage])
+def test_threads_that_use_a_side_directory_at_the_same_time_do_not_disturb_each_other(
+    run_dir: Path, act: Callable[[Path, int], None]
+) -> None:
+    with hc.Checkpointer(run_dir, max_to_keep=None) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, {"w": np.zeros(3)}).result()
+    errors: list[BaseException] = []
+
+    def repeat(step: int) -> None:
+        try:
+            for _ in range(N_TIMES):
+                act(run_dir, step)
+        except BaseException as error:  # noqa: BLE001 - the test shows it
+            errors.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(step,)) for step in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert not [path for path in run_dir.iterdir() if path.name in (".pins", ".damaged")]
