@@ -109,8 +109,8 @@ def unlink(path: PathLike) -> bool:
 def in_made_directory(place: PathLike, act: Callable[[], T]) -> T:
     """Make a directory if it does not exist, and call a function that makes a file in it. Independent.
 
-    Whoever removes the last file of such a directory removes the directory too.  If that happens before the file is
-    there, all of this is repeated.
+    Such a directory is removed with its last file, by any process or thread.  If it is removed before `act` has made
+    its file, both steps are repeated.
 
     Parameters
     ----------
@@ -119,10 +119,15 @@ def in_made_directory(place: PathLike, act: Callable[[], T]) -> T:
     act : callable
         May be called several times.
 
+    Returns
+    -------
+    Any
+        What `act` returns.
+
     Raises
     ------
     OSError
-        Whatever else goes wrong, and a directory that is removed again and again.
+        If the directory or the file cannot be made, or the directory is removed each of 1,000 times.
     """
     n_left = _ATTEMPTS
     while True:

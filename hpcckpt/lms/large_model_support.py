@@ -268,13 +268,13 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
             self._path.note(self._replaced() or messages.GRAPH_KNOWN.format(model=getattr(self.model, "name", "")))
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
-        """In graph mode, report if Keras has replaced the training function that was edited, at whatever batch."""
+        """In graph mode, report if Keras has replaced the training function that was edited, at any batch."""
         why = self._replaced()
         if why:
             self._path.note(why)
 
     def _replaced(self) -> str:
-        """Return that Keras has replaced the training function that was edited; empty if it has not."""
+        """Return a message if Keras has replaced the training function that was edited, or ""."""
         edited, now = self._edited_function, getattr(self.model, "train_function", None)
         is_same = edited is None or now is edited
         return "" if is_same else messages.GRAPH_REPLACED.format(model=getattr(self.model, "name", ""))

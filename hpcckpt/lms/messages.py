@@ -82,8 +82,8 @@ GRAPH_NOT_BUILT = (
     "its first layer an input_shape"
 )
 GRAPH_REPLACED = (
-    "Keras has made another training function for the model {model!r} at its first batch, as for sample weights from a "
-    "generator, and LMS has not edited that one: train with arrays or a tf.data.Dataset"
+    "Keras has made another training function for the model {model!r} during the training, as for sample weights from "
+    "a generator, and LMS has not edited that one: train with arrays or a tf.data.Dataset"
 )
 GRAPH_KNOWN = (
     "Nothing is swapped: a session ran before LMS edited the graph of the model {model!r}, and TensorFlow 1 does not "

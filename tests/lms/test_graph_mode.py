@@ -42,6 +42,12 @@ class SetsWeights(keras.callbacks.Callback):
         super().set_model(model)
         model.set_weights(model.get_weights())
 
+class ReplacesFunction(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 1:
+            self.model.train_function = None
+            self.model._make_train_function()
+
 def fit(how, *callbacks):
     keras.backend.clear_session()
     tf.compat.v1.set_random_seed(1)
@@ -69,6 +75,8 @@ def fit(how, *callbacks):
     elif how == "trained before":
         model.fit(batches(), steps_per_epoch=3, verbose=0)
         done = model.fit(batches(), steps_per_epoch=3, **more)
+    elif how == "replaced at batch 2":
+        done = model.fit(batches(), steps_per_epoch=3, **more | {"callbacks": [ReplacesFunction(), *callbacks]})
     elif how == "twice":
         model.fit(batches(), steps_per_epoch=3, **more)
         done = model.fit(batches(), steps_per_epoch=3, **more)
@@ -95,13 +103,14 @@ CANNOT = {
     "weights": "train with arrays or a tf.data.Dataset",
     "session ran": "load weights before `fit`",
 }
+REPLACED = "replaced at batch 2"
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, list]:
     """For each way: losses without and with LMS, the report's mode, how many swap-outs ran, what is noted."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_ENABLE_ONEDNN_OPTS": "0"}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *ACTS, *CANNOT]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *ACTS, *CANNOT, REPLACED]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -121,4 +130,12 @@ def test_where_lms_cannot_act_in_graph_mode_it_says_so(how: str, told: dict[str,
     assert n_executed == 0
     assert len(notes) == 1
     assert CANNOT[how] in notes[0]
+    assert with_ == without
+
+
+def test_a_training_function_that_is_replaced_at_a_later_batch_is_reported(told: dict[str, list]) -> None:
+    without, with_, _, n_executed, notes = told[REPLACED]
+    assert n_executed > 0  # in the first batch
+    assert len(notes) == 1
+    assert "has made another training function" in notes[0]
     assert with_ == without

@@ -1,4 +1,4 @@
-"""Side directories (`.pins`, `.damaged`) go with their last file: one who writes into them at that moment still can."""
+"""`.pins` and `.damaged` are removed with their last file; a file that is made at that moment is made all the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def record_damage(run_dir: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("act", [pin, pin_as_reader, record_damage])
-def test_threads_that_use_a_side_directory_at_the_same_time_do_not_disturb_each_other(
+def test_threads_make_and_remove_files_of_a_side_directory_without_errors(
     run_dir: Path, act: Callable[[Path, int], None]
 ) -> None:
     with hc.Checkpointer(run_dir, max_to_keep=None) as ckpt:

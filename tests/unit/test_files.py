@@ -124,6 +124,43 @@ def test_a_tree_of_which_something_stays_is_an_error(place, losing):
         files.remove_tree(place / "a")
 
 
+def test_a_directory_that_is_removed_before_its_file_is_made_is_made_again(tmp_path):
+    made = tmp_path / "side"
+
+    def act() -> str:
+        if next(removals, False):
+            made.rmdir()
+        (made / "file").touch()
+        return "made"
+
+    removals = iter([True, True])
+    assert files.in_made_directory(made, act) == "made"
+    assert (made / "file").exists()
+
+
+def test_a_directory_that_exists_and_may_not_be_made_is_used(place, monkeypatch):
+    """As on file systems that report EROFS or EACCES before EEXIST."""
+
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    assert files.in_made_directory(place / "a", lambda: "made") == "made"
+    with pytest.raises(PermissionError):
+        files.in_made_directory(place / "new", lambda: "made")
+
+
+def test_a_directory_that_is_removed_each_time_is_an_error(tmp_path):
+    made = tmp_path / "side"
+
+    def act() -> None:
+        made.rmdir()
+        (made / "file").touch()
+
+    with pytest.raises(FileNotFoundError):
+        files.in_made_directory(made, act)
+
+
 @pytest.mark.parametrize("is_done", [True, False])
 def test_an_exchange_counts_if_it_was_done(place, monkeypatch, code, is_done):
     (place / "b").mkdir()
