@@ -1,7 +1,7 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
 .PHONY: help demo examples test test-all campaign lint fix setup setup-b bench clean
-# What is handed on to the program:  make demo ARGS='--ranks 4 2'
+# Arguments of the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
 RANKS ?= 2
 PARTS ?= serial mpi b
@@ -9,7 +9,7 @@ PARTS ?= serial mpi b
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{printf "%-18s%s\n", $$1, $$2}'
 
-demo: setup  ## train LeNet5 on 2 ranks, kill it, go on with 1, kill it, end with 3
+demo: setup  ## train LeNet5 on 2 ranks, kill it, resume with 1, kill it, end with 3
 	@scripts/dev/in-venv.sh python examples/demo.py $(ARGS)
 
 examples: setup  ## run the examples at small settings, their output in build/examples; some: ARGS="lms_mnist_session lms_resnet"
@@ -24,7 +24,7 @@ test-all:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial m
 campaign: setup  ## faults by the thousand, in full; a part: ARGS="corruption --count 500"; see tests/campaign/README.md
 	@scripts/dev/campaign.sh $(ARGS)
 
-lint:  ## ruff, mypy, import-linter, shellcheck, clang-format, clang for AArch64, codespell
+lint:  ## ruff, mypy, import-linter, shellcheck, clang-format, clang for AArch64, codespell, words
 	@scripts/dev/lint.sh
 
 fix:  ## let the formatters mend what they can, then lint

@@ -19,7 +19,7 @@ from mpi4py import MPI
 WORLD = MPI.COMM_WORLD
 NAP_S = 0.0002
 REST_S, REST_LOOKS, REST_AT_MOST_S = 0.1, 5, 20.0
-"""For so long a disk must have been idle before anything is measured, in so many looks; when to go on anyhow."""
+"""Seconds that a disk must be idle before a measurement, and in how many checks; when to continue nevertheless."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _place = Path()
 """The directory that is written to; `scratch` says."""
@@ -98,7 +98,7 @@ def settle(fn: Callable[[], Any]) -> None:
 
 
 def _sync_file_system(path: Path) -> None:
-    """Wait for the writes to this file system alone: what others write elsewhere is no business of ours."""
+    """Wait for the writes to this file system only, not for those of other programs elsewhere."""
     fd = os.open(path, os.O_RDONLY)
     try:
         if _LIBC.syncfs(fd) != 0:

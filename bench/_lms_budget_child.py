@@ -1,4 +1,4 @@
-"""One training within a memory budget in a process of its own, for `lms_budgets.py`; writes what it found as JSON."""
+"""One training within a memory budget in a separate process, for `lms_budgets.py`; writes what it found as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from _lms_models import build
 
 from hpcckpt.errors import MemoryBudgetError
-from hpcckpt.lms import LMS, verification
+from hpcckpt.lms import LMS
+from hpcckpt.lms.planner import verify_step
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
     except MemoryBudgetError as error:
         return {"refused": str(error), "n_steps": len(n_steps)}
     report = lms.report()
-    peak_of_all = verification.peak_since() - (report.level or 0)
+    peak_of_all = verify_step.peak_since() - (report.level or 0)
     return {
         "n_steps": len(n_steps), "first": report.peak, "all": max(peak_of_all, report.peak or 0),
         "n_attempts": report.n_attempts, "n_swapped": len(report.traffic),

@@ -1,4 +1,4 @@
-"""One training in a process of its own, for `lms.py`: its step times and its peak of resident memory, as JSON.
+"""One training in a separate process, for `lms.py`: its step times and its peak of resident memory, as JSON.
 
 Reads what to do from its first argument, writes what it found to stdout.
 """
@@ -19,27 +19,27 @@ os.environ.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")  # oneDNN's pool ke
 
 from _lms_models import build
 
-from hpcckpt.lms import engine
-from hpcckpt.lms.graph import Graph
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.tiers import TierConfig
+from hpcckpt.lms.graph.graph import Graph
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.runtime import native_engine
+from hpcckpt.lms.storage_tiers import TierConfig
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
     """Train as the task says."""
-    engine.release_freed_memory()
-    engine.load()
-    engine.configure(TierConfig("file", directory=task["directory"]))
+    native_engine.release_freed_memory()
+    native_engine.load()
+    native_engine.configure(TierConfig("file", directory=task["directory"]))
     model, data = build(task["model"], task["batch"])
     if task.get("cap"):
         limit = _status("VmData") + task["cap"]
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     seen: list[Graph] = []
-    engine.arm("train_function", lambda graph, _: seen.append(graph) or _planned(task), stalls=False)
-    with engine.peak_resident() as peak:
+    native_engine.arm("train_function", lambda graph, _: seen.append(graph) or _planned(task), stalls=False)
+    with native_engine.peak_resident() as peak:
         step, batches, times, losses = _train(model, data, task["steps"])
     found = {"start": peak.start, "peak": peak.nbytes, "between": _status("VmRSS") - peak.start}
-    stats = engine.stats()
+    stats = native_engine.stats()
     found |= {"bytes_out": stats.bytes_out, "bytes_in": stats.bytes_in, "live": stats.live_handles}
     if task.get("record"):
         found |= _record(Path(task["record"]), seen[0], step, batches)
@@ -65,12 +65,12 @@ def _train(model: Any, data: Any, n_steps: int) -> tuple[Any, Any, list[float], 
 
 def _record(path: Path, graph: Graph, step: Any, batches: Any) -> dict[str, Any]:
     """Write down the graph with the times of its ops; return the tier's bandwidth."""
-    with engine.op_times() as recorded:
+    with native_engine.op_times() as recorded:
         step(batches)
         step(batches)
     ops = (replace(op, cost_ns=recorded[name].mean_ns if name in recorded else 0) for name, op in graph.ops.items())
     path.write_text(Graph.of(ops).to_json(), encoding="utf-8")
-    write, read = engine.bandwidth()
+    write, read = native_engine.bandwidth()
     return {"write": write, "read": read}
 
 

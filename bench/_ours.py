@@ -34,7 +34,7 @@ class Ours:
 
     def finish_removal(self) -> None:
         """Wait until the step that the last save retired is removed."""
-        self.ckpt._run.workspace.finish_removal()
+        self.ckpt._session.rundir.workspace.finish_removal()
 
     def restore(self) -> None:
         """Restore the newest step, verified. Collective."""

@@ -31,7 +31,7 @@ class Table:
     rows : list of list of str
         The cells.
     notes : list of str
-        Lines to stand below.
+        Lines below the table.
     """
 
     title: str

@@ -82,7 +82,7 @@ def interleave(
     Parameters
     ----------
     variants : dict of str to callable
-        Each does one measurement; its figures are alike on all ranks.
+        Each does one measurement; its figures are the same on all ranks.
     copy_rate : callable
         Measures a memcpy; its rate before and after a measurement must not part by more than `drift`, or the
         measurement is thrown away and made again, as long as that makes no more than half as many again in all.

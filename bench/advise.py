@@ -13,8 +13,8 @@ import argparse
 import statistics
 
 from hpcckpt.interval import daly, lost_part
-from hpcckpt.reporting.simulating import failures, simulated_loss, simulated_optimum
-from hpcckpt.reporting.words import duration_words
+from hpcckpt.tools.report.simulate_failures import failures, simulated_loss, simulated_optimum
+from hpcckpt.tools.report.text import duration_words
 
 MTBFS_S = (600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0)
 COSTS_S = (0.1, 1.0, 10.0, 60.0)

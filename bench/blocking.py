@@ -30,8 +30,8 @@ from _report import Table, condition, figure, machine_facts, publish
 from _rounds import Figures, Rounds, interleave, spread
 
 import hpcckpt as hc
-from hpcckpt.keras.holding import copied, hold, warm
-from hpcckpt.snapshot import flatten
+from hpcckpt.state.tf_hold import copied, hold, warm
+from hpcckpt.state.tree import flatten
 
 N_STEPS = 3
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
@@ -80,7 +80,7 @@ class Memory:
         self._before = 0
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset the peak."""
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._before = self._field("VmRSS")
 
@@ -122,7 +122,7 @@ class Bench:
         return {"blocking": seconds(lambda: flatten(self.training.state))}
 
     def hold(self) -> Figures:
-        """Hold the variables and let go of them at once."""
+        """Take references to the variables and release them at once."""
         return {"blocking": seconds(lambda: hold(self.training.variables))}
 
     def hold_over_steps(self) -> Figures:

@@ -1,7 +1,7 @@
 """Incremental saves, 90 % of the weights frozen: ``mpirun -n 2 python bench/incremental.py --directory DIR``.
 
 In each round one full save and one incremental save of the same TensorFlow variables, one in ten of which was assigned
-to since the save before: of variables alone is known that nobody wrote to them.  See README.md.
+to since the save before: only for variables it is known that they were not written.  See README.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from _rounds import Figures, Rounds, spread
 FULL, INCREMENTAL = "full", "incremental, 90 % frozen"
 ONE_IN = 10
 N_BEFORE = 5
-"""Saves until what is frozen has files of its own and is linked."""
+"""Saves until the frozen tensors have separate files and are linked."""
 
 
 class Bench:

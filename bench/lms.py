@@ -1,6 +1,6 @@
 """What Large Model Support costs and saves, with the cost planner and a file as tier, on the CPU.
 
-Every training runs in a process of its own, with the same settings of malloc, on the same batch; variants take turns.
+Every training runs in a separate process, with the same settings of malloc, on the same batch; variants take turns.
 One process first records the graph, the times of its ops and the bandwidth of the tier; plans are made from these.
 
 1. ``curve``: time of a step and peak of resident memory over the budget of the step's tensors.
@@ -31,9 +31,9 @@ from typing import Any
 from _lms_models import BATCHES, MODELS
 
 from hpcckpt.errors import MemoryBudgetError
-from hpcckpt.lms.cost import Bandwidth, plan_by_cost
-from hpcckpt.lms.graph import Graph
-from hpcckpt.lms.scene import Scene
+from hpcckpt.lms.graph.graph import Graph
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.planner.cost_planner import TierBandwidth, plan_by_cost
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -50,7 +50,7 @@ class Bench:
         self.found: list[dict[str, Any]] = []
 
     def child(self, model: str, batch: int, **task: Any) -> dict[str, Any] | None:
-        """Train in a process of its own; `None` if that ended otherwise than well."""
+        """Train in a separate process; `None` if that failed."""
         task |= {"model": model, "batch": batch, "directory": self.options.directory}
         task.setdefault("steps", self.options.steps)
         program = [sys.executable, str(HERE / "_lms_child.py"), json.dumps(task)]
@@ -61,17 +61,19 @@ class Bench:
         self.found.append({**task, **result})
         return result
 
-    def recorded(self, model: str, batch: int) -> tuple[Graph, Bandwidth]:
+    def recorded(self, model: str, batch: int) -> tuple[Graph, TierBandwidth]:
         """Return a model's graph with measured times, and the tier's bandwidth."""
         path = self.place / f"{model}-{batch}.json"
         facts = self.child(model, batch, record=str(path), steps=2)
         if facts is None:
             raise SystemExit(f"lms.py: {model} with a batch of {batch} does not train at all")
-        return Graph.from_json(path.read_text(encoding="utf-8")), Bandwidth(facts["write"], facts["read"])
+        return Graph.from_json(path.read_text(encoding="utf-8")), TierBandwidth(facts["write"], facts["read"])
 
-    def planned(self, graph: Graph, bandwidth: Bandwidth, budget: int | None, name: str) -> tuple[str, dict[str, Any]]:
+    def planned(
+        self, graph: Graph, bandwidth: TierBandwidth, budget: int | None, name: str
+    ) -> tuple[str, dict[str, Any]]:
         """Make a plan, and return where it lies and its figures."""
-        plan = plan_by_cost(Scene(graph), budget, bandwidth)
+        plan = plan_by_cost(GraphContext(graph), budget, bandwidth)
         path = self.place / f"{name}-plan.json"
         path.write_text(plan.to_json(), encoding="utf-8")
         return str(path), dict(plan.parameters)
@@ -128,7 +130,7 @@ def batches(bench: Bench) -> Iterator[str]:
     yield f"without {sizes[False]}, with {sizes[True]}: {sizes[True] / max(sizes[False], 1):.1f} times\n"
 
 
-def _scaled(bench: Bench, graph: Graph, bandwidth: Bandwidth, batch: int) -> str:
+def _scaled(bench: Bench, graph: Graph, bandwidth: TierBandwidth, batch: int) -> str:
     """Make the plan of least memory for another batch, from a graph that was recorded with one."""
     return bench.planned(resized(graph, bench.options.batch, batch), bandwidth, None, f"batch-{batch}")[0]
 

@@ -1,6 +1,6 @@
 """Are memory budgets of Large Model Support kept on the CPU, or refused before the first step?
 
-Every training runs in a process of its own, by ``fit`` with ``LMS(memory_budget=...)`` and TensorFlow's settings as
+Every training runs in a separate process, by ``fit`` with ``LMS(memory_budget=...)`` and TensorFlow's settings as
 they are; ``--system-allocator`` has TensorFlow started without oneDNN's pool. The peak is what the kernel counts
 (``VmHWM``), without pages of files, above the process before its first step, over all its steps. A budget is *kept*
 if all steps stay within it, the first one too, and *refused* if the error came before the first step.
@@ -34,7 +34,7 @@ BUDGETS = {
 
 
 def trained(model: str, budget: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train a model within a budget of so many MiB, in a process of its own."""
+    """Train a model within a budget of `budget` MiB, in a separate process."""
     task = {
         "model": model, "batch": BATCHES[model], "budget": f"{budget} MiB", "steps": options.steps,
         "directory": options.directory,

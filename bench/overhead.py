@@ -1,6 +1,6 @@
 """What saves in the background cost a training at the interval that ``every_n_minutes="auto"`` chooses.
 
-Two trainings with Keras and Adam: LeNet5 (examples/lenet5.py), and a model of so many million parameters.  Stretches of
+Two trainings with Keras and Adam: LeNet5 (examples/lenet5.py), and a model of N million parameters.  Stretches of
 the same number of batches take turns, in an order of chance: one with a save at its beginning, which goes on in the
 background while the batches do, and one without.  What the first takes longer is what a save costs, by the clock,
 which runs until the save is durable, and in time of the processor, which a busy machine disturbs less.  Meanwhile the
@@ -35,8 +35,8 @@ from _report import Table, condition, machine_facts, place_of, publish
 from _rounds import Figures, Rounds, interleave, spread
 
 import hpcckpt as hc
+from hpcckpt.core.durations import duration_s
 from hpcckpt.interval import IntervalPlanner
-from hpcckpt.preemption.clock import duration_s
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
@@ -86,7 +86,7 @@ def lenet5(batch: int) -> Training:
 
 
 def dense(millions: float, batch: int) -> Training:
-    """Return a model of eight equal layers with so many million parameters in all."""
+    """Return a model of eight equal layers with `millions` million parameters in total."""
     import keras
 
     width = round(math.sqrt(millions * 1e6 / 8))
@@ -125,7 +125,7 @@ class Stretches:
         self.planner.observe_save(saved.stall_seconds, saved.seconds)
 
     def run(self, n_steps: int, *, saves: bool) -> Figures:
-        """Train so many batches; return the seconds, of the clock and of the processor."""
+        """Train `n_steps` batches; return the seconds, of the clock and of the processor."""
         gc.collect()
         began, used = time.perf_counter(), time.process_time()
         if saves:
@@ -155,7 +155,7 @@ class Stretches:
         return math.ceil(self.planner.period_s / step_s)
 
     def compare(self, n_steps: int, machine: Machine, asked: Any, repeat: int) -> Rounds:
-        """Measure stretches of so many batches with and without a save, taking turns."""
+        """Measure stretches of `n_steps` batches with and without a save, taking turns."""
         variants: dict[str, Callable[[], Figures]] = {
             "without": lambda: self.run(n_steps, saves=False),
             "with": lambda: self.run(n_steps, saves=True),

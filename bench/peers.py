@@ -3,7 +3,7 @@
 A peer saves on root, as its users do, while the other ranks sleep; hpcckpt and, in its own row, torch DCP save with all
 ranks.  The clock of a save runs until the job's checkpoint is there, that of a load until every rank has the values.
 With ``--asynchronous`` it is the ways that return early, and also how long until they return.  With ``--apart`` each
-peer has rounds of its own with ours and C: on a disk, ten libraries in one round make all slow.  Run it with the peers'
+peer has separate rounds with ours and C: on a disk, ten libraries in one round make all slow.  Run it with the peers'
 environment: ``HPCCKPT_STACK=peers scripts/dev/in-venv.sh ...``.  See README.md.
 """
 
@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Set as AbstractSet
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ class Bench:
         return variables_of(model_of(self.state))
 
     def _add_ours(self, name: str, state: Any, comm: MPI.Comm) -> None:
-        is_alone = comm is MPI.COMM_SELF  # each rank has a run of its own then; root's is measured
+        is_alone = comm is MPI.COMM_SELF  # each rank has its own run then; root's is measured
         place = self.place / f"{name}-{WORLD.rank if is_alone else 'all'}"
         ours = Ours(place, state, comm, threads=self.args.threads, async_save=self.args.asynchronous)
         self.ours.append(ours)
@@ -127,7 +126,7 @@ class Bench:
         return {"save": seconds, "blocks": WORLD.allreduce(blocked, op=MPI.MAX)}
 
     def measure(self) -> Rounds:
-        """Measure all variants in common rounds, or each peer in rounds of its own. Collective."""
+        """Measure all variants in common rounds, or each peer in separate rounds. Collective."""
         groups = [{peer} for peer in self.peers] if self.args.apart and self.peers else [set(self.peers)]
         common = self.variants.keys() - set(self.peers)
         return joined([self._measure_group(common | group) for group in groups])

@@ -21,12 +21,14 @@ from _rounds import spread
 from mpi4py import MPI
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout, native
+from hpcckpt import native
 from hpcckpt.collective.planner import fits, plan_for
-from hpcckpt.manifest import encode
-from hpcckpt.plan import Declaration
-from hpcckpt.snapshot import flatten
-from hpcckpt.tensors import Extent, TensorSpec
+from hpcckpt.core.plan import Declaration
+from hpcckpt.core.tensors import Extent, TensorSpec
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import encode
+from hpcckpt.rundir import discovery
+from hpcckpt.state.tree import flatten
 
 
 def seconds_of(fn: Callable[[], Any], repeat: int, clock: Callable[[], float] = time.thread_time) -> list[float]:
@@ -47,7 +49,7 @@ def declarations(n_tensors: int) -> list[Declaration]:
 
 
 def planning(n_tensors: int, repeat: int) -> dict[str, list[float]]:
-    """Time the planning of a state of so many tensors."""
+    """Time the planning of a state of `n_tensors` tensors."""
     declared, state = declarations(n_tensors), {f"t{n:05d}": np.zeros(4, np.float32) for n in range(n_tensors)}
     found = {
         f"first save, {n_ranks} ranks": seconds_of(lambda n=n_ranks: plan_for(0, declared, [()] * n), repeat)

@@ -91,7 +91,7 @@ def draw(results: dict[str, dict[str, Any]], directory: Path) -> list[str]:
 
 
 def write_between_marks(path: Path, text: str) -> None:
-    """Replace what stands between the marks of a page."""
+    """Replace the text between the marks of a page."""
     page = path.read_text(encoding="utf-8")
     head, rest = page.split(BEGIN)
     _, tail = rest.split(END)

@@ -23,7 +23,7 @@ from _program import measure
 from _report import Table, condition, figure, place_of
 from _rounds import Figures, Rounds, spread
 
-from hpcckpt import phases
+from hpcckpt.core import failpoints
 
 OURS, UNASKED, NEW = "hpcckpt", "hpcckpt, no leases", "hpcckpt, new files"
 C_RECYCLED, C_NEW, C_EARLY = "C, recycled files", "C, new files", "C, new files, early"
@@ -46,7 +46,7 @@ class Bench:
         self.machine.write_new_file(self.kept, self.part)
         self.spans: list[dict[str, float]] = []
         self.marks: list[tuple[str, float]] = []
-        phases.install_hook(lambda phase, _: self.marks.append((phase, time.perf_counter())))
+        failpoints.install_hook(lambda phase, _: self.marks.append((phase, time.perf_counter())))
 
     def variants(self) -> dict[str, Callable[[], Figures]]:
         """Return what is measured."""

@@ -22,11 +22,11 @@ from _report import Table, machine_facts, place_of, publish
 
 import hpcckpt as hc
 from hpcckpt.backends.rankfile.backend import file_path
+from hpcckpt.collective.background import _Message
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.collective.exchange import _Letter
-from hpcckpt.draining import Outcome
-from hpcckpt.plan import FileRecord, WriteReport
-from hpcckpt.publishing import Report
+from hpcckpt.collective.outcomes import Outcome
+from hpcckpt.core.plan import FileRecord, WriteReport
+from hpcckpt.rundir.reports import RankReport
 
 T = TypeVar("T")
 RANKS = (1, 10, 100, 1000, 3000, 10_000)
@@ -97,9 +97,9 @@ class Root:
         began = time.process_time()
         pending = self.ckpt.save(self.number, self.state)
         begun_s = time.process_time() - began
-        underway = self.ckpt._run.underway[-1]
-        underway.matter.part.join()  # root's own bytes are no part of what grows
-        self._others_write(underway)
+        in_flight = self.ckpt._session.queue.in_flight[-1]
+        in_flight.task.local.join()  # root's own bytes are no part of what grows
+        self._others_write(in_flight)
         began = time.process_time()
         pending.result()
         seconds = begun_s + time.process_time() - began
@@ -107,17 +107,17 @@ class Root:
         found.__dict__.update({name: value - before[name] for name, value in vars(self.count).items()})
         return seconds, found
 
-    def _others_write(self, underway: Any) -> None:
-        staged = underway.staged.path
+    def _others_write(self, in_flight: Any) -> None:
+        staged = in_flight.staged.path
         for rank in range(1, self.ckpt.comm.size):
             path = staged / file_path(rank)
             if not path.exists():
                 path.write_bytes(b"\0" * FILE_BYTES)
             record = FileRecord(file_path(rank), FILE_BYTES, 0)
-            written = WriteReport((record,), underway.plan.shared_nbytes_of[rank])
-            report = Report(self.number, written, None, ())
-            letter = _Letter(underway.matter.number, Outcome(report, None))
-            self.inbox.append((rank, pickle.dumps(("saves", letter))))
+            written = WriteReport((record,), in_flight.contribution.plan.shared_nbytes_of[rank])
+            report = RankReport(self.number, written, None, ())
+            message = _Message(in_flight.task.number, Outcome(report, None))
+            self.inbox.append((rank, pickle.dumps(("saves", message))))
 
 
 def measure(place: Path, n_ranks: int, state: dict[str, np.ndarray], repeat: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What saving costs a training run in all: steps with asynchronous saves, against the same steps without.
 
-A run of so many steps is timed without a save, with ours, and with the ideal: C that copies the same bytes once, into
+A run of N steps is timed without a save, with ours, and with the ideal: C that copies the same bytes once, into
 warm memory, and writes them from a thread over the same file.  The clock runs until the last step is done *and* the
 last save is on storage.  The stall is what a run takes longer than the one without saves.  On x86-64 there is a second
 ideal, which computes checksums too.
@@ -30,7 +30,7 @@ from _report import Table, condition, machine_facts, place_of, publish
 from _rounds import Figures, interleave, spread
 
 import hpcckpt as hc
-from hpcckpt.snapshot import flatten
+from hpcckpt.state.tree import flatten
 
 HAS_CHECKSUMS = platform.machine() == "x86_64"
 FLAGS = ["-O2", "-shared", "-fPIC", "-pthread", *(["-msse4.2"] if HAS_CHECKSUMS else [])]

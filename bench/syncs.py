@@ -42,7 +42,7 @@ class Saved:
         }
 
     def is_commit_synced(self) -> bool:
-        """Say whether a directory was renamed into its place, and the parent synced after that."""
+        """Return True if a directory was renamed into its place, and the parent synced after that."""
         for number, event in enumerate(self.events):
             if event[0] == "rename" and self._is_directory(event[2]):
                 return ("sync", os.path.dirname(event[2])) in self.events[number:]

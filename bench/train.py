@@ -68,7 +68,7 @@ def script(asked: Any) -> Figures:
 
 
 def configured(asked: Any, place: Path) -> Figures:
-    """Train the same from a configuration, in a run directory of its own."""
+    """Train the same from a configuration, in a separate run directory."""
     config = {
         "datasets": {
             "hpcckpt.train.datasets.synthetic.from_raw": {

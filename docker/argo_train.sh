@@ -57,7 +57,7 @@ value[CPUS]=${cpus:-${value[RANKS]}}
 must_match cpus "${value[CPUS]}" '[1-9][0-9]*' 4
 value[THREADS]=$((value[CPUS] / value[RANKS] > 0 ? value[CPUS] / value[RANKS] : 1))
 [ -z "$namespace" ] || must_match namespace "$namespace" '[a-z0-9]([a-z0-9-]*[a-z0-9])?' my-team
-# Argo would take two opening braces in the file for a variable of its own, and writes no file of more than a megabyte.
+# Argo would take two opening braces in the file for one of its variables, and writes no file of more than a megabyte.
 if grep -n '{{' "$config" >&2; then die "$config has '{{' in it, which means something to Argo: put a blank between them"; fi
 [ "$(wc -c <"$config")" -le 500000 ] || die "$config is too large to be sent with a workflow"
 if LC_ALL=C grep -q $'[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]' "$config"; then die "$config has control characters in it"; fi

@@ -3,7 +3,7 @@
 #   build_docker.sh [--tag NAME:TAG] [--base IMAGE] [--no-cache] [--dry-run]
 # --tag       its name, in place of hpcckpt:VERSION
 # --base      what it begins from, in place of debian:bookworm-slim: a Debian 12, perhaps from a mirror or pinned by digest
-# --no-cache  build every layer anew
+# --no-cache  build every layer again
 # --dry-run   show the commands, do nothing
 # CONTAINER_ENGINE=docker|podman|buildah chooses the engine; PIP_CONFIG_FILE, if set, is lent to pip for the build, and stays
 # out of the image; http_proxy, https_proxy and no_proxy hold for the build alone.

@@ -30,7 +30,7 @@ project() {
     rm -rf build .venv
     find hpcckpt examples \( -name '*.so' -o -name '__pycache__' \) -prune -exec rm -rf {} +
     scripts/dev/setup.sh a
-    # A user who may not write here would compile every module anew at each start.
+    # A user who may not write here would compile every module again at each start.
     .venv/bin/python -m compileall -q hpcckpt
     rm -rf build
 }

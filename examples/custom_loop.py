@@ -50,7 +50,7 @@ def main() -> None:
         # None: there is no step. If there are steps and none can be restored, latest_step() raises.
         done = 0 if ckpt.latest_step() is None else ckpt.restore(state).step
         if comm.rank == 0:
-            print(f"loop: begins behind step {done} on {comm.size} ranks", flush=True)
+            print(f"loop: begins after step {done} on {comm.size} ranks", flush=True)
         guard = hc.preemption.watch(
             ckpt,
             walltime=asked.walltime,

@@ -91,7 +91,7 @@ def launch(number: int, n_ranks: int, args: argparse.Namespace, base: Path, *, i
 
 
 def is_ripe(story: Story) -> bool:
-    """Say whether to kill now: well inside an epoch, with two checkpoints of this launch, the last one mid-epoch."""
+    """Return True when to kill: well inside an epoch, with two checkpoints of this launch, the last one mid-epoch."""
     in_epoch = story.steps_per_epoch * 0.4 < story.batch < story.steps_per_epoch * 0.9
     return in_epoch and len(story.saved) >= 2 and story.saved[-1] > story.last_step - story.batch
 
@@ -137,7 +137,7 @@ def saved_loss(launches: list[Outcome], step: int) -> str:
 
 
 def is_equal(saved: str, restored: str) -> bool:
-    """Say whether two losses are the same number: same weights, same images, same arithmetic."""
+    """Return True if two losses are the same number: same weights, same images, same arithmetic."""
     return bool(saved) and saved == restored
 
 
@@ -183,7 +183,7 @@ def nbytes(size: str) -> float:
 
 
 def command(verb: str, run: Path) -> bool:
-    """Run an hpcckpt command on the run directory; say whether it went well."""
+    """Run an hpcckpt command on the run directory; return True if it succeeded."""
     console.print(f"\n$ hpcckpt {verb} {run}", style="bold")
     console.file.flush()
     return subprocess.run([sys.executable, "-m", "hpcckpt", verb, str(run)], check=False).returncode == 0

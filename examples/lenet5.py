@@ -59,7 +59,7 @@ def lenet5() -> keras.Model:
 
 
 def batches(sampler: EpochSampler, images: np.ndarray, labels: np.ndarray) -> tf.data.Dataset:
-    """Return this rank's batches; they begin where the sampler stands when training begins."""
+    """Return this rank's batches; they begin at the sampler's position when training begins."""
     rows = {"shape": (sampler.batch_size, *images.shape[1:]), "dtype": tf.float32}
     signature = (tf.TensorSpec(**rows), tf.TensorSpec((sampler.batch_size,), tf.int64))
     dataset = tf.data.Dataset.from_generator(
@@ -70,10 +70,10 @@ def batches(sampler: EpochSampler, images: np.ndarray, labels: np.ndarray) -> tf
 
 @hc.keras.stateless
 class Report(keras.callbacks.Callback):
-    """Says on rank 0 what happens, and at each backup and each start the loss on the same test images.
+    """Prints on rank 0 what happens, and at each backup and each start the loss on the same test images.
 
-    That loss tells whether a restored model is the one that was saved. It stands before the backup in
-    the list of callbacks, so that whatever was backed up has its line.
+    That loss shows whether a restored model is the one that was saved. The callback comes before the backup in
+    the list of callbacks, so that every backup has its line.
     """
 
     def __init__(self, backup: hc.keras.BackupAndRestore, data: mnist_data.Mnist, every: int, steps: int) -> None:

@@ -4,7 +4,7 @@
     python examples/lms_resnet.py --grow image --cap-gib 1.0 --no-lms                  how far it goes without
     python examples/lms_resnet.py --grow batch --cap-gib 1.0                           and how far with
 
-Each size runs in a process of its own, under RLIMIT_DATA of --cap-gib above what it has before the first step: one that
+Each size runs in a separate process, under RLIMIT_DATA of --cap-gib above what it has before the first step: one that
 runs out of memory may end in any way. The figures are of CPU memory and a local file unless a GPU is used.
 """
 
@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# -- one size, in a process of its own
+# -- one size, in a separate process
 
 
 def lms_of(args: argparse.Namespace) -> Any:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcckpt.train.datasets.mnist.raw import NAMES, ArrayUnpickler, cached, read_npz
-from hpcckpt.train.datasets.mnist.raw import read_package as _read_package
+from hpcckpt.train.datasets.mnist.raw import NAMES, ArrayUnpickler, cached, read_npz, read_package as _read_package
 
 __all__ = ["NAMES", "ArrayUnpickler", "Mnist", "load"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class EpochSampler:
-    """Deals the samples of each epoch, shuffled anew by seed and epoch, to the ranks.
+    """Distributes the samples of each epoch, shuffled by seed and epoch, to the ranks.
 
     A step takes ``batch_size`` samples per rank from the epoch's order, rank after rank. The position
     is the number of samples that all ranks together have behind them in the epoch, so a run on other

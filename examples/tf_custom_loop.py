@@ -2,8 +2,8 @@
 
     python examples/tf_custom_loop.py --run runs/loop --steps 400
 
-Kill it, however hard, and run the same line again: the shuffled order, the noise, Adam and the step counter go on
-where the newest checkpoint stands. The SHA-256 in the last line is that of a run that was never killed.
+Kill it, however hard, and run the same line again: the shuffled order, the noise, Adam and the step counter
+resume from the newest checkpoint. The SHA-256 in the last line is that of a run that was never killed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None, on_step: Callable[[Any], None] = lam
         loss = tf.constant(0.0)
         while training.step < args.steps:
             loss = training.train(tf.constant(args.per_call))
-            manager.save(metrics={"loss": float(loss)})  # every so many steps; writes in the background
+            manager.save(metrics={"loss": float(loss)})  # every `args.every` steps; writes in the background
             on_step(manager)
         manager.save(check_interval=False)
     print(f"done: step={int(training.step)} loss={float(loss):.4f} sha256={training.digest()}", flush=True)

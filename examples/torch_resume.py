@@ -3,8 +3,8 @@
     python examples/torch_resume.py --run runs/torch --epochs 2
     mpirun -n 2 python examples/torch_resume.py --run runs/torch2 --epochs 2
 
-Kill it, however hard, and run the same line again: dropout, BatchNorm, the shuffled order, the schedule and Adam go on
-where the newest step stands. The weights' SHA-256 in the last line is that of a run that was never killed.
+Kill it, however hard, and run the same line again: dropout, BatchNorm, the shuffled order, the schedule and Adam resume
+from the newest step. The weights' SHA-256 in the last line is that of a run that was never killed.
 """
 
 from __future__ import annotations

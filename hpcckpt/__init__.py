@@ -9,36 +9,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpcckpt._version import __version__
-from hpcckpt.lazy import attach
+from hpcckpt.core import moved
+from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt import errors, horovod, interval, keras, lms, plugins, preemption, tensorflow, tmci, torch
-    from hpcckpt.checkpoint_info import CheckpointInfo, info
     from hpcckpt.checkpointer import Checkpointer, PendingSave, Restored, SavedStep
-    from hpcckpt.config import Best
-    from hpcckpt.discovery import latest_checkpoint
-    from hpcckpt.exporting.exporter import export_checkpoint
-    from hpcckpt.importing.importer import import_checkpoint
-    from hpcckpt.keras.levels import enable_exact_resume
-    from hpcckpt.loading import load
-    from hpcckpt.snapshot import PerRank, RootOnly, Sharded
+    from hpcckpt.core.options import Best
+    from hpcckpt.keras.callbacks.reproducibility import enable_exact_resume
+    from hpcckpt.restoring.checkpoint_info import CheckpointInfo, info
+    from hpcckpt.restoring.reader import load
+    from hpcckpt.rundir.discovery import latest_checkpoint
+    from hpcckpt.state.tree import PerRank, RootOnly, Sharded
+    from hpcckpt.tools.convert.export import export_checkpoint
+    from hpcckpt.tools.convert.import_ import import_checkpoint
 
 _HOME = {
-    "Best": "config",
-    "CheckpointInfo": "checkpoint_info",
+    "Best": "core.options",
+    "CheckpointInfo": "restoring.checkpoint_info",
     "Checkpointer": "checkpointer",
     "PendingSave": "checkpointer",
-    "PerRank": "snapshot",
+    "PerRank": "state.tree",
     "Restored": "checkpointer",
-    "RootOnly": "snapshot",
+    "RootOnly": "state.tree",
     "SavedStep": "checkpointer",
-    "Sharded": "snapshot",
-    "enable_exact_resume": "keras.levels",
-    "export_checkpoint": "exporting.exporter",
-    "info": "checkpoint_info",
-    "import_checkpoint": "importing.importer",
-    "latest_checkpoint": "discovery",
-    "load": "loading",
+    "Sharded": "state.tree",
+    "enable_exact_resume": "keras.callbacks.reproducibility",
+    "export_checkpoint": "tools.convert.export",
+    "info": "restoring.checkpoint_info",
+    "import_checkpoint": "tools.convert.import_",
+    "latest_checkpoint": "rundir.discovery",
+    "load": "restoring.reader",
 }
 _ROOMS = {"errors", "horovod", "interval", "keras", "lms", "plugins", "preemption", "tensorflow", "tmci", "torch"}
 
@@ -71,4 +72,5 @@ __all__ = [
     "torch",
 ]
 
-__getattr__, __dir__ = attach(__name__, __all__, _HOME, _ROOMS)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME, {*_ROOMS, *moved.IN_ROOT})
+moved.install()

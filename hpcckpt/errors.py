@@ -90,7 +90,7 @@ class LockedError(RetryError, BlockingIOError):
 
 
 class LockLostError(RetryError):
-    """The run's lock was taken over while this job held it; the save was not published."""
+    """The run's lock was taken over while this job held it; the save was not committed."""
 
     kind = "lock-lost"
     exit_code = 8
@@ -213,7 +213,7 @@ class PinnedStepError(ConfigError, FileExistsError):
 
 
 class NewerStepError(ConfigError, FileExistsError):
-    """A newer step of this run stands in the way of an older one."""
+    """An older step cannot be saved: the run has a newer one."""
 
     kind = "newer-step"
     exit_code = 1
@@ -245,7 +245,7 @@ class BackendConflictError(ConfigError):
 
 
 class BackendError(ConfigError):
-    """A backend cannot be loaded, or failed in a way of its own."""
+    """A backend cannot be loaded, or failed in another way."""
 
     kind = "backend"
     exit_code = 1
@@ -334,7 +334,7 @@ class ForkedError(CodeError, RuntimeError):
 
 
 class CollectiveError(HpcckptError):
-    """One or more ranks failed in a collective phase; raised alike on every rank.
+    """One or more ranks failed in a collective phase; raised on every rank.
 
     Attributes
     ----------

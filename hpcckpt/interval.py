@@ -34,7 +34,7 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 def lost_part(interval_s: float, cost_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
     """Return the part of the time that is not training: saves, what is trained again, restarts. Independent.
 
-    It is Daly's expectation, with failures that come at any moment alike often, also while a save or a restart goes
+    It is Daly's expectation, with failures that are equally likely at any moment, also while a save or a restart goes
     on: a job that trains for a second takes ``mtbf * exp(restart/mtbf) * (exp((interval+cost)/mtbf) - 1) / interval``.
     """
     exponent = (interval_s + cost_s) / mtbf_s

@@ -1,6 +1,6 @@
 """Storage plugins in C and C++: ``hpcckpt.plugins.load("libmine.so")``, then ``Checkpointer(backend="plugin:mine")``.
 
-How one is written stands in ``docs/plugins.md``.  Everything here is Independent: ranks load alike, each for itself.
+``docs/plugins.md`` describes how to write one.  Everything here is Independent: each rank loads for itself.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ import levels
 import pytest
 from hypothesis import settings
 
-from hpcckpt import native, phases
+from hpcckpt import native
+from hpcckpt.core import failpoints
 from hpcckpt.testing.groups import MpiRanks, ThreadRanks, is_with_mpi, make_ranks
 
 HERE = Path(__file__).parent
@@ -190,18 +191,18 @@ class Faults:
     @contextlib.contextmanager
     def calling(self, phase: str, fn: Callable[[], Any], rank: int = 0) -> Iterator[None]:
         """Call `fn` once, when `rank` reaches `phase` for the first time."""
-        assert phase in phases.PHASES
+        assert phase in failpoints.PHASES
         calls = [fn]
 
         def hook(name: str, at_rank: int) -> None:
             if name == phase and at_rank == rank and calls:
                 calls.pop()()
 
-        phases.install_hook(hook)
+        failpoints.install_hook(hook)
         try:
             yield
         finally:
-            phases.install_hook(None)
+            failpoints.install_hook(None)
 
 
 @pytest.fixture
@@ -218,11 +219,11 @@ def saving(request: pytest.FixtureRequest) -> dict[str, bool]:
 
 @pytest.fixture
 def debris() -> Callable[[Any], list[str]]:
-    """What stands half done in the directory of a checkpointer, beside what its job keeps prepared. Collective."""
+    """What is half done in the directory of a checkpointer, beside what its job keeps prepared. Collective."""
 
     def find(ckpt: Any) -> list[str]:
-        run = ckpt._run
-        return run.comm.on_root("debris", run.workspace.leftovers)
+        session = ckpt._session
+        return session.comm.on_root("debris", session.rundir.workspace.leftovers)
 
     return find
 

@@ -1,10 +1,10 @@
-"""What stands in a run directory, for tests that compare all of it."""
+"""What is in a run directory, for tests that compare all of it."""
 
 from __future__ import annotations
 
 import os
 
-from hpcckpt import journal
+from hpcckpt.rundir import journal
 
 
 def listed(directory: str | os.PathLike[str]) -> list[str]:

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout, tiers
-from hpcckpt.inspecting import check_step
-from hpcckpt.retention import leftovers
+from hpcckpt import tiers
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
+from hpcckpt.rundir.retention import leftovers
+from hpcckpt.tools.inspect import check_step
 
 
 def state(value: float, rank: int = 0, length: int = 4_000) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class Nodes:
         return Nodes(self.home, self.disks, self.kept, node_of, self.options)
 
     def keep(self) -> None:
-        """Keep what stands there now, as a kill would leave it; locks aside, for this process lives on."""
+        """Keep what is there now, as a kill would leave it; locks aside, for this process lives on."""
         for place, name in ((self.home, "home"), (self.disks, "disks")):
             _copied(place, self.kept / name)
 
@@ -76,7 +78,7 @@ class Nodes:
             os.rename(self.kept / name, place)
 
     def is_clean(self, size: int) -> bool:
-        """Say whether nothing half done stands anywhere."""
+        """Return True if nothing half done is left anywhere."""
         return not any(leftovers(place) for place in [self.home, *self.places(size)])
 
 
@@ -190,6 +192,6 @@ def raising(error: Exception) -> Callable[[], None]:
 
 
 def are_whole(nodes: Nodes, steps: Sequence[int]) -> bool:
-    """Say whether these steps are in the run directory, no others, and each with all its bytes."""
+    """Return True if these steps are in the run directory, no others, and each with all its bytes."""
     there = discovery.step_numbers(nodes.home)
     return there == list(steps) and all(check_step(nodes.home / layout.step_dirname(s)).is_whole for s in there)

@@ -8,14 +8,15 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcckpt import layout, phases
+from hpcckpt.core import failpoints
+from hpcckpt.format import layout
 
 
 @contextlib.contextmanager
 def killed_before_the_first_drain(run: Path, scratch: Path) -> Iterator[None]:
-    """Have both directories stand, behind the block, as they stood before its first drain began. For one rank.
+    """Restore both directories, after the block, as they were before its first drain began. For one rank.
 
-    They are copied where the thread that trains takes in that the step is on scratch: nobody writes there meanwhile.
+    They are copied where the thread that trains takes in that the step is on scratch: there are no writes meanwhile.
     """
     kept = {place: place.with_name(f"{place.name}-kept") for place in (run, scratch)}
 
@@ -24,11 +25,11 @@ def killed_before_the_first_drain(run: Path, scratch: Path) -> Iterator[None]:
             for place, copy in kept.items():
                 shutil.copytree(place, copy, symlinks=True, ignore=shutil.ignore_patterns(layout.LOCK))
 
-    phases.install_hook(keep)
+    failpoints.install_hook(keep)
     try:
         yield
     finally:
-        phases.install_hook(None)
+        failpoints.install_hook(None)
     for place, copy in kept.items():
         shutil.rmtree(place)
         os.rename(copy, place)

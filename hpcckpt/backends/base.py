@@ -2,7 +2,7 @@
 
 Saving (the numbers are those of the commit protocol)::
 
-    0) (root)  design       if it ``designs``: from the plan of all ranks, what they all need to know; once per plan
+    0) (root)  file_layout  if it ``designs``: from the plan of all ranks, what they all need to know; once per plan
     1) (root)  prepare      create what must exist before ranks write
                reuse        the same, of a retired step, if it ``recycles``
     2) (each)  write        write this rank's payloads, on a thread; all durable on return
@@ -28,12 +28,13 @@ recycles       writes over the files of a retired step that it finds in the stag
 incremental    links the files of tensors that did not change (`Payload.linkable`)
 collective     its ranks communicate while they write
 own-files      ranks write files of their own alone, which their reports name, and need no more than ``data/`` for it;
-               `seal` looks at no other files than root's: so ranks may write in directories that are not the same
+               `seal` reads no other files than root's: so ranks may write in directories that are not the same
 =============  ==========================================================================================
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +44,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hpcckpt.core.moved import renamed
+from hpcckpt.core.plan import DamagedBlock, FileRecord, FullPlan, Index, SaveJob, StoredEntry, WriteItem, WriteReport
 from hpcckpt.errors import BackendNotFoundError, OptionError, Problem, list_problems
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import DamagedBlock, FileRecord, FullPlan, Index, SaveJob, StoredEntry, WriteItem, WriteReport
+from hpcckpt.format.manifest import Manifest
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -56,7 +58,7 @@ FEATURES = frozenset(
 Bytes = npt.NDArray[np.uint8]
 
 
-class InFile(NamedTuple):
+class LinkSource(NamedTuple):
     """A file of tensors that do not change, how many it has, and the CRC32C of the blocks of one of them."""
 
     file: FileRecord
@@ -65,8 +67,8 @@ class InFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """What is known of a payload of the newest committed step.
+class BlockRecord:
+    """The block checksums of a payload of the newest committed step, and its bytes if they are still in memory.
 
     Attributes
     ----------
@@ -74,13 +76,13 @@ class Known:
         CRC32C of its blocks.
     data : numpy.ndarray or None
         Its bytes, if they were held ever since.
-    where : InFile or None
+    where : LinkSource or None
         The file that holds it among nothing but such tensors, if there is one.
     """
 
     crcs: tuple[int, ...]
     data: Bytes | None
-    where: InFile | None = None
+    where: LinkSource | None = None
 
 
 class Payload:
@@ -93,7 +95,7 @@ class Payload:
     data : numpy.ndarray of uint8
         A flat, C-contiguous view, which keeps alive what it needs and stays as it is until it is released.
     is_held : bool
-        Whether the view looks at the program's own buffer, which the program copies before it changes it.
+        Whether the view shows the program's own buffer, which the program copies before it changes it.
     """
 
     __slots__ = ("_before", "_data", "is_held", "is_unchanged", "item", "known")
@@ -102,38 +104,38 @@ class Payload:
         self.item = item
         self.is_held = is_held
         self.is_unchanged = False
-        self.known: Known | None = None
+        self.known: BlockRecord | None = None
         self._data: Bytes | None = data
-        self._before: Known | None = None
+        self._before: BlockRecord | None = None
 
     @property
     def data(self) -> Bytes:
         """The bytes."""
         if self._data is None:
-            raise AssertionError(f"the bytes of {self.item.spec.name!r} were let go of already")
+            raise AssertionError(f"the bytes of {self.item.spec.name!r} were released already")
         return self._data
 
     @property
-    def linkable(self) -> InFile | None:
-        """Where the very bytes of this payload stand in the newest committed step, to be linked into this one."""
+    def linkable(self) -> LinkSource | None:
+        """The file of the newest committed step that holds the bytes of this payload, to be linked into this one."""
         return self._before.where if self.is_unchanged and self._before is not None else None
 
-    def compare_with(self, before: Known | None) -> None:
-        """Say what is known of the same item in the newest committed step."""
+    def compare_with(self, before: BlockRecord | None) -> None:
+        """Compare with the record of the same item in the newest committed step."""
         self._before = before
         held = before.data if before else None
         self.is_unchanged = held is not None and self._data is not None and _address(held) == _address(self._data)
 
-    def let_go(self) -> None:
-        """Let go of the bytes, which the kernel has by now, unless they may turn out to be frozen.
+    def release(self) -> None:
+        """Release the bytes, which the kernel has by now, unless they may turn out to be frozen.
 
-        A backend says so of each payload as soon as it can: whatever is held is copied by its next update.
+        A backend calls this for each payload as soon as it can: whatever is held is copied by its next update.
         """
         if self._before is None:
             self._data = None
 
-    def landed(self, crcs: Sequence[int], file: FileRecord | None = None, n_in_file: int = 0) -> None:
-        """Say where the bytes are now, and let go of them unless they seem to be frozen.
+    def written(self, crcs: Sequence[int], file: FileRecord | None = None, n_in_file: int = 0) -> None:
+        """Record where the bytes are now, and release them unless they seem to be frozen.
 
         Parameters
         ----------
@@ -147,9 +149,12 @@ class Payload:
         if self.is_held:
             own = tuple(crcs)
             seems_frozen = self._before is not None and self._before.crcs == own
-            where = InFile(file, n_in_file, own) if file is not None else None
-            self.known = Known(own, self._data if seems_frozen else None, where)
+            where = LinkSource(file, n_in_file, own) if file is not None else None
+            self.known = BlockRecord(own, self._data if seems_frozen else None, where)
         self._data = None
+
+    let_go = renamed("let_go", "release")
+    landed = renamed("landed", "written")
 
 
 def _address(data: Bytes) -> tuple[int, int]:
@@ -198,6 +203,13 @@ class Backend(ABC):
     features: frozenset[str] = frozenset()
     is_recycling_forced: bool = False
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        if "design" in vars(cls) and "file_layout" not in vars(cls):
+            text = f"{cls.__qualname__}.design is now file_layout; the old name ends with hpcckpt 0.3"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            cls.file_layout = cls.design  # type: ignore[method-assign]
+
     def __init__(self, threads: int = 1, nice: int = 0, comm: Communicator | None = None, **options: Any) -> None:
         if options:
             message = f"backend {self.name!r} has no such option"
@@ -208,7 +220,7 @@ class Backend(ABC):
 
     @classmethod
     def variant(cls, name: str) -> type[Backend]:
-        """Return the class that stands for ``BACKEND:name``; only backends that have such variants do."""
+        """Return the class of ``BACKEND:name``; only backends with variants have any."""
         raise BackendNotFoundError(f"backend: {cls.name!r} has no variants, so there is no {cls.name}:{name}")
 
     @classmethod
@@ -231,27 +243,29 @@ class Backend(ABC):
 
     # -- saving ------------------------------------------------------------------------------------
 
-    def design(self, plan: FullPlan) -> Any:
+    def file_layout(self, plan: FullPlan) -> Any:
         """Return what all ranks must know of how a plan is put on storage: small, and fit for pickle. Root only.
 
-        Called for each plan, if the feature ``designs`` is there; the result is `SaveJob.design` of all saves by
-        this plan, on every rank. Two designs are compared with ``==``.
+        Called for each plan, if the feature ``designs`` is there; the result is `SaveJob.file_layout` of all saves by
+        this plan, on every rank. Two file layouts are compared with ``==``.
         """
-        raise NotImplementedError(f"backend {self.name!r} says that it designs, and cannot")
+        raise NotImplementedError(f"backend {self.name!r} has the feature designs, but no method file_layout")
+
+    design = renamed("design", "file_layout")
 
     @abstractmethod
-    def prepare(self, path: Path, design: Any = None) -> None:
+    def prepare(self, path: Path, file_layout: Any = None) -> None:
         """Create what must exist in a new staging directory before ranks write. Root only."""
 
-    def reuse(self, path: Path, n_ranks: int, design: Any = None) -> None:
+    def reuse(self, path: Path, n_ranks: int, file_layout: Any = None) -> None:
         """Make a staging directory of one that was used before, whose files may be written over. Root only.
 
         Called where the feature ``recycles`` is there, with the directory of a retired step; and where ``designs``
-        is there, with a directory that was prepared by another design. Every file that `write` will not find by its
-        name, or that has another name, must go; and none may look whole before it is. A file that others have open is
-        not written over: `hpcckpt.backends.reusing` has what opens files so.
+        is there, with a directory that was prepared for another file layout. Every file that `write` will not find by
+        its name, or that has another name, must go; and none may look whole before it is. A file that others have open
+        is not written over: `hpcckpt.backends.reusing` has what opens files so.
         """
-        raise NotImplementedError(f"backend {self.name!r} says that it recycles or designs, and cannot reuse")
+        raise NotImplementedError(f"backend {self.name!r} has the feature recycles or designs, but no method reuse")
 
     @abstractmethod
     def write(
@@ -264,13 +278,13 @@ class Backend(ABC):
         Parameters
         ----------
         job : SaveJob
-            Identity of the save, and the design.
+            Identity of the save, and the file layout.
         path : pathlib.Path
             The staging directory.
         rank : int
             This rank.
         payloads : sequence of Payload
-            What to write; `Payload.landed` is called for each.
+            What to write; `Payload.written` is called for each.
         base : pathlib.Path, optional
             The newest committed step, from which files of `Payload.linkable` payloads may be linked.
         """
@@ -281,7 +295,7 @@ class Backend(ABC):
         Parameters
         ----------
         job : SaveJob
-            Identity of the save, and the design.
+            Identity of the save, and the file layout.
         path : pathlib.Path
             The staging directory.
         reports : sequence of WriteReport

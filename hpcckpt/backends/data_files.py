@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcckpt import native
 from hpcckpt.backends.base import Bytes, Payload
-from hpcckpt.mounts import admits_writers
+from hpcckpt.core.mounts import admits_writers
 
 
 def make_room(fd: int, nbytes: int, where: str) -> None:
@@ -53,7 +53,7 @@ def write_payloads(
         block_bytes=block_bytes,
         threads=threads,
         path=where,
-        on_piece=(lambda number: placed[number][0].let_go()) if is_held else None,
+        on_piece=(lambda number: placed[number][0].release()) if is_held else None,
         nice=nice,
         is_one_writer=not admits_writers(Path(where).parent),
     )

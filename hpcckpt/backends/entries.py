@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hpcckpt.core.plan import StoredEntry, WriteItem
+from hpcckpt.core.tensors import KINDS, MAX_DIMS, MAX_NBYTES, Extent, TensorSpec, itemsize, name_problem
 from hpcckpt.errors import Problem
-from hpcckpt.manifest import shape_problem
-from hpcckpt.plan import StoredEntry, WriteItem
-from hpcckpt.tensors import KINDS, MAX_DIMS, MAX_NBYTES, Extent, TensorSpec, itemsize, name_problem
+from hpcckpt.format.manifest import shape_problem
 
 _CRCS = re.compile("(?:[0-9a-f]{8})*")
 
@@ -49,7 +49,7 @@ def entry_names(items: Sequence[WriteItem]) -> list[str]:
 
 
 def encode_entry(item: WriteItem, crcs: Sequence[int]) -> dict[str, Any]:
-    """Return what stands for an entry: the part of the tensor that it is, and the CRC32C of its blocks."""
+    """Return the JSON record of an entry: the part of the tensor that it is, and the CRC32C of its blocks."""
     return {
         "tensor": item.spec.name,
         "kind": item.spec.kind,
@@ -150,7 +150,7 @@ def _are_crcs(texts: Sequence[str]) -> bool:
 
 
 def decode_item(entry: Mapping[str, Any]) -> WriteItem:
-    """Return the item that an entry found good stands for."""
+    """Return the item of an entry that was found valid."""
     spec = TensorSpec(entry["tensor"], entry["dtype"], tuple(entry["global_shape"]), entry["kind"])
     return WriteItem(spec, Extent(tuple(entry["offset"]), tuple(entry["shape"])), *entry["span"])
 
@@ -182,7 +182,7 @@ def entry_problem(entry: Any) -> str | None:
     if problem:
         return problem
     offset = entry.get("offset")
-    if not isinstance(offset, list) or not all(map(_is_size, offset)):
+    if not isinstance(offset, list) or not all(isinstance(start, int) and start >= 0 for start in offset):
         return "offset must be a list of sizes"
     extent = Extent(tuple(offset), tuple(shape or ()))
     is_whole = extent.offset == (0,) * len(extent.shape)
@@ -194,10 +194,6 @@ def entry_problem(entry: Any) -> str | None:
         return f"span {span} leaves the extent"
     is_hex = isinstance(crcs, str) and _CRCS.fullmatch(crcs) is not None
     return None if is_hex else "crc32c must be hexadecimal digits"
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and value >= 0
 
 
 def overlap_problems(entries: Sequence[StoredEntry]) -> Iterator[Problem]:

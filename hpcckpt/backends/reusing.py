@@ -14,7 +14,9 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpcckpt import files, layout, native
+from hpcckpt import native
+from hpcckpt.core import files
+from hpcckpt.format import layout
 
 HEAD_BYTES = 4096
 """What is zeroed first: without it no reader takes the file for whole."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from hpcckpt import native
 from hpcckpt.backends.base import Bytes, ReadRequest
-from hpcckpt.discovery import open_regular
-from hpcckpt.plan import DamagedBlock, StoredEntry
+from hpcckpt.core.files import open_regular
+from hpcckpt.core.plan import DamagedBlock, StoredEntry
 
 
 def read_spans(path: Path, requests: Sequence[ReadRequest], block_bytes: int, threads: int) -> list[DamagedBlock]:

@@ -28,7 +28,7 @@ _SOURCES = {
 @click.option(
     "--cost", metavar="DURATION", help="What a save costs the program; by default as measured in the journal."
 )
-@click.option("--restart", metavar="DURATION", help="How long a restart takes; the journal tells of its restore.")
+@click.option("--restart", metavar="DURATION", help="How long a restart takes; the journal has only its restore.")
 @click.option(
     "--simulate", "is_simulating", is_flag=True, help=f"Check the advice against {N_FAILURES:,} drawn failures."
 )
@@ -53,11 +53,11 @@ def command(
     the run's journal; the interval is Daly's. Without --mtbf the time between failures is that of the journal, if three
     jobs have died; else 24 hours are assumed.
     """
-    from hpcckpt.reporting.advice import advise
-    from hpcckpt.reporting.figures import figures_of
-    from hpcckpt.reporting.reading import read_story
+    from hpcckpt.tools.report.advice import advise
+    from hpcckpt.tools.report.read_history import read_run_history
+    from hpcckpt.tools.report.statistics import figures_of
 
-    figures = figures_of(read_story(directory))
+    figures = figures_of(read_run_history(directory))
     advice = advise(figures, _seconds("--mtbf", mtbf), _seconds("--restart", restart), _seconds("--cost", cost))
     simulated = _simulate(advice) if is_simulating else None
     if plot is not None:
@@ -70,7 +70,7 @@ def command(
 
 
 def _seconds(option: str, text: str | None) -> float | None:
-    from hpcckpt.preemption.clock import duration_s
+    from hpcckpt.core.durations import duration_s
 
     try:
         return None if text is None else duration_s(text)
@@ -80,7 +80,7 @@ def _seconds(option: str, text: str | None) -> float | None:
 
 def _simulate(advice: Any) -> dict[str, Any]:
     """Return what failures that are drawn say of the advised interval and of the best one."""
-    from hpcckpt.reporting.simulating import failures, simulated_loss, simulated_optimum
+    from hpcckpt.tools.report.simulate_failures import failures, simulated_loss, simulated_optimum
 
     times = failures(advice.mtbf_s, N_FAILURES, SEED)
     best = simulated_optimum(times, advice.cost_s, advice.interval_s, advice.restart_s)
@@ -95,8 +95,8 @@ def _simulate(advice: Any) -> dict[str, Any]:
 
 
 def _draw(advice: Any, path: Path) -> None:
-    from hpcckpt.reporting.advice_plot import draw_advice
-    from hpcckpt.reporting.drawing import write_whole
+    from hpcckpt.tools.report.advice_plot import draw_advice
+    from hpcckpt.tools.report.figure_files import write_whole
 
     if path.suffix.lower() != ".png":
         raise OptionError(f"--plot: {str(path)!r} – a file that ends in .png")
@@ -104,7 +104,7 @@ def _draw(advice: Any, path: Path) -> None:
 
 
 def _write(advice: Any, simulated: dict[str, Any] | None, *, has_told_restart: bool, is_quiet: bool) -> None:
-    from hpcckpt.reporting.words import duration_words, percent_words
+    from hpcckpt.tools.report.text import duration_words, percent_words
 
     what = "restart" if has_told_restart else "restore"  # the journal knows nothing of the start of a job
     fields = [
@@ -127,7 +127,7 @@ def _write(advice: Any, simulated: dict[str, Any] | None, *, has_told_restart: b
     output.write_line("")
     output.write_table(_COLUMNS, [_cells(choice) for choice in advice.choices])
     for warning in advice.warnings:
-        output.say(f"note: {warning}", is_quiet=is_quiet)
+        output.log(f"note: {warning}", is_quiet=is_quiet)
 
 
 def _in_words(choice: Any, duration: str) -> str:
@@ -135,7 +135,7 @@ def _in_words(choice: Any, duration: str) -> str:
 
 
 def _compared(advice: Any) -> str:
-    from hpcckpt.reporting.words import percent_words
+    from hpcckpt.tools.report.text import percent_words
 
     more = advice.now.lost - advice.advised.lost
     return f"{percent_words(advice.now.lost)} lost" + (f", {percent_words(more)} more" if more > 5e-5 else ", as good")
@@ -148,7 +148,7 @@ _COLUMNS = (
 
 
 def _cells(choice: Any) -> list[str]:
-    from hpcckpt.reporting.words import duration_words, percent_words
+    from hpcckpt.tools.report.text import duration_words, percent_words
 
     steps = "-" if choice.steps is None else f"{choice.steps:,}"
     parts = [percent_words(part) for part in (choice.lost, choice.saving, choice.again)]

@@ -14,7 +14,7 @@ from hpcckpt.cli import failures, output, places
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.launcher import run_on_root
 from hpcckpt.cli.lazy import LazyGroup, is_parallel
-from hpcckpt.streams import flush_or_discard, open_closed_descriptors
+from hpcckpt.core.std_streams import flush_or_discard, open_closed_descriptors
 
 EPILOG = (
     "Exit codes: 0 ok, 1 error, 2 usage, 3 corrupt, 4 nothing found, 5 differs or does not match, 6 partly done, "
@@ -42,7 +42,7 @@ class Tool(LazyGroup):
 
 
 def is_running_everywhere(verb: str) -> bool:
-    """Say whether all ranks run this verb."""
+    """Return True if all ranks run this verb."""
     return bool(verb) and is_parallel(verb)
 
 
@@ -62,12 +62,12 @@ def guarded(act: Callable[[], Any], words: Sequence[str]) -> int:
 
 def reported(error: BaseException, words: Sequence[str]) -> int:
     """Report an error and return its exit code; stdout may be what failed."""
-    complaint = failures.tell(error)
+    report = failures.log_error(error)
     flush_or_discard()  # stdout may be what failed
     if "--json" in words:
         with contextlib.suppress(OSError):
-            failures.tell_programs(complaint)
-    return complaint.exit_code
+            failures.write_json_error(report)
+    return report.exit_code
 
 
 def never_fail_to_encode() -> None:

@@ -15,11 +15,11 @@ from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
+from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import StepExistsError
-from hpcckpt.units import nbytes_text
 
 if TYPE_CHECKING:
-    from hpcckpt.exporting.report import Converted
+    from hpcckpt.tools.convert.result import Converted
 
 NAMES = ("hpcckpt", "npz", "safetensors", "pt", "tf", "weights.h5", "keras", "h5", "saved-model", "hdf5")
 READ_WITH_MODEL = ("tf", "weights.h5", "keras", "h5")
@@ -28,7 +28,7 @@ _format = click.Choice(NAMES)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be converted, and how; `wanted` is for whoever exports or imports."""
+    """The options of a conversion; `wanted` is passed on to the export or import."""
 
     source: Path
     target: Path
@@ -74,7 +74,7 @@ def command(
 ) -> int:
     """Convert a checkpoint to another format, or from one.
 
-    SRC or DST is a run directory of ours; the other one is a file of another program: npz, safetensors, PyTorch's pt,
+    SRC or DST is an hpcckpt run directory; the other one is a file of another program: npz, safetensors, PyTorch's pt,
     Keras' weights.h5, keras and h5, a TensorFlow checkpoint (the prefix of its files), or, as DST only, the directory
     of a SavedModel, or hdf5, a plain file with a dataset per tensor. Both may be such files. The table shows what was
     left out, and why.
@@ -92,27 +92,27 @@ def command(
         done = _import(asked, _number(step))
     else:
         done = _both(asked, _number(step))
-    _tell(done, is_json=is_json, is_quiet=is_quiet)
+    _write_result(done, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
 
 
 def _see_no_gpu() -> None:
-    """Take no GPU away from a job on this node, and keep TensorFlow's chatter to itself."""
+    """Use no GPU, which a job on this node may need, and silence TensorFlow."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
 def _formats(asked: Asked) -> tuple[bool, bool]:
-    """Say of source and target whether they are checkpoints of ours, which not both are."""
-    from hpcckpt.exporting.formats import OWN, format_of_name
-    from hpcckpt.importing.recognise import source_format as told
+    """Return for source and target whether they are run directories; at most one is."""
+    from hpcckpt.tools.convert.detect import source_format
+    from hpcckpt.tools.convert.formats import OWN, format_of_name
 
     with elsewhere.pointing_below(asked.source):
-        is_ours = (asked.source_format or told(asked.source)) == OWN
+        is_ours = (asked.source_format or source_format(asked.source)) == OWN
     says_nothing = asked.target_format is None and format_of_name(asked.target) is None
     becomes_ours = asked.target_format == OWN or (says_nothing and not is_ours)
     if is_ours and becomes_ours:
-        raise click.UsageError("both are checkpoints of ours: 'hpcckpt reshard' rewrites one")
+        raise click.UsageError("both are run directories: 'hpcckpt reshard' rewrites a checkpoint")
     return is_ours, becomes_ours
 
 
@@ -123,7 +123,7 @@ def _number(step: str | None) -> int | None:
 
 
 def _export(asked: Asked) -> Converted:
-    from hpcckpt.exporting.exporter import export_checkpoint
+    from hpcckpt.tools.convert.export import export_checkpoint
 
     info = options.find(asked.source, asked.step, asked.metric)
     total = sum(spec.nbytes for spec in options.chosen_tensors(options.readable(info), asked.wanted["only"] or ()))
@@ -133,7 +133,7 @@ def _export(asked: Asked) -> Converted:
 
 
 def _import(asked: Asked, step: int | None) -> Converted:
-    from hpcckpt.importing.importer import import_checkpoint
+    from hpcckpt.tools.convert.import_ import import_checkpoint
 
     words: dict[str, Any] = {"fmt": asked.source_format, "model": asked.model, **asked.wanted}
     with byte_progress("reading", _nbytes(asked.source), is_quiet=asked.is_quiet) as advance:
@@ -153,10 +153,10 @@ def _nbytes(source: Path) -> int:
 
 def _both(asked: Asked, step: int | None) -> Converted:
     """Convert between two foreign formats, by way of a checkpoint that is gone afterwards."""
-    from hpcckpt.atomic import check_free
-    from hpcckpt.exporting.exporter import export_checkpoint
-    from hpcckpt.exporting.formats import target_format
-    from hpcckpt.importing.recognise import source_format
+    from hpcckpt.rundir.atomic_files import check_free
+    from hpcckpt.tools.convert.detect import source_format
+    from hpcckpt.tools.convert.export import export_checkpoint
+    from hpcckpt.tools.convert.formats import target_format
 
     to = target_format(asked.target, asked.target_format)
     kind = asked.source_format or source_format(asked.source)
@@ -182,15 +182,15 @@ def _joined(first: Converted, second: Converted) -> Converted:
     )
 
 
-def _tell(done: Converted, *, is_json: bool, is_quiet: bool) -> None:
+def _write_result(done: Converted, *, is_json: bool, is_quiet: bool) -> None:
     if is_json:
         output.write_json({**asdict(done), "tensors": done.tensors})
         return
     for remark in done.remarks:
-        output.say(remark, is_quiet=is_quiet)
+        output.log(remark, is_quiet=is_quiet)
     output.write_table(_COLUMNS, _rows(done))
     size = f"{count_text(done.tensors, 'tensor')}, {nbytes_text(done.nbytes)}"
-    output.say(f"wrote {done.path} ({done.format}, {size}) from {done.source} (step {done.step})", is_quiet=is_quiet)
+    output.log(f"wrote {done.path} ({done.format}, {size}) from {done.source} (step {done.step})", is_quiet=is_quiet)
 
 
 _COLUMNS = (output.Column("PART"), output.Column("TENSORS", is_number=True), output.Column("OUTCOME"))

@@ -16,17 +16,17 @@ from hpcckpt.cli.launcher import connect
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.train import OnEveryRank
 from hpcckpt.collective.communicator import SerialCommunicator, launched_rank, launched_size
+from hpcckpt.core.units import nbytes_text, parse_nbytes
 from hpcckpt.errors import CollectiveError, OlderStepError, StepExistsError, StepNotFoundError
-from hpcckpt.units import nbytes_text, parse_nbytes
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
-    from hpcckpt.discovery import StepInfo
+    from hpcckpt.rundir.discovery import StepInfo
 
 T = TypeVar("T")
 
 
-class Bandwidth(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # it has none before click 8.2
+class BandwidthType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # it has none before click 8.2
     """Bytes per second: ``200M`` and ``200MiB/s`` are 200 * 2**20, ``200MB/s`` is 200 * 10**6."""
 
     name = "bandwidth"
@@ -76,7 +76,10 @@ class _Line:
 @options.step_argument
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads of each rank.")
 @click.option(
-    "--bandwidth", type=Bandwidth(), metavar="RATE", help="Bytes per second to write at most: 200M, 1.5GiB/s, 200MB/s."
+    "--bandwidth",
+    type=BandwidthType(),
+    metavar="RATE",
+    help="Bytes per second to write at most: 200M, 1.5GiB/s, 200MB/s.",
 )
 @click.option(
     "--overwrite",
@@ -104,7 +107,7 @@ def command(
     """Copy checkpoints to another run directory, verified.
 
     STEP is a number, 'latest' (the default), 'best' or 'all'. A checkpoint arrives whole or not at all, and stays the
-    same save; one that is there already is left alone, and a copy that was interrupted goes on where it stopped. Every
+    same save; one that exists already is not copied, and a copy that was interrupted resumes. Every
     byte is read back and compared with the checksums of the save. Under mpirun, srun or aprun the ranks share the work.
     Exits with 3 if the source is damaged, with 6 if only some of 'all' could be copied, and with 8 while a job writes
     there.
@@ -116,7 +119,7 @@ def command(
     found = _alone(comm, lambda: comm.on_root("copy", lambda: _chosen(source, step, metric)))
     lines = [_copy(comm, order, info, is_only=step != "all") for info in found]
     if comm.is_root:
-        _tell(order, lines, is_json=is_json)
+        _write_result(order, lines, is_json=is_json)
     return _exit_code(lines)
 
 
@@ -139,7 +142,7 @@ def _alone(comm: Communicator, act: Callable[[], T]) -> T:
 
 def _chosen(source: Path, step: str | None, metric: str | None) -> list[StepInfo]:
     """Return the steps to copy, the oldest first: at any moment the newest there has all before it. Root only."""
-    from hpcckpt import discovery
+    from hpcckpt.rundir import discovery
 
     if step != "all":
         info = options.find(source, step, metric)
@@ -155,7 +158,7 @@ def _chosen(source: Path, step: str | None, metric: str | None) -> list[StepInfo
 
 
 def _copy(comm: Communicator, order: _Order, info: StepInfo, *, is_only: bool) -> _Line:
-    """Copy one step, or say whether it would be; one of many that cannot be copied is passed over. Collective."""
+    """Copy one step, or in a dry run only check it; a failure among several steps is reported. Collective."""
     try:
         act = _planned if order.is_dry_run else _copied
         return _alone(comm, lambda: act(comm, order, info))
@@ -163,12 +166,12 @@ def _copy(comm: Communicator, order: _Order, info: StepInfo, *, is_only: bool) -
         if is_only:
             raise
         if comm.is_root:
-            output.say(f"hpcckpt: {error}")
+            output.log(f"hpcckpt: {error}")
         return _Line(info.step, "failed", order.destination / info.path.name, problem=str(error), kind=error.kind)
 
 
 def _planned(comm: Communicator, order: _Order, info: StepInfo) -> _Line:
-    from hpcckpt.copying import planned
+    from hpcckpt.tiers.copy import planned
 
     def plan() -> bool:
         return planned(info.path, order.destination, is_replacing=order.is_replacing)
@@ -180,7 +183,7 @@ def _planned(comm: Communicator, order: _Order, info: StepInfo) -> _Line:
 
 
 def _copied(comm: Communicator, order: _Order, info: StepInfo) -> _Line:
-    from hpcckpt.copying import Pace, Rules, copy_step
+    from hpcckpt.tiers.copy import Pace, Rules, copy_step
 
     rate = None if order.bandwidth is None else order.bandwidth / comm.size
     rules = Rules(order.jobs, Pace(rate), order.is_replacing)
@@ -203,7 +206,7 @@ def _exit_code(lines: Sequence[_Line]) -> int:
     return ExitCode.ERROR if set(kinds) == {StepExistsError.kind} else ExitCode.CORRUPT
 
 
-def _tell(order: _Order, lines: Sequence[_Line], *, is_json: bool) -> None:
+def _write_result(order: _Order, lines: Sequence[_Line], *, is_json: bool) -> None:
     if is_json:
         document = {"source": order.source, "destination": order.destination, "dry_run": order.is_dry_run}
         output.write_json({**document, "steps": lines})
@@ -211,7 +214,7 @@ def _tell(order: _Order, lines: Sequence[_Line], *, is_json: bool) -> None:
     for line in lines:
         if line.state == "there":
             verified = ", verified" if order.is_replacing and not order.is_dry_run else ""
-            output.say(f"step {line.step} is in {order.destination} already{verified}", is_quiet=order.is_quiet)
+            output.log(f"step {line.step} is in {order.destination} already{verified}", is_quiet=order.is_quiet)
         elif line.state == "copied":
             output.write_line(_sentence(order, line))
 

@@ -13,10 +13,10 @@ from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import number_text
-from hpcckpt.discovery import StepInfo
+from hpcckpt.rundir.discovery import StepInfo
 
 if TYPE_CHECKING:
-    from hpcckpt.comparing import Comparison, ObjectChange, TensorChange
+    from hpcckpt.tools.diff import Comparison, ObjectChange, TensorChange
 
 
 @click.command("diff")
@@ -49,8 +49,8 @@ def command(
     two directories, each of a step, or of a run, of which the newest step is taken. They may have been
     saved with different numbers of ranks. Exits with 5 if anything differs.
     """
-    from hpcckpt.comparing import compare, compare_objects
-    from hpcckpt.streaming import held_step
+    from hpcckpt.restoring.segments import held_step
+    from hpcckpt.tools.diff import compare, compare_objects
 
     before, after = _two_steps(places)
     manifests = options.readable(before), options.readable(after)

@@ -17,8 +17,8 @@ from hpcckpt.collective import launchers
 from hpcckpt.collective.communicator import Communicator, SerialCommunicator, launched_rank
 
 if TYPE_CHECKING:
-    from hpcckpt.diagnosis.everywhere import Found
-    from hpcckpt.diagnosis.finding import Finding, Level
+    from hpcckpt.tools.doctor.all_ranks import RankFindings
+    from hpcckpt.tools.doctor.finding import Finding, Level
 
 SHORT_S = 300.0
 
@@ -38,7 +38,7 @@ def command(directory: Path | None, *, is_quick: bool, is_json: bool, is_quiet: 
     """
     connected = launcher.connect(is_doubtful=True) if launched_rank() is not None else None
     if connected is None and launched_rank() not in {None, 0}:
-        return ExitCode.OK  # rank 0 tells that nobody is connected
+        return ExitCode.OK  # rank 0 reports that the ranks are not connected
     comm = connected or SerialCommunicator()
     found = _found(comm, directory, is_quick=is_quick)
     code = _report(found, comm.size, is_json=is_json, is_quiet=is_quiet) if comm.is_root else ExitCode.OK
@@ -48,28 +48,28 @@ def command(directory: Path | None, *, is_quick: bool, is_json: bool, is_quiet: 
 # -- looking ---------------------------------------------------------------------------------------
 
 
-def _found(comm: Communicator, directory: Path | None, *, is_quick: bool) -> list[Found]:
+def _found(comm: Communicator, directory: Path | None, *, is_quick: bool) -> list[RankFindings]:
     """Look everywhere, and return what was found on root. Collective."""
-    from hpcckpt.diagnosis import everywhere, launching
+    from hpcckpt.tools.doctor import all_ranks, launch
 
-    here = launching.place()
-    found = everywhere.gather(comm, here.host, lambda: _at_host(directory, is_quick=is_quick), lambda: _at_rank(comm))
+    here = launch.place()
+    found = all_ranks.gather(comm, here.host, lambda: _at_host(directory, is_quick=is_quick), lambda: _at_rank(comm))
     if comm.size > 1:
         places = comm.gather(here)
-        found += [everywhere.Found(launching.hosts(places))] if places is not None else []
-        found += [everywhere.Found(finding) for finding in _shared(comm, directory)]
+        found += [all_ranks.RankFindings(launch.hosts(places))] if places is not None else []
+        found += [all_ranks.RankFindings(finding) for finding in _shared(comm, directory)]
     if comm.is_root:
-        found += [everywhere.Found(_time_left(is_quick=is_quick))]
+        found += [all_ranks.RankFindings(_time_left(is_quick=is_quick))]
     return found
 
 
 def _at_host(directory: Path | None, *, is_quick: bool) -> Iterator[Finding]:
-    from hpcckpt.diagnosis import backends, builds, hardware, mpi, scratch, software, storage
+    from hpcckpt.tools.doctor import backends, hardware, mpi, scratch, software, storage, tf_builds
 
     yield from software.findings(is_quick=is_quick)
     yield from mpi.quick_findings() if is_quick else mpi.findings()
     if not is_quick:
-        yield from builds.findings()
+        yield from tf_builds.findings()
     yield from hardware.findings()
     yield from backends.findings()
     yield from scratch.findings()
@@ -78,9 +78,9 @@ def _at_host(directory: Path | None, *, is_quick: bool) -> Iterator[Finding]:
 
 
 def _at_rank(comm: Communicator) -> Iterator[Finding]:
-    from hpcckpt.diagnosis import hardware, launching, mpi
+    from hpcckpt.tools.doctor import hardware, launch, mpi
 
-    yield from launching.findings(comm.size, launchers.here())
+    yield from launch.findings(comm.size, launchers.here())
     yield hardware.cores()
     if comm.size > 1:
         from hpcckpt.collective.mpi import thread_level
@@ -90,7 +90,7 @@ def _at_rank(comm: Communicator) -> Iterator[Finding]:
 
 def _shared(comm: Communicator, directory: Path | None) -> Iterator[Finding]:
     """Yield whether all ranks see the directory, as far as it exists on root. Collective."""
-    from hpcckpt.diagnosis import sharing, storage
+    from hpcckpt.tools.doctor import shared_directory, storage
 
     if directory is None:
         return
@@ -100,15 +100,15 @@ def _shared(comm: Communicator, directory: Path | None) -> Iterator[Finding]:
             base = str(storage.existing_part(directory))
     base = comm.bcast(base)
     if base is not None:
-        yield from sharing.findings(comm, Path(base))
+        yield from shared_directory.findings(comm, Path(base))
 
 
 def _time_left(*, is_quick: bool) -> Finding:
     """Say how long this job still has. Root only."""
-    from hpcckpt.diagnosis.finding import Finding
+    from hpcckpt.core.durations import duration_text
     from hpcckpt.errors import OptionError
-    from hpcckpt.preemption.clock import duration_text
     from hpcckpt.preemption.walltime import find_job_end, seconds_left
+    from hpcckpt.tools.doctor.finding import Finding
 
     environ = {name: value for name, value in os.environ.items() if not is_quick or name not in _ASKING}
     try:
@@ -133,18 +133,18 @@ _ASKING = ("SLURM_JOB_ID", "PBS_JOBID")  # with these the scheduler itself would
 # -- telling ---------------------------------------------------------------------------------------
 
 
-def _report(found: Sequence[Found], n_ranks: int, *, is_json: bool, is_quiet: bool) -> int:
+def _report(found: Sequence[RankFindings], n_ranks: int, *, is_json: bool, is_quiet: bool) -> int:
     n_problems = sum(each.finding.level == "problem" for each in found)
     n_warnings = sum(each.finding.level == "warning" for each in found)
     if is_json:
         output.write_json({"ok": n_problems == 0, "n_ranks": n_ranks, "findings": [_as_json(each) for each in found]})
     else:
         _write([each for each in found if not is_quiet or each.finding.level in {"warning", "problem"}])
-        output.say(f"{count_text(n_problems, 'problem')}, {count_text(n_warnings, 'warning')}", is_quiet=is_quiet)
+        output.log(f"{count_text(n_problems, 'problem')}, {count_text(n_warnings, 'warning')}", is_quiet=is_quiet)
     return ExitCode.ERROR if n_problems else ExitCode.OK
 
 
-def _as_json(found: Found) -> dict[str, Any]:
+def _as_json(found: RankFindings) -> dict[str, Any]:
     finding = found.finding
     return {
         "topic": finding.topic, "level": finding.level, "message": finding.message, "remedy": finding.remedy,
@@ -152,8 +152,8 @@ def _as_json(found: Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write(found: Sequence[Found]) -> None:
-    from hpcckpt.diagnosis.everywhere import ranks_text
+def _write(found: Sequence[RankFindings]) -> None:
+    from hpcckpt.tools.doctor.all_ranks import ranks_text
 
     width = max((len(each.finding.topic) for each in found), default=0)
     for finding, ranks in ((each.finding, each.ranks) for each in found):

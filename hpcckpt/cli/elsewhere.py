@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from hpcckpt import discovery
 from hpcckpt.errors import HpcckptError, StepNotFoundError
-from hpcckpt.reporting import parts
+from hpcckpt.rundir import discovery
+from hpcckpt.tools.report import run_dirs
 
 _SHOWN = 4
 _LOOKED_AT = 200
@@ -18,7 +18,7 @@ _LOOKED_AT = 200
 
 @contextlib.contextmanager
 def pointing_below(directory: Path) -> Iterator[None]:
-    """Let an error that nothing is in a directory go on with where the checkpoints are. Independent."""
+    """Add to an error about an empty directory where the checkpoints are. Independent."""
     try:
         yield
     except StepNotFoundError as error:
@@ -36,18 +36,18 @@ def hint(directory: Path) -> str:
 
 def _runs_below(directory: Path) -> Iterator[Path]:
     """Yield the directories one level down that hold steps, or are of a run that does; cycles in their order."""
-    cycles = [part.path for part in parts.cycles_of(directory)]
+    cycles = [part.path for part in run_dirs.cycles_of(directory)]
     names = sorted(name for name in os.listdir(directory) if not name.startswith("."))
     others = (directory / name for name in names[:_LOOKED_AT])
     for path in dict.fromkeys([*cycles, *others]):
-        if parts.is_own_directory(path) and _has_steps(path):
+        if run_dirs.is_own_directory(path) and _has_steps(path):
             yield path
 
 
 def _has_steps(path: Path) -> bool:
     try:
-        return any(discovery.step_numbers(place) for place in (path, *(part.path for part in parts.cycles_of(path))))
-    except (HpcckptError, OSError):  # whoever may not look there need not know
+        return any(discovery.step_numbers(place) for place in (path, *(part.path for part in run_dirs.cycles_of(path))))
+    except (HpcckptError, OSError):  # a directory that is not readable is not suggested
         return False
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import click
 
 from hpcckpt.cli.exit_codes import ExitCode
-from hpcckpt.cli.output import say
+from hpcckpt.cli.output import log
+from hpcckpt.core.std_streams import write_message
 from hpcckpt.errors import HpcckptError, from_os_error
-from hpcckpt.streams import write_message
 
 
 class Declined(click.ClickException):
@@ -20,7 +20,7 @@ class Declined(click.ClickException):
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class ErrorReport:
     """An error as the command line reports it."""
 
     kind: str
@@ -29,26 +29,27 @@ class Complaint:
     hint: str = ""
 
 
-def complaint_of(error: BaseException) -> Complaint:
+def describe_error(error: BaseException) -> ErrorReport:
     """Say of any exception what the user should see."""
     if isinstance(error, HpcckptError):
-        return Complaint(error.kind, str(error), error.exit_code)
+        return ErrorReport(error.kind, str(error), error.exit_code)
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return Complaint("interrupted", "interrupted", ExitCode.INTERRUPTED)
+        return ErrorReport("interrupted", "interrupted", ExitCode.INTERRUPTED)
     if isinstance(error, click.UsageError):
-        return Complaint("usage", error.format_message(), ExitCode.USAGE, _usage_hint(error))
+        hint = f"try '{error.ctx.command_path} --help'" if error.ctx is not None else ""
+        return ErrorReport("usage", error.format_message(), ExitCode.USAGE, hint)
     if isinstance(error, Declined):
-        return Complaint("declined", error.format_message(), ExitCode.ERROR)
+        return ErrorReport("declined", error.format_message(), ExitCode.ERROR)
     if isinstance(error, click.ClickException):
-        return Complaint("error", error.format_message(), error.exit_code)
+        return ErrorReport("error", error.format_message(), error.exit_code)
     if isinstance(error, OSError):
-        return complaint_of(from_os_error(error))
+        return describe_error(from_os_error(error))
     text, origin = f"{type(error).__name__}: {error}", foreign_origin(error)
     if origin:
-        return Complaint(
+        return ErrorReport(
             "third-party", f"{text}; it was raised in {origin}, which is not part of hpcckpt", ExitCode.ERROR
         )
-    return Complaint("internal", f"{text}; this is a bug in hpcckpt, please report it", ExitCode.ERROR)
+    return ErrorReport("internal", f"{text}; this is a bug in hpcckpt, please report it", ExitCode.ERROR)
 
 
 def foreign_origin(error: BaseException) -> str:
@@ -72,21 +73,17 @@ _LIBRARIES = frozenset(
 """Libraries that hpcckpt uses; an error in them may be its fault."""
 
 
-def _usage_hint(error: click.UsageError) -> str:
-    return f"try '{error.ctx.command_path} --help'" if error.ctx is not None else ""
-
-
-def tell(error: BaseException) -> Complaint:
+def log_error(error: BaseException) -> ErrorReport:
     """Write an error to stderr, and return it as the command line reports it."""
-    complaint = complaint_of(error)
-    if complaint.kind in {"internal", "third-party"}:
+    report = describe_error(error)
+    if report.kind in {"internal", "third-party"}:
         write_message("".join(traceback.format_exception(error)))
-    say(f"hpcckpt: error: {complaint.message}")
-    if complaint.hint:
-        say(complaint.hint)
-    return complaint
+    log(f"hpcckpt: error: {report.message}")
+    if report.hint:
+        log(report.hint)
+    return report
 
 
-def tell_programs(complaint: Complaint) -> None:
+def write_json_error(report: ErrorReport) -> None:
     """Write an error to stdout, as ``--json`` asks."""
-    click.echo(json.dumps({"error": {"kind": complaint.kind, "message": complaint.message}}, indent=2))
+    click.echo(json.dumps({"error": {"kind": report.kind, "message": report.message}}, indent=2))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from hpcckpt import layout
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepNotFoundError
+from hpcckpt.format import layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Outcome:
 
 @click.command("halt")
 @options.directory_argument
-@click.option("--after-step", type=click.IntRange(0, layout.MAX_STEP), metavar="N", help="Stop behind step N.")
+@click.option("--after-step", type=click.IntRange(0, layout.MAX_STEP), metavar="N", help="Stop after step N.")
 @click.option(
     "--at", "moment", metavar="TIME", help="Stop at 18:30, 2026-12-01T08:00, in +90m, or at seconds since 1970."
 )
@@ -48,17 +48,17 @@ def command(
     """Ask a running job to save and to stop.
 
     It writes a file HALT into the run directory. The job looks for it every few seconds, saves, exits with 75, and
-    takes the file away. Without an option it stops behind the next batch. Only a job that watches for it can hear it:
-    hpcckpt train, Keras callbacks with save_before_preemption=, preemption.watch. If no job is known to, the file is
-    written all the same, and the exit code is 6.
+    renames the file. Without an option it stops after the next batch. Only a job that watches for the file stops:
+    hpcckpt train, Keras callbacks with save_before_preemption=, preemption.watch. If no job is known to watch, the file
+    is written nevertheless, and the exit code is 6.
     """
-    from hpcckpt.preemption.halt import nobody_is_there
+    from hpcckpt.preemption.halt import explain_no_directory
 
     if not directory.is_dir():
-        raise StepNotFoundError(nobody_is_there(directory))
+        raise StepNotFoundError(explain_no_directory(directory))
     if sum((after_step is not None, moment is not None, is_cancelling)) > 1:
         raise click.UsageError("--after-step, --at and --cancel exclude one another")
-    before = _standing(directory)
+    before = _present_request(directory)
     if is_cancelling:
         done = _cancel(directory, before)
     else:
@@ -66,7 +66,7 @@ def command(
     if is_json:
         output.write_json(asdict(done))
     else:
-        _tell(done, is_quiet=is_quiet)
+        _write_result(done, is_quiet=is_quiet)
     return ExitCode.OK if done.cancelled or done.listening else ExitCode.PARTLY_DONE
 
 
@@ -78,13 +78,13 @@ def read_moment(text: str, now: float) -> float:
     OptionError
         If it is not understood, or past.
     """
-    from hpcckpt.preemption.clock import LATEST_S, duration_s, moment_s, moment_text
+    from hpcckpt.core.durations import LATEST_S, duration_s, moment_s, moment_text
 
     text = text.strip()
     if text.startswith("+"):
         at = now + duration_s(text[1:])
         if at >= LATEST_S:  # the job could not read it
-            raise OptionError(f"--at: {text!r} is behind the year 2999")
+            raise OptionError(f"--at: {text!r} is after the year 2999")
         return at
     clock = _clock(text)
     if clock is not None:
@@ -104,14 +104,14 @@ def _clock(text: str) -> tuple[int, int] | None:
 
 
 def _places(directory: Path) -> list[Path]:
-    """Return where a request may stand: the run directory, and those of its cycles, to which it is handed on."""
-    from hpcckpt.reporting.parts import cycles_of
+    """Return where a request may be: the run directory, and those of its cycles, to which it is copied."""
+    from hpcckpt.tools.report.run_dirs import cycles_of
 
     return [directory, *(part.path for part in cycles_of(directory))]
 
 
-def _standing(directory: Path) -> str | None:
-    """Return what is asked for already; ``None`` if nothing is."""
+def _present_request(directory: Path) -> str | None:
+    """Return the present request; None if there is none."""
     from hpcckpt.preemption.halt import read_halt
 
     for place in _places(directory):
@@ -125,18 +125,18 @@ def _standing(directory: Path) -> str | None:
 
 
 def _cancel(directory: Path, before: str | None) -> _Outcome:
-    from hpcckpt.preemption.halt import take_back_halt
+    from hpcckpt.preemption.halt import remove_halt
 
-    if not sum(take_back_halt(place) for place in _places(directory)):  # all of them, not only the first
+    if not sum(remove_halt(place) for place in _places(directory)):  # all of them, not only the first
         raise StepNotFoundError(f"{directory}: nobody has asked the job to stop, or it has stopped already")
     return _outcome(directory, before, cancelled=True)
 
 
 def _ask(directory: Path, before: str | None, after_step: int | None, at: float | None) -> _Outcome:
-    from hpcckpt.preemption.halt import Halt, take_back_halt, write_halt
+    from hpcckpt.preemption.halt import Halt, remove_halt, write_halt
 
     for place in _places(directory)[1:]:
-        take_back_halt(place)  # an older request that was handed on: the new one counts
+        remove_halt(place)  # an older request that was handed on: the new one counts
     halt = Halt(after_step, at)
     write_halt(directory, halt, remark=f"{_who()}, {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}: hpcckpt halt")
     return _outcome(directory, before, asked=str(halt) or "now", after_step=after_step, at=at)
@@ -159,21 +159,21 @@ def _outcome(
     at: float | None = None,
     cancelled: bool = False,
 ) -> _Outcome:
-    from hpcckpt import discovery
     from hpcckpt.cli.summary import holder_of
+    from hpcckpt.rundir import discovery
 
     places = _places(directory)
     holders = [holder for place in places if (holder := holder_of(place))]
     newest = [step for place in places for step in discovery.step_numbers(place)[-1:]]
     file = str(directory / layout.HALT)
     writing, step = "".join(holders[-1:]), newest[-1] if newest else None
-    is_heard = any(holder_of(place) and _is_listening(place) for place in places)
-    return _Outcome(str(directory), file, asked, after_step, at, cancelled, before, writing, step, is_heard)
+    is_watching = any(holder_of(place) and _is_listening(place) for place in places)
+    return _Outcome(str(directory), file, asked, after_step, at, cancelled, before, writing, step, is_watching)
 
 
 def _is_listening(place: Path) -> bool:
-    """Return whether the last job of a run recorded in the journal that it looks for HALT."""
-    from hpcckpt.journal import read_journal
+    """Return True if the last job of a run recorded in the journal that it checks for HALT."""
+    from hpcckpt.rundir.journal import read_journal
 
     is_listening = False
     try:
@@ -185,23 +185,23 @@ def _is_listening(place: Path) -> bool:
     return is_listening
 
 
-def _tell(done: _Outcome, *, is_quiet: bool) -> None:
+def _write_result(done: _Outcome, *, is_quiet: bool) -> None:
     if done.cancelled:
         output.write_line(f"taken back: {done.before}")
         return
     output.write_line(f"{done.file}: {_sentence(done)}")
     if done.before is not None:
-        output.say(f"it replaces: {done.before}", is_quiet=is_quiet)
+        output.log(f"it replaces: {done.before}", is_quiet=is_quiet)
     if done.after_step is not None and done.newest_step is not None and done.newest_step >= done.after_step:
         who = "the job" if done.writing else "a job that looks for HALT"
-        output.say(f"step {done.newest_step} exists already: {who} stops at once", is_quiet=is_quiet)
+        output.log(f"step {done.newest_step} exists already: {who} stops at once", is_quiet=is_quiet)
     if not done.writing:
-        output.say(
+        output.log(
             "no job is writing here now: the next one that looks for HALT will save and stop, unless you --cancel",
             is_quiet=is_quiet,
         )
     elif not done.listening:
-        output.say(
+        output.log(
             "this job is not known to look for HALT (see --help): it continues, and the next one that looks for it "
             "will save and stop, unless you --cancel",
             is_quiet=is_quiet,

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from hpcckpt import discovery
-from hpcckpt.checkpoint_info import tensor_nbytes
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text, number_text, time_text
-from hpcckpt.journal import epoch_of
-from hpcckpt.manifest import Manifest
-from hpcckpt.units import nbytes_text
+from hpcckpt.core.units import nbytes_text
+from hpcckpt.format.manifest import Manifest
+from hpcckpt.restoring.checkpoint_info import tensor_nbytes
+from hpcckpt.rundir import pins
+from hpcckpt.rundir.journal import epoch_of
 
 
 @click.command("info")
@@ -32,7 +32,7 @@ def command(directory: Path, step: str | None, metric: str | None, *, is_json: b
     """
     info = options.find(directory, step, metric)
     manifest = options.readable(info)
-    is_pinned = info.step in discovery.pins(info.path.parent)
+    is_pinned = info.step in pins.pins(info.path.parent)
     if is_json:
         output.write_json(document(info.path, manifest, is_pinned=is_pinned))
     else:

@@ -29,7 +29,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 @click.option("--scratch", metavar="DIR|auto", help="Node-local storage; 'auto': that of the system.")
 @click.option("--filesystems", metavar="A:B", help="What a job at ALCF uses. By default those of the system.")
 @click.option("--array", metavar="RANGE", help="Many jobs at once; {task} in DIR and COMMAND is the number of each.")
-@click.option("--signal-lead", metavar="TIME", help="How long before its end a job is told to save and to stop.")
+@click.option("--signal-lead", metavar="TIME", help="How long before its end a job is signalled to save and to stop.")
 @click.option("--grace", metavar="TIME", help="What a preempted job is given: GraceTime of the partition or QOS.")
 @click.option("--max-restarts", metavar="N", help="How often a job begins again. By default 20.")
 @click.option("--setup", metavar="FILE", help="Sourced first: modules, an environment.")
@@ -38,18 +38,18 @@ from hpcckpt.cli.exit_codes import ExitCode
 def command(*, is_json: bool, **asked: Any) -> int:
     """Print a batch script for Slurm, PBS or Cobalt.
 
-    COMMAND is what every rank runs, without a launcher: hpcckpt train -c FILE --run DIR, or a program of your own that
-    exits with 75 when it has saved and wants to go on. The script starts the ranks, hands on what asks them to stop,
-    and has the job put into the queue again.
+    COMMAND is what every rank runs, without a launcher: hpcckpt train -c FILE --run DIR, or another program that
+    exits with 75 when it has saved and is to be resumed. The script starts the ranks, forwards the signals that ask
+    them to stop, and has the job put into the queue again.
 
-    The job is told to save and to stop as long before its end as twice its longest save takes, and 30 s, but a minute
-    at least; 300 s if no save of the run has been measured. Everything that is wrong is told at once, with exit code 2.
+    The job is signalled to save and to stop before its end: by twice the time of its longest save plus 30 s, at least a
+    minute; 300 s if no save of the run was measured. Everything that is wrong is reported at once, with exit code 2.
     """
-    from hpcckpt.jobs.jobscript import MAX_SIGNAL_S, Request, read_request
-    from hpcckpt.jobs.jobscript_filling import script_of
-    from hpcckpt.jobs.jobscript_lead import Lead, choose_lead, describe_grace
+    from hpcckpt.jobs.jobscript import MAX_SIGNAL_S, JobscriptRequest, read_request
+    from hpcckpt.jobs.jobscript_lead_time import Lead, choose_lead, describe_grace
+    from hpcckpt.jobs.jobscript_template import script_of
 
-    job = read_request(Request(**asked))
+    job = read_request(JobscriptRequest(**asked))
     given = Lead(job.lead_s, "--signal-lead says so") if job.lead_s is not None else None
     lead = given or choose_lead(job.run, job.seconds, MAX_SIGNAL_S if job.scheduler == "slurm" else None)
     grace, warnings = ("", ()) if job.grace_s is None else describe_grace(job.grace_s, lead)
@@ -61,7 +61,7 @@ def command(*, is_json: bool, **asked: Any) -> int:
     else:
         click.echo(script, nl=False)
         for warning in job.warnings:
-            output.say(f"hpcckpt: warning: {warning}")
+            output.log(f"hpcckpt: warning: {warning}")
     return ExitCode.OK
 
 

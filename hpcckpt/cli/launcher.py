@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.collective import launchers
-from hpcckpt.collective.communicator import default_communicator, launch_complaint, launched_rank, launched_size
+from hpcckpt.collective.communicator import launch_complaint, launched_rank, launched_size
+from hpcckpt.collective.connect import default_communicator
 from hpcckpt.collective.deadlines import SILENT
+from hpcckpt.core.std_streams import write_message
 from hpcckpt.errors import MpiError
-from hpcckpt.streams import write_message
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -37,7 +38,7 @@ _WIRED = (
 
 
 def is_wired(environ: Mapping[str, str]) -> bool:
-    """Say whether the launcher set up what MPI needs to connect the ranks."""
+    """Return True if the launcher has set the variables by which MPI connects the ranks."""
     return any(name in environ for name in _WIRED)
 
 
@@ -49,9 +50,9 @@ def run_on_root(act: Callable[[], int]) -> int:
     MpiError
         If it is not clear which rank this is.
     """
-    complaint = launch_complaint()
-    if complaint:
-        raise MpiError(complaint)
+    problem = launch_complaint()
+    if problem:
+        raise MpiError(problem)
     rank = launched_rank()
     if rank is None or launched_size() == 1:
         return act()

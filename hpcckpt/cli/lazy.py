@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcckpt.cli.verbs import MEANT, SECTIONS, VERBS, Verb, find_verb
-from hpcckpt.streams import write_message
+from hpcckpt.core.std_streams import write_message
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -25,7 +25,7 @@ FOREIGN = "Installed by other packages"
 
 
 class BrokenCommand(click.Command):
-    """Stands for a verb of another package that cannot be loaded.
+    """Replaces a verb of another package that cannot be loaded.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class BrokenCommand(click.Command):
     reason : str
         What is wrong, in one line.
     details : str
-        The traceback, for whoever runs it.
+        The traceback, printed when it is run.
     """
 
     def __init__(self, name: str, reason: str, details: str = "") -> None:
@@ -44,7 +44,7 @@ class BrokenCommand(click.Command):
         self.details = details
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ARG002 - click's signature
-        """Say what is wrong, whatever the arguments."""
+        """Fail with the reason, whatever the arguments."""
         if self.details:
             write_message(self.details)
         raise click.ClickException(f"the verb {self.name!r} cannot be loaded: {self.reason}")
@@ -72,7 +72,7 @@ class SuggestingGroup(click.Group):
 
 
 class LazyGroup(SuggestingGroup):
-    """A group whose verbs are imported on first use."""
+    """A group of verbs that are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return all verbs: the tool's own, then those of other packages."""
@@ -125,7 +125,7 @@ def foreign_verbs() -> dict[str, list[EntryPoint]]:
 
 
 def load_foreign(name: str, points: Iterable[EntryPoint]) -> click.Command:
-    """Load another package's verb, or a stand-in that says why it cannot be."""
+    """Return another package's verb, or one that fails with the reason if it cannot be loaded."""
     point, *others = points
     if others:
         origins = " and ".join(
@@ -134,7 +134,7 @@ def load_foreign(name: str, points: Iterable[EntryPoint]) -> click.Command:
         return BrokenCommand(name, f"provided by {origins}; uninstall one of them")
     try:
         command = point.load()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a foreign module does, the tool goes on
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a foreign module must not stop the tool
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return BrokenCommand(name, reason, traceback.format_exc())
     if not isinstance(command, click.Command):
@@ -143,7 +143,7 @@ def load_foreign(name: str, points: Iterable[EntryPoint]) -> click.Command:
 
 
 def is_parallel(name: str) -> bool:
-    """Say whether all ranks run this verb; another package says so by ``command.is_parallel = True``."""
+    """Return True if all ranks run this verb; another package sets ``command.is_parallel = True``."""
     verb = find_verb(name)
     if verb is not None:
         return verb.is_parallel

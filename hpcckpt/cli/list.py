@@ -14,9 +14,9 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary, iso_of
 from hpcckpt.cli.text import count_text, labelled, metric_text, time_text, zone_text
+from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import BackendNotFoundError, HpcckptError, OptionError, StepNotFoundError
-from hpcckpt.leftovers import Usage
-from hpcckpt.units import nbytes_text
+from hpcckpt.rundir.leftovers import Usage
 
 
 @click.command("list")
@@ -52,7 +52,7 @@ def command(
         output.write_json(run)
     else:
         _write(run)
-        output.say("\n".join(_closing_lines(run)), is_quiet=is_quiet)
+        output.log("\n".join(_closing_lines(run)), is_quiet=is_quiet)
     return ExitCode.OK
 
 
@@ -123,7 +123,7 @@ def _closing_lines(run: RunSummary) -> Sequence[str]:
 
 def _last_failure(directory: Path) -> list[str]:
     """Return what the journal says of the last save, if it failed."""
-    from hpcckpt.journal import read_journal
+    from hpcckpt.rundir.journal import read_journal
 
     try:
         saves = [entry for entry in read_journal(directory) if entry["event"] in {"saved", "failed"}]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from hpcckpt import discovery
 from hpcckpt.cli import elsewhere, output
 from hpcckpt.cli.failures import Declined
-from hpcckpt.config import Best, parse_best
+from hpcckpt.core.options import Best, parse_best
+from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepNotFoundError
-from hpcckpt.manifest import Manifest
-from hpcckpt.tensors import TensorSpec
+from hpcckpt.format.manifest import Manifest
+from hpcckpt.rundir import discovery
 
 _SHOWN = 5
 
@@ -81,19 +81,19 @@ def read_metric(text: str | None) -> Best | None:
 
 
 def find(directory: Path, step: str | None, metric: str | None = None) -> discovery.StepInfo:
-    """Return the step that the arguments name, a number, ``latest`` or ``best``; say what ``latest`` passes over."""
+    """Return the step that the arguments name, a number, ``latest`` or ``best``; warn of newer damaged steps."""
     info = find_silently(directory, step, metric)
     newer = passed_over(directory, step, info)
     for other in newer[-_SHOWN:]:
         problem = other.problem.removeprefix(f"step {other.step}: ")
-        output.say(f"hpcckpt: warning: step {other.step} is passed over for step {info.step}: {problem}")
+        output.log(f"hpcckpt: warning: step {other.step} is passed over for step {info.step}: {problem}")
     if len(newer) > _SHOWN:
-        output.say(f"hpcckpt: warning: and {len(newer) - _SHOWN} more; see 'hpcckpt list {directory}'")
+        output.log(f"hpcckpt: warning: and {len(newer) - _SHOWN} more; see 'hpcckpt list {directory}'")
     return info
 
 
 def find_silently(directory: Path, step: str | None, metric: str | None = None) -> discovery.StepInfo:
-    """Return the same step, for whoever says more of those that are passed over."""
+    """Return the same step without warnings, for verbs that report the newer damaged steps themselves."""
     with elsewhere.pointing_below(directory):
         return discovery.find_step(existing(directory), step, read_metric(metric))
 
@@ -113,7 +113,7 @@ def readable(info: discovery.StepInfo) -> Manifest:
     """
     if info.manifest is not None and (info.is_restorable or info.is_recorded):
         return info.manifest
-    manifest = discovery.read_manifest(info.path)  # raises the error that the summary only tells
+    manifest = discovery.read_manifest(info.path)  # raises the error that the summary only reports
     discovery.check_files(info.path, manifest)
     raise CorruptError(f"{info.problem}; {next_move(info)}")
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 import click
 
 from hpcckpt.collective.communicator import launched_rank
-from hpcckpt.streams import write_message
+from hpcckpt.core.std_streams import write_message
 
 _COLOURS = {
     "yes": "green", "OK": "green", "ok": "green",
@@ -33,22 +33,22 @@ class Column:
 
 
 def is_fancy(stream: IO[str] | None) -> bool:
-    """Say whether colours and progress bars belong on this stream: a terminal, and nobody said no.
+    """Return True if a stream gets colours and progress bars: it is a terminal, and they are not disabled.
 
-    Under a launcher they do not: Open MPI gives each rank a terminal of its own, whatever reads it.
+    Under a launcher there are none: Open MPI gives each rank a terminal, whatever reads it.
     """
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or launched_rank() is not None
     return not is_plain and getattr(stream, "isatty", lambda: False)()  # None where the shell closed it
 
 
-def say(message: str, *, is_quiet: bool = False) -> None:
+def log(message: str, *, is_quiet: bool = False) -> None:
     """Write a message for people to stderr, if it can be written."""
     if not is_quiet:
         write_message(harmless(message))
 
 
 def harmless(text: str) -> str:
-    """Return text in which nothing but colours can steer a terminal: a checkpoint may come from anybody."""
+    """Return text without control sequences except colours: a checkpoint may be from an untrusted source."""
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from hpcckpt import discovery
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.rundir import pins
 
 
 @click.command("pin")
@@ -24,8 +24,8 @@ def pin(directory: Path, steps: tuple[str, ...], metric: str | None, *, is_json:
     """
     chosen = [options.find(directory, step, metric).step for step in steps]
     for step in chosen:
-        discovery.pin_save(directory, step)
-    _tell(directory, "pinned", chosen, is_json=is_json, is_quiet=is_quiet)
+        pins.pin_save(directory, step)
+    _write_result(directory, "pinned", chosen, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
 
 
@@ -40,18 +40,18 @@ def unpin(directory: Path, steps: tuple[int, ...], *, is_json: bool, is_quiet: b
     Exits with 4 if one of them was not pinned.
     """
     options.existing(directory)
-    taken = [step for step in steps if discovery.unpin(directory, step)]
-    _tell(directory, "unpinned", taken, is_json=is_json, is_quiet=is_quiet)
+    taken = [step for step in steps if pins.unpin(directory, step)]
+    _write_result(directory, "unpinned", taken, is_json=is_json, is_quiet=is_quiet)
     absent = [str(step) for step in steps if step not in taken]
     if absent:
-        output.say(f"not pinned: {', '.join(absent)}", is_quiet=is_quiet)
+        output.log(f"not pinned: {', '.join(absent)}", is_quiet=is_quiet)
     return ExitCode.NOTHING_FOUND if absent else ExitCode.OK
 
 
-def _tell(directory: Path, verb: str, steps: list[int], *, is_json: bool, is_quiet: bool) -> None:
-    pinned = sorted(discovery.pins(directory))
+def _write_result(directory: Path, verb: str, steps: list[int], *, is_json: bool, is_quiet: bool) -> None:
+    pinned = sorted(pins.pins(directory))
     if is_json:
         output.write_json({"directory": directory, verb: steps, "pins": pinned})
         return
     now = ", ".join(map(str, pinned)) or "none"
-    output.say(f"{verb} {', '.join(map(str, steps)) or 'nothing'}; pinned now: {now}", is_quiet=is_quiet)
+    output.log(f"{verb} {', '.join(map(str, steps)) or 'nothing'}; pinned now: {now}", is_quiet=is_quiet)

@@ -41,7 +41,7 @@ def new(name: str, directory: Path | None, *, lang: str, is_json: bool, is_quiet
     else:
         for file in files:
             output.write_line(str(file))
-    output.say(f"now: cd {shlex.quote(str(where))} && {commands(lang)}", is_quiet=is_quiet)
+    output.log(f"now: cd {shlex.quote(str(where))} && {commands(lang)}", is_quiet=is_quiet)
     return ExitCode.OK
 
 

@@ -12,17 +12,17 @@ import click
 from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text
-from hpcckpt.config import Options
+from hpcckpt.core.options import Options
+from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import StepNotFoundError
-from hpcckpt.leftovers import Kind, find_leftovers, usage_of
-from hpcckpt.lock import RunLock
-from hpcckpt.pruning import LEFT, PrunePlan, Removal, carry_out, plan_prune
-from hpcckpt.units import nbytes_text
-from hpcckpt.workspace import Workspace
+from hpcckpt.rundir.leftovers import Kind, find_leftovers, usage_of
+from hpcckpt.rundir.lock import RunLock
+from hpcckpt.rundir.workspace import Workspace
+from hpcckpt.tools.prune import LEFT, PrunePlan, Removal, carry_out, plan_prune
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PruneOutcome:
     """What was removed from a run, or would be."""
 
     directory: Path
@@ -76,13 +76,13 @@ def command(
     if not plan.removals and (places := elsewhere.hint(directory)):
         raise StepNotFoundError(f"no checkpoint in {directory}{places}")
     if is_dry_run or not plan.removals:
-        tell(Outcome(directory, plan, {}, is_dry_run), is_json=is_json, is_quiet=is_quiet)
+        write_result(PruneOutcome(directory, plan, {}, is_dry_run), is_json=is_json, is_quiet=is_quiet)
         return ExitCode.OK
     if not is_yes:
         _show(plan)
         options.ask(f"Remove {_count(plan)} from {directory}?")
     done = _act(directory, rules, plan)
-    tell(done, is_json=is_json, is_quiet=is_quiet)
+    write_result(done, is_json=is_json, is_quiet=is_quiet)
     return exit_code(done)
 
 
@@ -114,16 +114,18 @@ def _plan(directory: Path, rules: _Rules, *, is_dry_run: bool) -> PrunePlan:
         return plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
 
 
-def _act(directory: Path, rules: _Rules, shown: PrunePlan) -> Outcome:
+def _act(directory: Path, rules: _Rules, shown: PrunePlan) -> PruneOutcome:
     """Remove what was shown and may still go: while the user thought about it the lock was free."""
     allowed = {removal.path for removal in shown.removals}
-    with RunLock.take(directory), Workspace.at(directory).changing:
+    with RunLock.take(directory), Workspace.at(directory).commit_mutex:
         plan = plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
         going = tuple(removal for removal in plan.removals if removal.path in allowed)
-        return Outcome(directory, PrunePlan(plan.kept, going), carry_out(directory, plan, allowed), is_dry_run=False)
+        return PruneOutcome(
+            directory, PrunePlan(plan.kept, going), carry_out(directory, plan, allowed), is_dry_run=False
+        )
 
 
-def exit_code(done: Outcome) -> int:
+def exit_code(done: PruneOutcome) -> int:
     """Return the exit code of a removal. Pure."""
     if not done.failures:
         return ExitCode.OK
@@ -142,36 +144,36 @@ _GROUPS: Mapping[Kind | None, str] = {"aside": "moved aside", "bad": "damaged an
 
 def _show(plan: PrunePlan) -> None:
     for removal in plan.removals:
-        output.say(f"  {_name(removal)}  {nbytes_text(removal.nbytes)}")
-    output.say(f"kept: {', '.join(map(str, plan.kept)) or 'none'}")
+        output.log(f"  {_name(removal)}  {nbytes_text(removal.nbytes)}")
+    output.log(f"kept: {', '.join(map(str, plan.kept)) or 'none'}")
 
 
 def _name(removal: Removal) -> str:
     return removal.path.name if removal.step is None else f"step {removal.step}"
 
 
-def tell(done: Outcome, *, is_json: bool, is_quiet: bool) -> None:
+def write_result(done: PruneOutcome, *, is_json: bool, is_quiet: bool) -> None:
     """Report what was removed, or would be, and what could not be."""
     for path, problem in done.failures.items():
-        output.say(f"not removed: {path.name}: {problem}")
+        output.log(f"not removed: {path.name}: {problem}")
     if is_json:
         output.write_json(_document(done))
         return
     if not done.plan.removals:
-        output.say(f"nothing to remove from {done.directory}", is_quiet=is_quiet)
+        output.log(f"nothing to remove from {done.directory}", is_quiet=is_quiet)
         for each in usage_of(find_leftovers(done.directory)):
             if each.kind in {"aside", "bad"}:
                 count = count_text(each.count, "directory", "directories")
-                output.say(f"kept: {count} {each.words}, {nbytes_text(each.nbytes)}; removed by: {each.removed_by}")
+                output.log(f"kept: {count} {each.words}, {nbytes_text(each.nbytes)}; removed by: {each.removed_by}")
         return
     for removal in done.plan.removals:
         if removal.path not in done.failures:
             verb = "would remove" if done.is_dry_run else "removed"
             output.write_line(f"{verb} {_name(removal)}  {nbytes_text(removal.nbytes)}")
-    output.say(f"kept: {', '.join(map(str, done.plan.kept)) or 'none'}", is_quiet=is_quiet)
+    output.log(f"kept: {', '.join(map(str, done.plan.kept)) or 'none'}", is_quiet=is_quiet)
 
 
-def _document(done: Outcome) -> dict[str, object]:
+def _document(done: PruneOutcome) -> dict[str, object]:
     gone = [removal for removal in done.plan.removals if removal.path not in done.failures]
     return {
         "directory": done.directory,

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcckpt import layout
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
+from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import StepExistsError
-from hpcckpt.lock import RunLock
-from hpcckpt.units import nbytes_text
+from hpcckpt.format import layout
+from hpcckpt.rundir.lock import RunLock
 
 if TYPE_CHECKING:
-    from hpcckpt.repairing import Finding
+    from hpcckpt.tools.repair import RepairFinding
 
 _SHOWN = 20
 
@@ -30,15 +30,15 @@ class _Outcome:
     """What was repaired, or would be, and what cannot be."""
 
     directory: Path
-    findings: Sequence[Finding]
+    findings: Sequence[RepairFinding]
     is_dry_run: bool = False
 
     @property
-    def repaired(self) -> list[Finding]:
+    def repaired(self) -> list[RepairFinding]:
         return [each for each in self.findings if each.is_good and each.is_changed]
 
     @property
-    def failed(self) -> list[Finding]:
+    def failed(self) -> list[RepairFinding]:
         return [each for each in self.findings if not each.is_good]
 
 
@@ -68,23 +68,23 @@ def command(
     if it is whole, it gets its name back, if that is free. Exits with 3 if nothing can be repaired, with 6 if only
     a part can, and with 8 while a job is writing.
     """
-    from hpcckpt.repairing import find_damaged
+    from hpcckpt.tools.repair import find_damaged
 
     paths = find_damaged(options.existing(directory), step)
     if is_dry_run or not paths:
         done = _Outcome(directory, _examined(paths, threads, is_quiet=is_quiet), is_dry_run)
     else:
         if not is_yes:
-            output.say("".join(f"  {path.name}\n" for path in paths) + "objects, metrics and environment are not kept")
+            output.log("".join(f"  {path.name}\n" for path in paths) + "objects, metrics and environment are not kept")
             options.ask(f"Repair {count_text(len(paths), 'checkpoint')}?")
         done = _act(directory, paths, threads, is_quiet=is_quiet)
-    _tell(done, is_json=is_json, is_quiet=is_quiet)
+    _write_result(done, is_json=is_json, is_quiet=is_quiet)
     return _exit_code(done)
 
 
-def _examined(paths: Sequence[Path], threads: int, *, is_quiet: bool) -> list[Finding]:
-    from hpcckpt.leftovers import tree_nbytes
-    from hpcckpt.repairing import examine
+def _examined(paths: Sequence[Path], threads: int, *, is_quiet: bool) -> list[RepairFinding]:
+    from hpcckpt.rundir.leftovers import tree_nbytes
+    from hpcckpt.tools.repair import examine
 
     total = sum(tree_nbytes(path / layout.DATA) for path in paths)
     with byte_progress("verifying", total, is_quiet=is_quiet) as advance:
@@ -93,7 +93,7 @@ def _examined(paths: Sequence[Path], threads: int, *, is_quiet: bool) -> list[Fi
 
 def _act(directory: Path, paths: Sequence[Path], threads: int, *, is_quiet: bool) -> _Outcome:
     """Verify and publish under the lock: what was looked at before may have changed while the user thought."""
-    from hpcckpt.repairing import publish
+    from hpcckpt.tools.repair import publish
 
     with ExitStack() as locks:
         for run in sorted({path.parent for path in paths}):
@@ -118,7 +118,7 @@ def _exit_code(done: _Outcome) -> int:
 # -- telling ---------------------------------------------------------------------------------------
 
 
-def _tell(done: _Outcome, *, is_json: bool, is_quiet: bool) -> None:
+def _write_result(done: _Outcome, *, is_json: bool, is_quiet: bool) -> None:
     if is_json:
         output.write_json(_document(done))
         return
@@ -127,16 +127,16 @@ def _tell(done: _Outcome, *, is_json: bool, is_quiet: bool) -> None:
     for finding in done.failed:
         _write_failed(finding)
     if not done.repaired and not done.failed:
-        output.say(f"nothing to repair in {done.directory}", is_quiet=is_quiet)
+        output.log(f"nothing to repair in {done.directory}", is_quiet=is_quiet)
     elif any(finding.is_rebuilt for finding in done.repaired):
-        output.say(
+        output.log(
             "objects, metrics and environment were in the manifest alone and are lost: restore such a step with "
             "strict=False, and say yourself at which epoch it stands",
             is_quiet=is_quiet,
         )
 
 
-def _write_repaired(finding: Finding, *, is_dry_run: bool) -> None:
+def _write_repaired(finding: RepairFinding, *, is_dry_run: bool) -> None:
     manifest = finding.manifest
     assert manifest is not None
     verb = "would repair" if is_dry_run else "repaired"
@@ -148,7 +148,7 @@ def _write_repaired(finding: Finding, *, is_dry_run: bool) -> None:
         output.write_line(f"  left alone: {name}")
 
 
-def _write_failed(finding: Finding) -> None:
+def _write_failed(finding: RepairFinding) -> None:
     output.write_line(f"{finding.path.name}: {output.coloured('CORRUPT')}  cannot be repaired:")
     for text in [*finding.problems, *map(str, finding.damage[:_SHOWN])]:
         output.write_line(f"  {text}")
@@ -167,8 +167,8 @@ def _document(done: _Outcome) -> dict[str, Any]:
     }
 
 
-def _repaired_document(finding: Finding) -> dict[str, Any]:
-    from hpcckpt.repairing import LOST
+def _repaired_document(finding: RepairFinding) -> dict[str, Any]:
+    from hpcckpt.tools.repair import LOST
 
     manifest = finding.manifest
     assert manifest is not None

@@ -30,39 +30,39 @@ def command(
     its steps. The page needs no network and no other file. With --json the figures and all events are printed instead,
     and the page is written only where -o says so.
     """
-    from hpcckpt.reporting.reading import read_story
+    from hpcckpt.tools.report.read_history import read_run_history
 
     if png is not None and png.suffix.lower() != ".png":
         raise OptionError(f"--png: {str(png)!r} – a file that ends in .png")
     if is_json and str(out) == "-":
         raise click.UsageError("--json and -o - both want the standard output")
-    story = read_story(directory, options.read_metric(metric), has_usage=True)
+    history = read_run_history(directory, options.read_metric(metric), has_usage=True)
     written = []
     if png is not None:
-        from hpcckpt.reporting.drawing import write_whole
-        from hpcckpt.reporting.picture import picture_of
+        from hpcckpt.tools.report.figure_files import write_whole
+        from hpcckpt.tools.report.picture import picture_of
 
-        write_whole(png, picture_of(story))
+        write_whole(png, picture_of(history))
         written.append(png)
     if out is not None or not is_json:
-        written += _write_page(story, Path("report.html") if out is None else out)
+        written += _write_page(history, Path("report.html") if out is None else out)
     if is_json:
-        from hpcckpt.reporting.figures import figures_of
+        from hpcckpt.tools.report.statistics import figures_of
 
-        output.write_json({**asdict(story), "figures": asdict(figures_of(story)), "written": written})
+        output.write_json({**asdict(history), "figures": asdict(figures_of(history)), "written": written})
     else:
         for path in written:
-            output.say(f"wrote {path}", is_quiet=is_quiet)
+            output.log(f"wrote {path}", is_quiet=is_quiet)
     return ExitCode.OK
 
 
-def _write_page(story: object, out: Path) -> list[Path]:
-    from hpcckpt.reporting.drawing import write_whole
-    from hpcckpt.reporting.page import page_of
-    from hpcckpt.reporting.story import Story
+def _write_page(history: object, out: Path) -> list[Path]:
+    from hpcckpt.tools.report.figure_files import write_whole
+    from hpcckpt.tools.report.history import RunHistory
+    from hpcckpt.tools.report.html_page import page_of
 
-    assert isinstance(story, Story)
-    page = page_of(story, time.time())
+    assert isinstance(history, RunHistory)
+    page = page_of(history, time.time())
     if str(out) == "-":
         click.echo(page, nl=False)
         return []

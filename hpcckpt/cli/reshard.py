@@ -12,15 +12,15 @@ from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
-from hpcckpt.units import nbytes_text
+from hpcckpt.core.units import nbytes_text
 
 if TYPE_CHECKING:
-    from hpcckpt.loading import StepReader
-    from hpcckpt.resharding import ReshardPlan
+    from hpcckpt.restoring.reader import StepReader
+    from hpcckpt.tools.reshard import ReshardPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ReshardResult:
     """What was written, or would be; its fields are the keys of ``--json``."""
 
     step: int
@@ -68,14 +68,14 @@ def command(
     """Rewrite a checkpoint as another number of ranks would.
 
     STEP is a number, 'latest' (the default) or 'best'. Tensors, objects, metrics and lineage stay the same, the save
-    gets an identity of its own. What each rank had for itself (random states, positions) stays with the number of
-    ranks that saved it. Every byte is verified on the way; exits with 3 if one is not what was saved, with 8 while a
+    gets a new identity. Values that each rank had for itself (random states, positions) stay with the number of
+    ranks that saved them. Every byte is verified; exits with 3 if one is not what was saved, with 8 while a
     job writes there.
     """
     if (out is None) == (not is_in_place):
         raise click.UsageError("say where the new step goes: --out DIR or --in-place")
-    from hpcckpt.resharding import plan_reshard
-    from hpcckpt.streaming import held_step
+    from hpcckpt.restoring.segments import held_step
+    from hpcckpt.tools.reshard import plan_reshard
 
     info = options.find(directory, step, metric)
     options.readable(info)
@@ -87,25 +87,25 @@ def command(
         save_id = None if is_dry_run else _write(reader, plan, target, is_in_place=is_in_place, is_quiet=is_quiet)
     path = target / info.path.name
     before, n_tensors = reader.manifest.n_ranks, len(plan.tensors)
-    done = Written(
+    done = ReshardResult(
         info.step, info.path, path, is_dry_run, before, n_files, n_tensors, plan.nbytes, plan.dropped, save_id
     )
-    _tell(done, is_json=is_json, is_quiet=is_quiet)
+    _write_result(done, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
 
 
 def _write(reader: StepReader, plan: ReshardPlan, target: Path, *, is_in_place: bool, is_quiet: bool) -> str:
-    from hpcckpt.discovery import read_manifest
-    from hpcckpt.resharding import reshard
+    from hpcckpt.rundir.discovery import read_manifest
+    from hpcckpt.tools.reshard import reshard
 
     with byte_progress("rewriting", plan.nbytes, is_quiet=is_quiet) as advance:
         path = reshard(reader, plan, target, is_replacing=is_in_place, progress=advance)
     return read_manifest(path).save_id
 
 
-def _tell(done: Written, *, is_json: bool, is_quiet: bool) -> None:
+def _write_result(done: ReshardResult, *, is_json: bool, is_quiet: bool) -> None:
     if done.dropped:
-        output.say(
+        output.log(
             f"left out, as they belong to the ranks that saved them: {', '.join(done.dropped)}", is_quiet=is_quiet
         )
     if is_json:

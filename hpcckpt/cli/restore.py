@@ -14,12 +14,12 @@ from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
-from hpcckpt.discovery import StepInfo
-from hpcckpt.tensors import TensorSpec
-from hpcckpt.units import nbytes_text
+from hpcckpt.core.tensors import TensorSpec
+from hpcckpt.core.units import nbytes_text
+from hpcckpt.rundir.discovery import StepInfo
 
 if TYPE_CHECKING:
-    from hpcckpt.loading import StepReader
+    from hpcckpt.restoring.reader import StepReader
 
 FORMATS = ("npz", "safetensors", "hdf5", "weights.h5")
 _SUFFIXES = {
@@ -35,7 +35,7 @@ _NO_MODEL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RestoredFile:
     """What was written; its fields are the keys of ``--json``."""
 
     path: Path
@@ -84,9 +84,9 @@ def command(
 
     This needs neither MPI nor TensorFlow, but for .weights.h5, which needs Keras and a --model.
     """
-    from hpcckpt.atomic import atomic_path, check_free
-    from hpcckpt.exporting.report import is_of_optimizer
-    from hpcckpt.streaming import held_step
+    from hpcckpt.restoring.segments import held_step
+    from hpcckpt.rundir.atomic_files import atomic_path, check_free
+    from hpcckpt.tools.convert.result import is_of_optimizer
 
     file_format = _format_of(out, wanted_format, model)
     info = options.find(directory, step, metric)
@@ -97,7 +97,7 @@ def command(
         written = _write(temporary, out, file_format, reader, specs, model, is_quiet=is_quiet)
     if patterns:
         written = replace(written, left_out=())  # tensors were chosen by name
-    _tell(written, info, is_json=is_json, is_quiet=is_quiet)
+    _write_result(written, info, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
 
 
@@ -123,59 +123,59 @@ def _write(
     model: str | None,
     *,
     is_quiet: bool,
-) -> Written:
-    from hpcckpt.exporting import hdf5, npz, safetensors
-    from hpcckpt.streaming import sources
+) -> RestoredFile:
+    from hpcckpt.restoring.segments import stored_arrays
+    from hpcckpt.tools.convert import write_hdf5, write_npz, write_safetensors
 
     names = [spec.name for spec in specs]
     if file_format == "weights.h5":
         names = _write_weights(temporary, reader, names, model or "")
         return _written(out, file_format, reader, sum(reader.specs[name].nbytes for name in names), len(names))
-    wanted = sources(reader, names)
+    wanted = stored_arrays(reader, names)
     total = sum(source.nbytes for source in wanted)
     objects = {name: value for values in reader.manifest.objects.values() for name, value in values.items()}
     with byte_progress("writing", total, is_quiet=is_quiet) as advance:
         if file_format == "hdf5":
-            hdf5.write_hdf5(temporary, reader, wanted, objects, advance)
+            write_hdf5.write_hdf5(temporary, reader, wanted, objects, advance)
         else:
-            write = npz.write_npz if file_format == "npz" else safetensors.write_safetensors
+            write = write_npz.write_npz if file_format == "npz" else write_safetensors.write_safetensors
             write(temporary, reader, wanted, advance)
-    widened = [source.name for source in wanted if file_format != "safetensors" and npz.is_widened(source)]
+    widened = [source.name for source in wanted if file_format != "safetensors" and write_npz.is_widened(source)]
     return _written(out, file_format, reader, total, len(wanted), widened)
 
 
 def _written(
     out: Path, file_format: str, reader: StepReader, nbytes: int, count: int, widened: Sequence[str] = ()
-) -> Written:
-    from hpcckpt.exporting.exporter import values_left_out
+) -> RestoredFile:
+    from hpcckpt.tools.convert.export import values_left_out
 
     manifest = reader.manifest
     left = values_left_out(manifest, file_format)
     left_out = tuple(name for each in left for name in each.names)
-    return Written(out, file_format, manifest.step, manifest.n_ranks, count, nbytes, tuple(widened), left_out)
+    return RestoredFile(out, file_format, manifest.step, manifest.n_ranks, count, nbytes, tuple(widened), left_out)
 
 
 def _write_weights(temporary: Path, reader: StepReader, names: Sequence[str], model: str) -> list[str]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # a converter takes no GPU away from a job on this node
-    from hpcckpt.keras.weights_file import write_weights
+    from hpcckpt.keras.files.weights_file import write_weights
 
     return write_weights(temporary, reader, names, model)
 
 
-def _tell(written: Written, info: StepInfo, *, is_json: bool, is_quiet: bool) -> None:
+def _write_result(written: RestoredFile, info: StepInfo, *, is_json: bool, is_quiet: bool) -> None:
     if is_json:
         output.write_json(written)
         return
     if written.widened:
         shown = _some(written.widened)
-        output.say(f"as float32, because .{written.format} has no narrower type for them: {shown}", is_quiet=is_quiet)
+        output.log(f"as float32, because .{written.format} has no narrower type for them: {shown}", is_quiet=is_quiet)
     if written.left_out:
         count = count_text(len(written.left_out), "value that is not a tensor", "values that are not tensors")
         text = f"left out: {count}: {_some(written.left_out)} ('hpcckpt info' shows them; --to hdf5 holds them)"
-        output.say(text, is_quiet=is_quiet)
+        output.log(text, is_quiet=is_quiet)
     size = f"{count_text(written.tensors, 'tensor')}, {nbytes_text(written.nbytes)}"
-    output.say(f"wrote {written.path} ({size}) from step {info.step} (ranks {written.ranks} -> 1)", is_quiet=is_quiet)
+    output.log(f"wrote {written.path} ({size}) from step {info.step} (ranks {written.ranks} -> 1)", is_quiet=is_quiet)
 
 
 def _some(names: Sequence[str]) -> str:

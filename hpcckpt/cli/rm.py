@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from hpcckpt import discovery
 from hpcckpt.cli import options, output, prune
 from hpcckpt.cli.text import count_text
+from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import PinnedStepError
-from hpcckpt.leftovers import tree_nbytes
-from hpcckpt.lock import RunLock
-from hpcckpt.pruning import PrunePlan, Removal, carry_out
-from hpcckpt.units import nbytes_text
-from hpcckpt.workspace import Workspace
+from hpcckpt.rundir import discovery, pins
+from hpcckpt.rundir.leftovers import tree_nbytes
+from hpcckpt.rundir.lock import RunLock
+from hpcckpt.rundir.workspace import Workspace
+from hpcckpt.tools.prune import PrunePlan, Removal, carry_out
 
 
 @click.command("rm")
@@ -43,18 +43,18 @@ def command(
     chosen = {options.find_silently(directory, step, metric).step for step in steps}
     plan = _plan(directory, chosen)
     if not is_dry_run and not is_yes:
-        output.say(f"{_after(directory, chosen)}", is_quiet=is_quiet)
+        output.log(f"{_after(directory, chosen)}", is_quiet=is_quiet)
         number = count_text(len(chosen), "checkpoint")
         options.ask(f"Remove {number} ({nbytes_text(plan.nbytes)}) from {directory}?")
     failures = {}
     if not is_dry_run:
-        with RunLock.take(directory), Workspace.at(directory).changing:
+        with RunLock.take(directory), Workspace.at(directory).commit_mutex:
             plan = _plan(directory, chosen)  # one may have been pinned while the user thought about it
             failures = carry_out(directory, plan, {removal.path for removal in plan.removals}, by="rm")
-    outcome = prune.Outcome(directory, plan, failures, is_dry_run)
-    prune.tell(outcome, is_json=is_json, is_quiet=is_quiet)
+    outcome = prune.PruneOutcome(directory, plan, failures, is_dry_run)
+    prune.write_result(outcome, is_json=is_json, is_quiet=is_quiet)
     if not is_dry_run and not is_json:
-        output.say(_after(directory, chosen), is_quiet=is_quiet)
+        output.log(_after(directory, chosen), is_quiet=is_quiet)
     return prune.exit_code(outcome)
 
 
@@ -66,7 +66,7 @@ def _plan(directory: Path, chosen: set[int]) -> PrunePlan:
     PinnedStepError
         If a step is pinned.
     """
-    pinned = sorted(chosen & discovery.pins_to_obey(directory))
+    pinned = sorted(chosen & pins.pins_to_obey(directory))
     if pinned:
         numbers = " ".join(map(str, pinned))
         raise PinnedStepError(

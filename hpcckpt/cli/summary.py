@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hpcckpt import discovery, layout, lock
-from hpcckpt.config import Best
-from hpcckpt.discovery import StepInfo
-from hpcckpt.journal import epoch_of
-from hpcckpt.leftovers import Leftover, Usage, find_leftovers, tree_nbytes, usage_of
+from hpcckpt.core.options import Best
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery, lock, pins
+from hpcckpt.rundir.discovery import StepInfo
+from hpcckpt.rundir.journal import epoch_of
+from hpcckpt.rundir.leftovers import Leftover, Usage, find_leftovers, tree_nbytes, usage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def summarize(directory: Path, best: Best | None) -> RunSummary:
     found = discovery.best_of(steps, chosen) if chosen else []
     restart = discovery.first_restorable(reversed(steps))[0]
     newest = restart.step if restart is not None else None
-    marks = _Marks(newest, found[0] if found else None, discovery.pins(directory))
+    marks = _Marks(newest, found[0] if found else None, pins.pins(directory))
     rows = [_committed(info, marks) for info in steps]
     leftovers = find_leftovers(directory)
     holder = holder_of(directory)
@@ -70,7 +71,7 @@ _ROWS = frozenset({"saving", "unfinished"})
 
 
 def order_of(row: StepSummary) -> float:
-    """Return where a line stands among the others: by its step; what has none is new, and comes last. Pure."""
+    """Return the sort key of a line: its step; a line without a step is new, and comes last. Pure."""
     return float("inf") if row.step is None else row.step
 
 
@@ -82,7 +83,7 @@ class _Marks:
 
 
 def default_best(steps: Sequence[StepInfo]) -> Best | None:
-    """Return what "best" means where nobody says: the validation loss if there is one, else the loss. Pure."""
+    """Return the default of "best": the validation loss if there is one, else the loss. Pure."""
     named = {name for info in steps if info.manifest for name in info.manifest.metrics}
     return next((Best(name) for name in ("val_loss", "loss") if name in named), None)
 
@@ -118,7 +119,7 @@ def _tags(info: StepInfo, marks: _Marks) -> tuple[str, ...]:
 
 
 def holder_of(directory: Path) -> str:
-    """Return who is writing in a run directory; "" if nobody does. Independent."""
+    """Return the holder of a run directory's lock; "" if there is none. Independent."""
     found = lock.describe(directory)
     return "" if found is None or found[1] else str(found[0])
 

@@ -11,7 +11,7 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.collective.communicator import launched_rank, launched_size
-from hpcckpt.streams import flush_or_discard
+from hpcckpt.core.std_streams import flush_or_discard
 
 
 @click.command("supervise", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -24,7 +24,7 @@ from hpcckpt.streams import flush_or_discard
               envvar="HPCCKPT_LEAD", help="Ask the step to stop so long before the end of the job; where the "
               "scheduler sends a signal itself, it need not be given.")  # fmt: skip
 @click.option("--chain", default="", envvar="HPCCKPT_CHAIN", metavar="NAME",
-              help="This job is one of a chain: the next one goes on, not this one again.")  # fmt: skip
+              help="This job is one of a chain: the next one resumes, not this one again.")  # fmt: skip
 @options.dry_run_option
 @options.json_option
 def command(
@@ -40,8 +40,8 @@ def command(
     """Run a batch job's step, and requeue the job.
 
     To be the last line of a batch script: exec hpcckpt supervise --run RUN -- srun hpcckpt train -c FILE --run RUN.
-    It says what the job is, how long it has, and what it goes on from; hands on to the ranks the signals that ask the
-    job to stop (USR1, USR2, TERM); and lists the run's checkpoints at the end.
+    It prints what the job is, how long it has, and the checkpoint that it resumes from; forwards to the ranks the
+    signals that ask the job to stop (USR1, USR2, TERM); and lists the run's checkpoints at the end.
 
     If the step exits with 75 (checkpointed, please requeue) the job is put into the queue again, unless this happened
     too often, or people have halted the run. With 0 it is done; any other code is a failure, and nothing is started
@@ -50,11 +50,11 @@ def command(
     if launched_rank() is not None and (launched_size() or 0) > 1:
         raise click.UsageError("a launcher has started this on several ranks, but supervise starts the launcher itself")
     from hpcckpt.jobs.schedulers import detect
-    from hpcckpt.jobs.supervising import Settings, rehearse, supervise
+    from hpcckpt.jobs.supervisor import SuperviseSettings, dry_run, supervise
 
-    settings = Settings(words, run, max_restarts, lead_s, chain, is_talking=not is_json)
-    act = rehearse if is_dry_run else supervise
-    report = act(settings, detect(os.environ), _say)
+    settings = SuperviseSettings(words, run, max_restarts, lead_s, chain, shows_tables=not is_json)
+    act = dry_run if is_dry_run else supervise
+    report = act(settings, detect(os.environ), _log)
     if is_json and is_dry_run:
         output.write_json(report.document)
     elif is_json:
@@ -69,8 +69,8 @@ def _write(document: Mapping[str, Any]) -> None:
         output.flush_stdout()
     except OSError as error:
         flush_or_discard()
-        _say(f"the report cannot be written: {error}")
+        _log(f"the report cannot be written: {error}")
 
 
-def _say(text: str) -> None:
-    output.say(f"hpcckpt: {text}")
+def _log(text: str) -> None:
+    output.log(f"hpcckpt: {text}")

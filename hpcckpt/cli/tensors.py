@@ -14,14 +14,14 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text, number_text, shape_text
-from hpcckpt.discovery import StepInfo
+from hpcckpt.core.tensors import TensorSpec
+from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import OptionError
-from hpcckpt.manifest import Manifest
-from hpcckpt.tensors import TensorSpec
-from hpcckpt.units import nbytes_text
+from hpcckpt.format.manifest import Manifest
+from hpcckpt.rundir.discovery import StepInfo
 
 if TYPE_CHECKING:
-    from hpcckpt.inspecting import Statistics
+    from hpcckpt.tools.inspect import TensorStatistics
 
 _COLUMNS = (Column("NAME"), Column("DTYPE"), Column("SHAPE"), Column("SIZE", is_number=True), Column("KIND"))
 _STATISTICS = ("MIN", "MAX", "MEAN", "STD", "NAN", "INF")
@@ -63,33 +63,24 @@ def command(
     if has_stats:
         _print_statistics(info, specs, is_json=is_json, is_quiet=is_quiet)
     elif is_json:
-        output.write_json({"step": info.step, "path": info.path, "tensors": [_document(spec) for spec in specs]})
+        keys = ("name", "dtype", "shape", "nbytes", "kind")
+        tensors = [{key: getattr(spec, key) for key in keys} for spec in specs]
+        output.write_json({"step": info.step, "path": info.path, "tensors": tensors})
     else:
-        output.write_table(_COLUMNS, [_cells(spec) for spec in specs])
-        _say_total(specs, is_quiet=is_quiet)
+        rows = [[spec.name, spec.dtype, shape_text(spec.shape), nbytes_text(spec.nbytes), spec.kind] for spec in specs]
+        output.write_table(_COLUMNS, rows)
+        total = nbytes_text(sum(spec.nbytes for spec in specs))
+        output.log(f"{count_text(len(specs), 'tensor')}, {total}", is_quiet=is_quiet)
     return ExitCode.OK
 
 
-def _document(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "dtype": spec.dtype, "shape": spec.shape, "nbytes": spec.nbytes, "kind": spec.kind}
-
-
-def _cells(spec: TensorSpec) -> list[str]:
-    return [spec.name, spec.dtype, shape_text(spec.shape), nbytes_text(spec.nbytes), spec.kind]
-
-
-def _say_total(specs: Sequence[TensorSpec], *, is_quiet: bool) -> None:
-    total = nbytes_text(sum(spec.nbytes for spec in specs))
-    output.say(f"{count_text(len(specs), 'tensor')}, {total}", is_quiet=is_quiet)
-
-
 def _print_statistics(info: StepInfo, specs: Sequence[TensorSpec], *, is_json: bool, is_quiet: bool) -> None:
-    from hpcckpt.inspecting import statistics
-    from hpcckpt.loading import open_step
-    from hpcckpt.streaming import sources
+    from hpcckpt.restoring.reader import open_step
+    from hpcckpt.restoring.segments import stored_arrays
+    from hpcckpt.tools.inspect import statistics
 
     reader = open_step(info.path)
-    wanted = sources(reader, [spec.name for spec in specs])
+    wanted = stored_arrays(reader, [spec.name for spec in specs])
     with byte_progress("reading", sum(source.nbytes for source in wanted), is_quiet=is_quiet) as advance:
         found = list(statistics(reader, wanted, advance))
     if is_json:
@@ -99,7 +90,7 @@ def _print_statistics(info: StepInfo, specs: Sequence[TensorSpec], *, is_json: b
     output.write_table(columns, [_statistics_cells(each) for each in found])
 
 
-def _statistics_cells(found: Statistics) -> list[str]:
+def _statistics_cells(found: TensorStatistics) -> list[str]:
     values = (found.minimum, found.maximum, found.mean, found.std)
     return [found.name, str(found.count), *map(number_text, values), str(found.n_nan), str(found.n_inf)]
 
@@ -120,8 +111,8 @@ def _print_values(info: StepInfo, manifest: Manifest, name: str, *, is_json: boo
 
 def _values(info: StepInfo, manifest: Manifest, name: str) -> dict[str, Any]:
     """Return the arrays and JSON values that a name means, by name: a tensor, one rank's part of it, or an object."""
-    from hpcckpt.checkpoint_info import is_rank_json, json_value, split_rank_name
-    from hpcckpt.loading import load, open_step, rank_name
+    from hpcckpt.restoring.checkpoint_info import is_rank_json, json_value, split_rank_name
+    from hpcckpt.restoring.reader import load, open_step, rank_name
 
     specs = {spec.name: spec for spec in manifest.tensors}
     tensor, rank = split_rank_name(name, specs)

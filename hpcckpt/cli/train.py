@@ -19,22 +19,22 @@ from hpcckpt.cli.launcher import connect
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.text import count_text, metric_text
 from hpcckpt.collective.communicator import launched_rank, launched_size
+from hpcckpt.core.std_streams import write_message
 from hpcckpt.errors import CollectiveError, ConfigError, HpcckptError
-from hpcckpt.streams import write_message
-from hpcckpt.train.problems import ConfigError as WrongConfigError
+from hpcckpt.train.config_errors import TrainConfigError
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
-    from hpcckpt.train.cycles import Cycle
-    from hpcckpt.train.environment import CycleSummary
-    from hpcckpt.train.reading import Document
+    from hpcckpt.train.config.cycles import Cycle
+    from hpcckpt.train.config.read import Document
+    from hpcckpt.train.run.environment import CycleSummary
 
 
 class OnEveryRank(click.Command):
     """A verb that all ranks run, and of which rank 0 alone speaks where all would say the same."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the words; what is wrong with them, and help, is told once."""
+        """Parse the arguments; errors and help are printed once."""
         if _is_root():
             return super().make_context(*args, **extra)
         try:
@@ -44,7 +44,7 @@ class OnEveryRank(click.Command):
             raise SystemExit(error.exit_code) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run; an error that all ranks have is told once, one that only this rank has ends the job."""
+        """Run; an error that all ranks have is printed once, one that only this rank has ends the job."""
         try:
             return super().invoke(ctx)
         except (CollectiveError, ConfigError, click.ClickException) as error:
@@ -62,7 +62,7 @@ class OnEveryRank(click.Command):
 @click.option("--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Run directory. By default runs/ and the name of FILE.")  # fmt: skip
 @click.option("--resume", default="auto", show_default=True, metavar="auto|latest|best|STEP|never",
-              help="Where to go on in a run that was interrupted; 2:500 is step 500 of the second cycle.")  # fmt: skip
+              help="Where to resume in a run that was interrupted; 2:500 is step 500 of the second cycle.")  # fmt: skip
 @click.option("--overwrite", "is_overwriting", is_flag=True, help="With --resume never: move an earlier run aside.")
 @click.option("--set", "sets", multiple=True, metavar="PATH=VALUE",
               help="Change a value: [1].optimizer.learning_rate=0.1. May be repeated.")  # fmt: skip
@@ -89,29 +89,29 @@ def command(
 
     FILE lists train cycles; each inherits what it leaves out from the one before. It is checked as a whole before
     anything is built, and runs no code that came with it: it may name Keras' own layers, losses and so on, and what
-    stands in hpcckpt.train; --allow adds packages that you trust.
+    is in hpcckpt.train; --allow adds packages that you trust.
 
-    Run it alone or under mpirun, srun or aprun. Started again, it goes on where it was interrupted. Exits with 2 if the
+    Run it alone or under mpirun, srun or aprun. Started again, it resumes where it was interrupted. Exits with 2 if the
     configuration is wrong, with 75 if it was asked to stop, has saved, and wants to be requeued.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     source = "stdin" if path == "-" else path
     try:
         if not (is_checking or is_printing):
-            from hpcckpt.preemption.signals import listening
+            from hpcckpt.preemption.signals import catching
 
-            click.get_current_context().with_resource(listening())
+            click.get_current_context().with_resource(catching())
         cycles = _read(path, sets, allow, is_checked=not is_printing)
         if is_printing:
             return _print(cycles)
-        from hpcckpt.train.environment import Environment
+        from hpcckpt.train.run.environment import Environment
 
         environment = Environment(run_dir, resume, allow, verbose=0 if is_quiet else 1, overwrite=is_overwriting)
         act = _check if is_checking else _train
         with _failures_of_training():
             return act(environment, cycles, source, is_json=is_json, is_quiet=is_quiet)
-    except WrongConfigError as error:
-        return _tell(error.of_file(source), is_json=is_json)
+    except TrainConfigError as error:
+        return _write_error(error.of_file(source), is_json=is_json)
 
 
 def _is_root() -> bool:
@@ -127,12 +127,12 @@ def _read(path: str, sets: Sequence[str], allow: Sequence[str], *, is_checked: b
     Raises
     ------
     ConfigError
-        Telling of everything that is wrong with it, alike on every rank.
+        Listing everything that is wrong with it, the same on every rank.
     """
     try:
-        from hpcckpt.train.catalogue import Catalogue
-        from hpcckpt.train.cycles import cycles
-        from hpcckpt.train.reading import read
+        from hpcckpt.train.config.cycles import cycles
+        from hpcckpt.train.config.read import read
+        from hpcckpt.train.names.allow_list import Catalogue
     except ImportError as error:
         raise ConfigError(f"{error}; training from a configuration needs it: pip install 'hpcckpt[train]'") from error
 
@@ -145,7 +145,7 @@ def _read(path: str, sets: Sequence[str], allow: Sequence[str], *, is_checked: b
 
     if comm is None or not is_checked:
         return check()
-    from hpcckpt.train.building import together
+    from hpcckpt.train.run.build_cycle import together
 
     return together(comm, "check the configuration", check)
 
@@ -158,40 +158,40 @@ def _from_root(comm: Communicator | None, act: Callable[[], Document]) -> Docume
     if comm is None:
         return act()
 
-    def attempt() -> Document | WrongConfigError:
+    def attempt() -> Document | TrainConfigError:
         try:
             return act()
-        except WrongConfigError as error:
+        except TrainConfigError as error:
             return error
 
     found = comm.on_root("read the configuration", attempt)
-    if isinstance(found, WrongConfigError):
+    if isinstance(found, TrainConfigError):
         raise found
     return found
 
 
 def _print(cycles: Sequence[Cycle]) -> int:
-    from hpcckpt.train.cycles import effective
+    from hpcckpt.train.config.cycles import effective
 
     if _is_root():
         output.write_json(effective(cycles))
     return ExitCode.OK
 
 
-def _tell(error: WrongConfigError, *, is_json: bool) -> int:
-    """Say what is wrong with the configuration, as all ranks have it: to people, and to programs each problem apart."""
+def _write_error(error: TrainConfigError, *, is_json: bool) -> int:
+    """Log the problems of the configuration, the same on all ranks, from root; as JSON each problem by itself."""
     if not _is_root():
         return error.exit_code
-    complaint = failures.tell(error)
+    report = failures.log_error(error)
     if is_json:
-        document = {"kind": complaint.kind, "message": complaint.message, "problems": error.problems}
+        document = {"kind": report.kind, "message": report.message, "problems": error.problems}
         output.write_json({"error": document})
-    return complaint.exit_code
+    return report.exit_code
 
 
 @contextlib.contextmanager
 def _failures_of_training() -> Iterator[None]:
-    """Tell of what a model, a callback or TensorFlow raises as of no fault of ours, with the way to it."""
+    """Report exceptions of a model, a callback or TensorFlow with their traceback, as failures of the training."""
     try:
         yield
     except (HpcckptError, OSError, click.ClickException):
@@ -204,7 +204,7 @@ def _failures_of_training() -> Iterator[None]:
         raise click.ClickException(f"the training failed: {type(error).__name__}: {text}") from error
 
 
-# -- training, and its rehearsal -------------------------------------------------------------------
+# -- training, and its dry run ---------------------------------------------------------------------
 
 
 def _check(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: bool, is_quiet: bool) -> int:
@@ -216,7 +216,7 @@ def _check(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: b
         output.write_json({"ok": True, "cycles": found})
     else:
         output.write_table(_BUILT, [_built_cells(each) for each in found])
-        output.say(f"{count_text(len(cycles), 'cycle')}, nothing wrong", is_quiet=is_quiet)
+        output.log(f"{count_text(len(cycles), 'cycle')}, nothing wrong", is_quiet=is_quiet)
     return ExitCode.OK
 
 
@@ -235,7 +235,8 @@ def _built_cells(each: CycleSummary) -> list[str]:
 
 def _train(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: bool, is_quiet: bool) -> int:
     """Train, and write what came of it. Collective."""
-    histories = [_history(each) for each in environment.run(cycles, source)]
+    found = [each.history for each in environment.run(cycles, source)]
+    histories = [{name: [float(value) for value in values] for name, values in each.items()} for each in found]
     if not _is_root():
         return ExitCode.OK
     if is_json:
@@ -243,10 +244,6 @@ def _train(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: b
     elif not is_quiet:
         _write(histories)
     return ExitCode.OK
-
-
-def _history(found: Any) -> Mapping[str, list[float]]:
-    return {name: [float(value) for value in values] for name, values in found.history.items()}
 
 
 def _write(histories: Sequence[Mapping[str, list[float]]]) -> None:

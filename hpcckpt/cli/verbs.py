@@ -1,6 +1,6 @@
 """The table of the tool's own verbs.
 
-A verb is added by one row here and one file beside this one.  The summaries stand here so that
+A verb is added by one row here and one file beside this one.  The summaries are here so that
 ``hpcckpt --help`` loads no verb; a test compares them with the verbs' own help.
 """
 
@@ -43,7 +43,7 @@ VERBS = (
     Verb("info", "hpcckpt.cli.info:command", LOOK, "Show what one checkpoint is and where it comes from."),
     Verb("tensors", "hpcckpt.cli.tensors:command", LOOK, "List the tensors of a checkpoint."),
     Verb("verify", "hpcckpt.cli.verify:command", LOOK, "Check every byte of a checkpoint against its checksums."),
-    Verb("verify-resume", "hpcckpt.cli.verify_resume:command", LOOK, "Check that a killed training ends alike."),
+    Verb("verify-resume", "hpcckpt.cli.verify_resume:command", LOOK, "Check that a killed training ends the same."),
     Verb("diff", "hpcckpt.cli.diff:command", LOOK, "Compare two checkpoints, tensor by tensor."),
     Verb("restore", "hpcckpt.cli.restore:command", TAKE, "Write a checkpoint as one file for other programs."),
     Verb("convert", "hpcckpt.cli.convert:command", TAKE, "Convert a checkpoint to another format, or from one."),
@@ -57,7 +57,7 @@ VERBS = (
     Verb("train", "hpcckpt.cli.train:command", TRAIN, "Train from a configuration file, on any number of ranks.", True),
     Verb("supervise", "hpcckpt.cli.supervise:command", JOBS, "Run a batch job's step, and requeue the job.", True),
     Verb("halt", "hpcckpt.cli.halt:command", JOBS, "Ask a running job to save and to stop."),
-    Verb("watch", "hpcckpt.cli.watch:command", JOBS, "Show a run as it goes on."),
+    Verb("watch", "hpcckpt.cli.watch:command", JOBS, "Show a run in progress."),
     Verb("report", "hpcckpt.cli.report:command", JOBS, "Write what became of a run as one HTML page."),
     Verb("advise", "hpcckpt.cli.advise:command", JOBS, "Recommend how often to save, and compare intervals."),
     Verb("jobscript", "hpcckpt.cli.jobscript:command", JOBS, "Print a batch script for Slurm, PBS or Cobalt."),

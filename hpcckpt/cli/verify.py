@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcckpt import damage, discovery
 from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
-from hpcckpt.discovery import StepInfo
+from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import HpcckptError, NoRestorableStepError, StepNotFoundError
-from hpcckpt.units import nbytes_text
+from hpcckpt.rundir import damage_records, discovery
+from hpcckpt.rundir.discovery import StepInfo
 
 if TYPE_CHECKING:
-    from hpcckpt.inspecting import Verdict
+    from hpcckpt.tools.inspect import StepVerification
 
 _SHOWN = 20
 
@@ -52,30 +52,30 @@ def command(
     damaged, with 6 if one of several steps had to be left out, and with 5 if --values finds NaN or infinities
     in undamaged bytes.
     """
-    from hpcckpt.inspecting import check_step
+    from hpcckpt.tools.inspect import check_step
 
     steps = _chosen(directory, step, metric, is_all=is_all)
     total = sum(info.manifest.nbytes for info in steps if info.manifest) * (2 if has_values else 1)
-    verdicts: list[tuple[StepInfo, Verdict]] = []
+    verifications: list[tuple[StepInfo, StepVerification]] = []
     skipped: list[tuple[StepInfo, str]] = []
     with byte_progress("verifying", total, is_quiet=is_quiet) as advance:
         for info in steps:
             try:
-                verdict = check_step(info.path, threads, advance, has_values_checked=has_values)
+                verification = check_step(info.path, threads, advance, has_values_checked=has_values)
                 if not info.is_recorded:  # bytes may be right and the step of no use: a symbolic link is not followed
-                    verdict = replace(verdict, problem=verdict.problem or info.problem)
-                verdicts.append((info, verdict))
+                    verification = replace(verification, problem=verification.problem or info.problem)
+                verifications.append((info, verification))
             except HpcckptError as error:
                 if not is_all and len(steps) == 1:
                     raise
                 skipped.append((info, str(error)))
-    notes = [text for info, verdict in verdicts if (text := _remember(info, verdict))]
+    notes = [text for info, verification in verifications if (text := _remember(info, verification))]
     if is_json:
-        output.write_json(_document(directory, verdicts, skipped))
+        output.write_json(_document(directory, verifications, skipped))
     else:
-        _write_all(verdicts, skipped, has_values=has_values)
-    output.say("\n".join(notes), is_quiet=is_quiet or not notes)
-    return _exit_code([verdict for _, verdict in verdicts], has_skipped=bool(skipped))
+        _write_all(verifications, skipped, has_values=has_values)
+    output.log("\n".join(notes), is_quiet=is_quiet or not notes)
+    return _exit_code([verification for _, verification in verifications], has_skipped=bool(skipped))
 
 
 def _chosen(directory: Path, step: str | None, metric: str | None, *, is_all: bool) -> Sequence[StepInfo]:
@@ -93,91 +93,94 @@ def _chosen(directory: Path, step: str | None, metric: str | None, *, is_all: bo
     return steps
 
 
-def _remember(info: StepInfo, verdict: Verdict) -> str:
+def _remember(info: StepInfo, verification: StepVerification) -> str:
     """Record damage that only reading all bytes shows, or remove its record; return what was done, in words."""
     if info.manifest is None or (info.problem and not info.is_recorded):
         return ""
     run, save_id = info.path.parent, info.manifest.save_id
-    if verdict.is_whole:
-        was_recorded = damage.clear(run, info.step, save_id)
+    if verification.is_whole:
+        was_recorded = damage_records.clear(run, info.step, save_id)
         return f"step {info.step} was recorded as damaged and is whole: the record is removed" if was_recorded else ""
-    problem = _damage_text(info.step, verdict).rstrip(":")
-    blocks = "".join(f"; {block}" for block in verdict.damage[:1])
-    if damage.record(run, info.step, save_id, f"{problem}{blocks}", "hpcckpt verify"):
+    problem = _damage_text(info.step, verification).rstrip(":")
+    blocks = "".join(f"; {block}" for block in verification.damage[:1])
+    if damage_records.record(run, info.step, save_id, f"{problem}{blocks}", "hpcckpt verify"):
         return f"recorded in {run}: restarts do not use step {info.step} until it is verified and found whole"
     return f"not recorded, for {run} cannot be written: a restart finds the damage of step {info.step} itself"
 
 
-def _exit_code(verdicts: Sequence[Verdict], *, has_skipped: bool) -> int:
-    if not all(verdict.is_whole for verdict in verdicts):
+def _exit_code(verifications: Sequence[StepVerification], *, has_skipped: bool) -> int:
+    if not all(verification.is_whole for verification in verifications):
         return ExitCode.CORRUPT
     if has_skipped:
         return ExitCode.PARTLY_DONE
-    return ExitCode.DIFFERENT if any(verdict.not_finite for verdict in verdicts) else ExitCode.OK
+    return ExitCode.DIFFERENT if any(verification.not_finite for verification in verifications) else ExitCode.OK
 
 
 def _document(
-    directory: Path, verdicts: Sequence[tuple[StepInfo, Verdict]], skipped: Sequence[tuple[StepInfo, str]]
+    directory: Path, verifications: Sequence[tuple[StepInfo, StepVerification]], skipped: Sequence[tuple[StepInfo, str]]
 ) -> dict[str, Any]:
     return {
         "directory": directory,
-        "ok": all(verdict.is_whole for _, verdict in verdicts) and not skipped,
+        "ok": all(verification.is_whole for _, verification in verifications) and not skipped,
         "skipped": [{"step": info.step, "path": info.path, "problem": problem} for info, problem in skipped],
         "steps": [
             {
                 "step": info.step,
                 "path": info.path,
-                "ok": verdict.is_whole,
-                "problem": verdict.problem,
-                "tensors": verdict.n_tensors,
-                "files": verdict.n_files,
-                "nbytes": verdict.nbytes,
-                "seconds": round(verdict.seconds, 3),
-                "damage": verdict.damage,
-                "not_finite": verdict.not_finite,
-                "next": "" if verdict.is_whole else options.next_move(info),
+                "ok": verification.is_whole,
+                "problem": verification.problem,
+                "tensors": verification.n_tensors,
+                "files": verification.n_files,
+                "nbytes": verification.nbytes,
+                "seconds": round(verification.seconds, 3),
+                "damage": verification.damage,
+                "not_finite": verification.not_finite,
+                "next": "" if verification.is_whole else options.next_move(info),
             }
-            for info, verdict in verdicts
+            for info, verification in verifications
         ],
     }
 
 
 def _write_all(
-    verdicts: Sequence[tuple[StepInfo, Verdict]], skipped: Sequence[tuple[StepInfo, str]], *, has_values: bool
+    verifications: Sequence[tuple[StepInfo, StepVerification]],
+    skipped: Sequence[tuple[StepInfo, str]],
+    *,
+    has_values: bool,
 ) -> None:
-    for info, verdict in verdicts:
-        _write(info, verdict, has_values=has_values)
+    for info, verification in verifications:
+        _write(info, verification, has_values=has_values)
     for info, problem in skipped:
         output.write_line(f"step {info.step}: {output.coloured('NOT CHECKED')}  {problem}")
 
 
-def _write(info: StepInfo, verdict: Verdict, *, has_values: bool) -> None:
-    if not verdict.is_whole:
-        output.write_line(f"step {info.step}: {output.coloured('CORRUPT')}  {_damage_text(info.step, verdict)}")
-        for block in verdict.damage[:_SHOWN]:
+def _write(info: StepInfo, verification: StepVerification, *, has_values: bool) -> None:
+    if not verification.is_whole:
+        output.write_line(f"step {info.step}: {output.coloured('CORRUPT')}  {_damage_text(info.step, verification)}")
+        for block in verification.damage[:_SHOWN]:
             output.write_line(f"  {block}")
-        output.say(f"step {info.step} cannot be trusted; {options.next_move(info)}")
+        output.log(f"step {info.step} cannot be trusted; {options.next_move(info)}")
         return
-    speed = f"{nbytes_text(verdict.nbytes / max(verdict.seconds, 1e-9))}/s"
-    counts = f"{count_text(verdict.n_tensors, 'tensor')}, {count_text(verdict.n_files, 'file')}"
-    values = _values_text(verdict) if has_values else "values not checked (--values)"
+    speed = f"{nbytes_text(verification.nbytes / max(verification.seconds, 1e-9))}/s"
+    counts = f"{count_text(verification.n_tensors, 'tensor')}, {count_text(verification.n_files, 'file')}"
+    values = _values_text(verification) if has_values else "values not checked (--values)"
     output.write_line(
-        f"step {info.step}: {output.coloured('OK')}  {counts}, {nbytes_text(verdict.nbytes)} at {speed}, "
+        f"step {info.step}: {output.coloured('OK')}  {counts}, {nbytes_text(verification.nbytes)} at {speed}, "
         f"crc32c verified, {values}"
     )
-    for found in verdict.not_finite[:_SHOWN]:
+    for found in verification.not_finite[:_SHOWN]:
         output.write_line(f"  tensor {found.name!r}: {found.n_nan} NaN, {found.n_inf} infinite of {found.count}")
 
 
-def _values_text(verdict: Verdict) -> str:
-    if not verdict.not_finite:
+def _values_text(verification: StepVerification) -> str:
+    if not verification.not_finite:
         return "no NaN or infinity"
-    return f"NaN or infinities in {count_text(len(verdict.not_finite), 'tensor')}"
+    return f"NaN or infinities in {count_text(len(verification.not_finite), 'tensor')}"
 
 
-def _damage_text(step: int, verdict: Verdict) -> str:
-    if verdict.problem:
-        return verdict.problem.removeprefix(f"step {step}: ")
-    names = {block.tensor for block in verdict.damage}
-    more = f", the first {_SHOWN} are" if len(verdict.damage) > _SHOWN else ""
-    return f"{count_text(len(verdict.damage), 'damaged block')} in {count_text(len(names), 'tensor')}{more}:"
+def _damage_text(step: int, verification: StepVerification) -> str:
+    if verification.problem:
+        return verification.problem.removeprefix(f"step {step}: ")
+    names = {block.tensor for block in verification.damage}
+    more = f", the first {_SHOWN} are" if len(verification.damage) > _SHOWN else ""
+    return f"{count_text(len(verification.damage), 'damaged block')} in {count_text(len(names), 'tensor')}{more}:"

@@ -15,7 +15,7 @@ from hpcckpt.cli.output import Column
 from hpcckpt.cli.text import count_text, number_text
 
 if TYPE_CHECKING:
-    from hpcckpt.rehearsal import Rehearsal, Run
+    from hpcckpt.tools.verify_resume import ProgramRun, VerifyResult
 
 
 @click.command("verify-resume", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides when it is killed.")
 @click.option("--kills", "n_kills", type=click.IntRange(min=1), default=1, show_default=True, help="How often.")
 @click.option(
-    "--kill-after", type=click.IntRange(min=0), metavar="STEP", help="Kill behind this step, not a drawn one."
+    "--kill-after", type=click.IntRange(min=0), metavar="STEP", help="Kill after this step, not a random one."
 )
 @click.option("--env", "variable", default="HPCCKPT_RUN", show_default=True, help="Variable for the run directory.")
 @click.option("--rtol", type=click.FloatRange(min=0.0), default=0.0, show_default=True, help="As for diff.")
@@ -50,28 +50,30 @@ def command(
     is_json: bool,
     is_quiet: bool,
 ) -> int:
-    """Check that a killed training ends alike.
+    """Check that a killed training ends the same.
 
     It is run straight through, and again, killed and resumed; then both are compared.
 
     The command gets its run directory where it has '{run}' among its arguments, and in the environment variable
-    HPCCKPT_RUN. It must go on by itself when it is started again, and keep its last checkpoint. Files are named
+    HPCCKPT_RUN. It must resume by itself when it is started again, and keep its last checkpoint. Files are named
     relative to the run directory, or with '{run}'. It is killed with all its processes, by SIGKILL; exit code 75 means
     that it wants to be started again. Exits with 5 if anything differs.
     """
-    from hpcckpt.rehearsal import Settings, rehearse
+    from hpcckpt.tools.verify_resume import VerifySettings, verify
 
     place = _fresh(work)
-    settings = Settings(words, place, variable, seed, n_kills, kill_after, rtol, patterns, files, losses, timeout_s)
+    settings = VerifySettings(
+        words, place, variable, seed, n_kills, kill_after, rtol, patterns, files, losses, timeout_s
+    )
     is_over = False
     try:
-        found = rehearse(settings, lambda text: output.say(f"verify-resume: {text}", is_quiet=is_quiet))
+        found = verify(settings, lambda text: output.log(f"verify-resume: {text}", is_quiet=is_quiet))
         is_over = found.is_same
     finally:
         if work is None and is_over:
             shutil.rmtree(place, ignore_errors=True)
         elif not is_over:
-            output.say(f"verify-resume: what both runs left, and printed, is in {place}", is_quiet=is_quiet)
+            output.log(f"verify-resume: what both runs left, and printed, is in {place}", is_quiet=is_quiet)
     if is_json:
         output.write_json(_document(found))
     else:
@@ -88,7 +90,7 @@ def _fresh(work: Path | None) -> Path:
     return work.resolve()
 
 
-def _document(found: Rehearsal) -> dict[str, object]:
+def _document(found: VerifyResult) -> dict[str, object]:
     return {
         "same": found.is_same,
         "step": found.step,
@@ -108,7 +110,7 @@ _COMPARED = (
 )  # fmt: skip
 
 
-def _write(found: Rehearsal) -> None:
+def _write(found: VerifyResult) -> None:
     output.write_table(_RUNS, [_run_cells(run) for run in found.runs])
     output.write_line("")
     sizes = {each: number_text(each.max_abs) if each.max_abs is not None else "-" for each in found.compared}
@@ -121,14 +123,14 @@ def _write(found: Rehearsal) -> None:
     output.write_line(_verdict(found))
 
 
-def _run_cells(run: Run) -> list[str]:
+def _run_cells(run: ProgramRun) -> list[str]:
     saved = f"{count_text(len(run.seen), 'step')}, to {run.newest}" if run.seen else "nothing"
-    killed = f"{run.kill.later_s:.3f} s behind step {run.kill.after}" if run.kill is not None else ""
+    killed = f"{run.kill.later_s:.3f} s after step {run.kill.after}" if run.kill is not None else ""
     began = "-" if run.began_at is None else str(run.began_at)
     return [run.name, str(run.code), f"{run.seconds:.1f}", began, saved, killed]
 
 
-def _verdict(found: Rehearsal) -> str:
+def _verdict(found: VerifyResult) -> str:
     level = f" (level {found.level})" if found.level else ""
     if not found.is_same:
         return f"DIFFERENT: the resumed run did not end as the straight one{level}"

@@ -1,4 +1,4 @@
-"""``hpcckpt watch``: a run as it goes on."""
+"""``hpcckpt watch``: a run in progress."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
-from hpcckpt.discovery import Manifests
 from hpcckpt.errors import OptionError, StepNotFoundError
+from hpcckpt.rundir.discovery import Manifests
 
 
 @click.command("watch")
@@ -26,7 +26,7 @@ from hpcckpt.errors import OptionError, StepNotFoundError
 @click.option("--until-end", "is_until_end", is_flag=True, help="End when the job has ended, with 1 if it died.")
 @options.json_option
 def command(directory: Path, every_s: float, *, is_once: bool, is_until_end: bool, is_json: bool) -> int:
-    """Show a run as it goes on.
+    """Show a run in progress.
 
     Its last saves, its speed, when the next save is due, the metrics, who writes. On a terminal one view is kept up to
     date; elsewhere a line is printed for each thing that happens, with --json one JSON document a line for each look.
@@ -48,46 +48,46 @@ def command(directory: Path, every_s: float, *, is_once: bool, is_until_end: boo
 
 def _looks(directory: Path, every_s: float, *, is_once: bool) -> Iterator[Any]:
     """Look at the run again and again, and wait for one that has saved nothing yet."""
-    from hpcckpt.reporting.reading import read_story
+    from hpcckpt.tools.report.read_history import read_run_history
 
     manifests: dict[Path, Manifests] = {}
     is_waiting = False
     while True:
         try:
-            yield read_story(directory, manifests=manifests)
+            yield read_run_history(directory, manifests=manifests)
         except (StepNotFoundError, OSError):  # not there yet, or moved away, or a file system that does not answer
             if is_once:
                 raise
             if not is_waiting:
                 is_waiting = True
                 what = "nothing is saved there yet" if directory.is_dir() else "does not exist yet"
-                output.say(f"{directory}: {what}; waiting")
+                output.log(f"{directory}: {what}; waiting")
         time.sleep(every_s)
 
 
-def _frame(story: Any) -> Any:
+def _frame(history: Any) -> Any:
     from hpcckpt.preemption.walltime import find_job_end
-    from hpcckpt.reporting.frames import frame_of
+    from hpcckpt.tools.report.watch_view import frame_of
 
     try:
-        found = find_job_end().end if _is_in_job(story) else None
+        found = find_job_end().end if _is_in_job(history) else None
     except OptionError:
         found = None
-    return frame_of(story, time.time(), found.at if found else None)
+    return frame_of(history, time.time(), found.at if found else None)
 
 
-def _is_in_job(story: Any) -> bool:
-    """Say whether this command runs within the job that it watches: only then the environment tells of that job."""
-    from hpcckpt.journal import this_job
+def _is_in_job(history: Any) -> bool:
+    """Return True if this command runs within the job that it watches, so the environment describes that job."""
+    from hpcckpt.rundir.journal import this_job
 
     own = this_job()["job"]
-    return bool(own) and bool(story.jobs) and story.jobs[-1].job == own
+    return bool(own) and bool(history.jobs) and history.jobs[-1].job == own
 
 
-def _show_once(story: Any, *, is_json: bool) -> None:
-    from hpcckpt.reporting.frames import lines_of
+def _show_once(history: Any, *, is_json: bool) -> None:
+    from hpcckpt.tools.report.watch_view import lines_of
 
-    frame = _frame(story)
+    frame = _frame(history)
     if is_json:
         output.write_json(asdict(frame))
     else:
@@ -100,13 +100,13 @@ def _is_over(frame: Any, *, is_until_end: bool) -> bool:
 
 def _end(frame: Any) -> int:
     """Report how the job ended, and return the exit code."""
-    output.say(frame.state_words)
+    output.log(frame.state_words)
     return ExitCode.ERROR if frame.state == "died" else ExitCode.OK
 
 
 def _print_json(looks: Iterator[Any], *, is_until_end: bool) -> int:
-    for story in looks:
-        frame = _frame(story)
+    for history in looks:
+        frame = _frame(history)
         click.echo(json.dumps(output.plain(frame)))
         output.flush_stdout()
         if _is_over(frame, is_until_end=is_until_end):
@@ -115,18 +115,18 @@ def _print_json(looks: Iterator[Any], *, is_until_end: bool) -> int:
 
 
 def _print_news(looks: Iterator[Any], *, is_until_end: bool) -> int:
-    from hpcckpt.reporting.frames import news
+    from hpcckpt.tools.report.watch_view import news
 
     before = None
-    for story in looks:
-        frame = _frame(story)
+    for history in looks:
+        frame = _frame(history)
         if before is None:
-            _show_once(story, is_json=False)
+            _show_once(history, is_json=False)
         else:
-            for line in news(before, story):
+            for line in news(before, history):
                 output.write_line(line)
         output.flush_stdout()
-        before = story
+        before = history
         if _is_over(frame, is_until_end=is_until_end):
             return _end(frame)
     return ExitCode.OK
@@ -136,11 +136,11 @@ def _live(looks: Iterator[Any], *, is_until_end: bool) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from hpcckpt.reporting.frames import panel_of
+    from hpcckpt.tools.report.watch_view import panel_of
 
     with Live(console=Console(markup=False, emoji=False), auto_refresh=False) as live:
-        for story in looks:
-            frame = _frame(story)
+        for history in looks:
+            frame = _frame(history)
             live.update(panel_of(frame), refresh=True)
             if _is_over(frame, is_until_end=is_until_end):
                 return _end(frame)

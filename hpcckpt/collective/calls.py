@@ -18,15 +18,15 @@ program reports that, and the next call of the others is a misuse.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hpcckpt.collective import interrupts
-from hpcckpt.collective.deadlines import POLL_S
-from hpcckpt.collective.notes import NOTES, Broken, Call, Ended, Known, Left, Status
+from hpcckpt.collective.deadlines import POLL_S, Patience
+from hpcckpt.collective.notes import NOTES, Broken, Call, Ended, Left, Status, StatusSummary
 from hpcckpt.collective.peers import Peers
+from hpcckpt.core.system import Clock
 from hpcckpt.errors import (
     CollectiveError,
     CollectiveMisuseError,
@@ -37,13 +37,36 @@ from hpcckpt.errors import (
     error_of,
 )
 
-if TYPE_CHECKING:
-    from hpcckpt.collective.communicator import Communicator
-
 ROOT_DECIDES_S = 0.4
 """How long a rank that found a misuse lets root choose the text: less than an ending rank leaves to the others."""
 N_REMEMBERED = 64
 N_SENT = 8
+
+
+class Carrier(Protocol):
+    """What the calls of a group of ranks need of its communicator, `hpcckpt.collective.communicator.Communicator`."""
+
+    rank: int
+    size: int
+    patience: Patience
+    clock: Clock
+    calls: Calls
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is rank 0."""
+
+    def send(self, dest: int, value: Any, channel: str = "") -> None:
+        """Post a message to a rank. Independent."""
+
+    def pump(self) -> None:
+        """Sort in what has come. Independent."""
+
+    def forget_call(self) -> None:
+        """Drop the messages of calls that are over. Independent."""
+
+    def abort(self, code: int) -> None:
+        """End the whole job. Independent."""
 
 
 class Calls:
@@ -70,7 +93,7 @@ class Calls:
         What is known of the other ranks.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Carrier) -> None:
         self._comm = comm
         self.current: Call | None = None
         self.failure: Failure | None = None
@@ -216,12 +239,13 @@ class Calls:
 
     def _wait_for_root(self) -> None:
         """Let root, if it is there, decide between what several ranks have found. Independent."""
-        until = time.monotonic() + ROOT_DECIDES_S
+        clock = self._comm.clock
+        until = clock.monotonic() + ROOT_DECIDES_S
         self._is_reporting = True
         try:
-            while self.failure is None and time.monotonic() < until:
+            while self.failure is None and clock.monotonic() < until:
                 self._comm.pump()
-                time.sleep(POLL_S)
+                clock.sleep(POLL_S)
         finally:
             self._is_reporting = False
 
@@ -254,8 +278,8 @@ class Calls:
             self._break(note.failure)
         elif isinstance(note, Ended):
             self.peers.ended[source] = note
-        elif isinstance(note, Known):
-            self.peers.take_known(note)
+        elif isinstance(note, StatusSummary):
+            self.peers.take_summary(note)
         elif isinstance(note, Left):
             self._take_left(note)
         elif isinstance(note, Status):
@@ -269,7 +293,7 @@ class Calls:
                     self.compare(source, call)
         self.peers.does(source, note.doing)
         if note.wants_answer and self.failure is None:
-            self._comm.send(source, self.peers.known(), NOTES)
+            self._comm.send(source, self.peers.summary(), NOTES)
 
     def _take_left(self, note: Left) -> None:
         """Take in that a rank left a call; root passes it on, or ends all if it has completed it. Independent."""

@@ -23,18 +23,15 @@ from hpcckpt.collective import launchers
 from hpcckpt.collective.calls import Calls
 from hpcckpt.collective.deadlines import Patience
 from hpcckpt.collective.notes import NOTES, Call
+from hpcckpt.collective.outcomes import capture
 from hpcckpt.collective.waits import wait_until
-from hpcckpt.errors import Failure, MpiError, as_failure, collective_error
+from hpcckpt.core.system import CLOCK, EXECUTOR, Clock, Executor
+from hpcckpt.errors import Failure, collective_error
 
 T = TypeVar("T")
 _PIECES = "pieces"
 MAX_FAILURES = 16
 """Failures of more ranks are left out: an error that every rank gets must not grow with the job."""
-
-
-class _Outcome(NamedTuple):
-    value: Any
-    failure: Failure | None
 
 
 class _Piece(NamedTuple):
@@ -46,17 +43,10 @@ class _Piece(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What came from another rank."""
+    """A value from another rank."""
 
     source: int
     value: Any
-
-
-def _attempt(fn: Callable[[], T]) -> tuple[_Outcome, BaseException | None]:
-    try:
-        return _Outcome(fn(), None), None
-    except BaseException as error:  # noqa: BLE001 - also an interrupt must reach the other ranks first
-        return _Outcome(None, as_failure(error)), error
 
 
 class Communicator(ABC):
@@ -66,16 +56,19 @@ class Communicator(ABC):
     ----------
     rank, size : int
         This process' index in the group, and the number of ranks.
+    clock, executor : Clock, Executor
+        The time and the threads of this rank.
     """
 
     rank: int
     size: int
 
-    def __init__(self, patience: Patience | None = None) -> None:
+    def __init__(self, patience: Patience | None = None, clock: Clock = CLOCK, executor: Executor = EXECUTOR) -> None:
+        self.clock, self.executor = clock, executor
         self.patience = patience or Patience()
         self.calls = Calls(self)
         self._raw: deque[tuple[int, Any]] = deque()
-        self._letters: dict[str, deque[Message]] = defaultdict(deque)
+        self._messages: dict[str, deque[Message]] = defaultdict(deque)
         self._pieces: dict[tuple[int, int, int], Any] = {}
 
     @property
@@ -108,7 +101,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Give up a duplicate. Collective."""
+        """Free a duplicate. Collective."""
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -117,18 +110,18 @@ class Communicator(ABC):
         self._post(dest, (channel, value))
 
     def receive(self, channel: str = "") -> Message | None:
-        """Return the next message that has come for this rank; ``None`` if there is none now. Independent."""
+        """Return the next message for this rank; ``None`` if none has arrived. Independent."""
         self.pump()
-        letters = self._letters[channel]
-        return letters.popleft() if letters else None
+        messages = self._messages[channel]
+        return messages.popleft() if messages else None
 
-    def letters(self, channel: str) -> deque[Message]:
-        """Return the messages that have come, the oldest first, for the caller to remove. Independent."""
+    def messages(self, channel: str) -> deque[Message]:
+        """Return the messages that have arrived, the oldest first, for the caller to remove. Independent."""
         self.pump()
-        return self._letters[channel]
+        return self._messages[channel]
 
     def pump(self) -> None:
-        """Sort in what has come. Independent."""
+        """Receive and sort the messages that have arrived. Independent."""
         self._take_in()
         while self._raw:
             source, (channel, value) = self._raw[0]
@@ -140,7 +133,7 @@ class Communicator(ABC):
                 self.calls.receive(source, value)
                 self._raw.popleft()
             else:  # in one line: an interrupt neither loses nor doubles a message
-                self._letters[channel].append(Message(self._raw.popleft()[0], value))
+                self._messages[channel].append(Message(self._raw.popleft()[0], value))
                 self.calls.compare(source, getattr(value, "call", None))
             if not self._raw:
                 self._take_in()
@@ -231,7 +224,7 @@ class Communicator(ABC):
                 self._spread(self._reduce(None, lambda *_: None))
 
     def agree(self, phase: str, fn: Callable[[], T]) -> T:
-        """Run `fn` on every rank and return this rank's result, or raise alike everywhere. Collective.
+        """Run `fn` on every rank and return this rank's result, or raise the same error everywhere. Collective.
 
         Raises
         ------
@@ -239,18 +232,18 @@ class Communicator(ABC):
             If `fn` failed on any rank; also of the failures' own class.
         """
         with self._operation("agree", phase) if self.size > 1 else contextlib.nullcontext():
-            outcome, error = _attempt(fn)
-            failures = {self.rank: outcome.failure} if outcome.failure else {}
+            captured = capture(fn)
+            failure = captured.outcome.failure
+            failures = {self.rank: failure} if failure else {}
             if self.size > 1:
                 failures = self._spread(self._reduce(failures, _merged))
-        self._raise_interrupt(error)
+        self._raise_interrupt(captured.error)
         if failures:
-            raise collective_error(phase, failures) from error
-        result: T = outcome.value
-        return result
+            raise collective_error(phase, failures) from captured.error
+        return captured.get()
 
     def on_root(self, phase: str, fn: Callable[[], T]) -> T:
-        """Run `fn` on root and return its result on every rank, or raise alike everywhere. Collective.
+        """Run `fn` on root and return its result on every rank, or raise the same error everywhere. Collective.
 
         Raises
         ------
@@ -258,8 +251,9 @@ class Communicator(ABC):
             If `fn` failed on root; also of the failure's own class.
         """
         with self._operation("on_root", phase) if self.size > 1 else contextlib.nullcontext():
-            outcome, error = _attempt(fn) if self.is_root else (None, None)
-            outcome = self.bcast(outcome)
+            captured = capture(fn) if self.is_root else None
+            error = None if captured is None else captured.error
+            outcome = self.bcast(None if captured is None else captured.outcome)
         self._raise_interrupt(error)
         if outcome.failure:
             raise collective_error(phase, {0: outcome.failure}) from error
@@ -278,7 +272,7 @@ class Communicator(ABC):
         Raises
         ------
         CollectiveError
-            If `fn` failed on any rank, alike on every rank.
+            If `fn` failed on any rank; the same on every rank.
         """
         value = self.agree(phase, fn)
         return self.gather(value)
@@ -325,7 +319,7 @@ class SerialCommunicator(Communicator):
 
     def duplicate(self) -> SerialCommunicator:
         """Return another one. Collective."""
-        return SerialCommunicator(self.patience)
+        return SerialCommunicator(self.patience, self.clock, self.executor)
 
     def free(self) -> None:
         """Do nothing. Collective."""
@@ -335,13 +329,13 @@ _world: tuple[int, int] | None = None
 
 
 def world_is(rank: int, size: int) -> None:
-    """Take down what MPI itself says: from then on it counts before any variable. Independent."""
+    """Store rank and size as MPI has them: they take precedence over all variables. Independent."""
     global _world
-    _world = (rank, size) if size > 1 else None  # a process of MPI's that is alone may be one of many all the same
+    _world = (rank, size) if size > 1 else None  # a single process of MPI may still be one of many
 
 
 def launch_complaint() -> str:
-    """Return in what the launchers' variables disagree, and what to do about it; "" if they agree. Independent."""
+    """Return how the launchers' variables differ, and what to do about it; "" if they do not. Independent."""
     return "" if _world else launchers.here().complaint()
 
 
@@ -354,7 +348,7 @@ def usable_cores() -> int:
 
 
 def launched_size() -> int | None:
-    """Return how many ranks there are, by MPI, or else the launcher; ``None`` if neither says. Independent."""
+    """Return how many ranks there are, by MPI, or else the launcher; ``None`` if neither is known. Independent."""
     if _world is not None:
         return _world[1]
     launch = launchers.here().launch
@@ -362,64 +356,8 @@ def launched_size() -> int | None:
 
 
 def launched_rank() -> int | None:
-    """Return which rank this is, by MPI, or else the launcher; ``None`` if neither says. Independent."""
+    """Return which rank this is, by MPI, or else the launcher; ``None`` if neither is known. Independent."""
     if _world is not None:
         return _world[0]
     launch = launchers.here().launch
     return None if launch is None or launch.rank is None else launch.rank.value
-
-
-def default_communicator(patience: Patience | None = None) -> Communicator:
-    """Return the group that ``comm=None`` means: MPI.COMM_WORLD under a launcher, else one rank. Collective.
-
-    Raises
-    ------
-    MpiError
-        If a launcher started several ranks and mpi4py is not installed or sees another number of them, or if it is
-        not clear which launcher started them.
-    """
-    complaint = launch_complaint()
-    if complaint:
-        raise MpiError(complaint)
-    n_ranks = launched_size()
-    if n_ranks is None and launched_rank() is None:
-        return SerialCommunicator()
-    try:
-        from hpcckpt.collective.mpi import world  # starts MPI
-    except ImportError as error:
-        if n_ranks == 1:
-            return SerialCommunicator()
-        raise MpiError(
-            f"a launcher started {n_ranks or 'several'} ranks, but mpi4py cannot be loaded ({error}); "
-            "pip install 'hpcckpt[mpi]', or pass comm="
-        ) from error
-    return world(patience)
-
-
-def as_communicator(comm: Any, patience: Patience | None = None) -> Communicator:
-    """Return the `Communicator` for what a user passes as ``comm``. Collective.
-
-    Parameters
-    ----------
-    comm : None, Communicator, or mpi4py communicator
-        ``None`` means the default; an mpi4py communicator is duplicated.
-    patience : Patience, optional
-        How long it waits; by default as long as `comm`, if that is a `Communicator`.
-
-    Raises
-    ------
-    TypeError
-        If it is something else.
-    """
-    if comm is None:
-        return default_communicator(patience)
-    if isinstance(comm, Communicator):
-        made = comm.duplicate()
-        if patience is not None:
-            made.patience = made.patience.within(patience.peer_timeout_s)
-        return made
-    if type(comm).__module__.partition(".")[0] == "mpi4py":
-        from hpcckpt.collective.mpi import MpiCommunicator  # starts MPI
-
-        return MpiCommunicator(comm, patience)
-    raise TypeError(f"comm must be None or an mpi4py communicator, not {type(comm).__qualname__}")

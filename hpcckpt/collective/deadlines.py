@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+from hpcckpt.core.system import CLOCK, Clock
 
 _log = logging.getLogger("hpcckpt")
 SPINS = 200
@@ -24,7 +25,7 @@ class Patience:
     Attributes
     ----------
     peer_timeout_s : float
-        Until it gives up. A checkpointer sets it; other groups of ranks wait for ever.
+        Until it gives up. A checkpointer sets it; other groups of ranks wait forever.
     first_note_s, every_s : float
         Until it logs, and between two such lines: less than 15 s, for a line may be late by a moment.
     status_s, status_every_s : float
@@ -60,10 +61,10 @@ SILENT = Patience(first_note_s=math.inf)
 class Waited:
     """How long a wait has lasted, and what is due."""
 
-    def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, patience: Patience, clock: Clock = CLOCK) -> None:
         self._patience = patience
-        self._clock = clock
-        self._began = self._first = first = clock()
+        self._now, self._sleep = clock.monotonic, clock.sleep
+        self._began = self._first = first = clock.monotonic()
         self._status_at = first + patience.status_s
         self._log_at = first + patience.first_note_s
         self._interrupted_at: float | None = None
@@ -73,12 +74,12 @@ class Waited:
     @property
     def total(self) -> float:
         """How long it has lasted."""
-        return self._clock() - self._first
+        return self._now() - self._first
 
     @property
     def seconds(self) -> float:
         """How long this rank has waited without work to do, and without news."""
-        return self._clock() - self._began
+        return self._now() - self._began
 
     def has_news(self, n_news: int) -> bool:
         """Return True if something has happened since the last time."""
@@ -86,38 +87,38 @@ class Waited:
         return before not in {-1, n_news}
 
     def begin_again(self) -> None:
-        """Count from now on."""
-        self._began = self._clock()
+        """Count from now."""
+        self._began = self._now()
 
     def idle(self) -> None:
         """Yield at first, later sleep for a moment."""
         self._n += 1
-        time.sleep(0 if self._n < SPINS else POLL_S)
+        self._sleep(0 if self._n < SPINS else POLL_S)
 
     def is_status_due(self) -> bool:
         """Return True if a note to root is due, and set the time of the next one."""
-        if self._clock() < self._status_at:
+        if self._now() < self._status_at:
             return False
-        self._status_at = self._clock() + self._patience.status_every_s
+        self._status_at = self._now() + self._patience.status_every_s
         return True
 
     def is_log_due(self) -> bool:
         """Return True if a line is due, and set the time of the next one."""
-        if self._clock() < self._log_at:
+        if self._now() < self._log_at:
             return False
-        self._log_at = self._clock() + self._patience.every_s
+        self._log_at = self._now() + self._patience.every_s
         return True
 
     def is_interrupted_for_long(self) -> bool:
         """Return True if the time is over that a wait lasts after an interrupt."""
         if self._interrupted_at is None:
-            self._interrupted_at = self._clock()
-        return self._clock() - self._interrupted_at > self._patience.interrupt_s
+            self._interrupted_at = self._now()
+        return self._now() - self._interrupted_at > self._patience.interrupt_s
 
 
-def wait_and_log(has_ended: Callable[[], bool], text: str) -> None:
+def wait_and_log(has_ended: Callable[[], bool], text: str, clock: Clock = CLOCK) -> None:
     """Call `has_ended`, which waits for a moment, until it returns True; log now and then that `text` is waited for."""
-    waited = Waited(Patience())
+    waited = Waited(Patience(), clock)
     while not has_ended():
         if waited.is_log_due():
             _log.warning("hpcckpt: waiting for %.0f s: %s", waited.total, text)

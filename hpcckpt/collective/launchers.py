@@ -1,26 +1,26 @@
-"""Who started this process, and as which of how many ranks: read from the environment, and never guessed.
+"""Which launcher started this process, its rank and the number of ranks: read from the environment, never guessed.
 
-1. Each launcher leaves variables of its own; those of one launcher are a *claim*: rank, size, place in the node.
+1. Each launcher sets its variables; those of one launcher are a *claim*: rank, size, index on the node.
 2. A claim that is provably of another job or step is dropped: PMIx names the Slurm step that it belongs to, and what
-   Slurm exports into a batch script or an interactive step is no rank of anything.  A batch script that was submitted
-   out of a step has that step's variables too: which step a process is of, its ancestors know (`ancestry`).
-3. Slurm may stand around another launcher: mpirun in an allocation starts one daemon per node by ``srun``, and people
-   work in ``srun --pty bash``.  Such a step, of one task or of one per node, only carries the launcher within.
-4. All other claims must agree.  Where they do not, nothing is chosen: the disagreement names the variables.
+   Slurm exports into a batch script or an interactive step is no rank.  A batch script that was submitted
+   from a step has that step's variables too: the ancestors of a process show which step it is of (`ancestry`).
+3. Another launcher may run within Slurm: mpirun in an allocation starts one daemon per node by ``srun``, and people
+   work in ``srun --pty bash``.  Such a step, of one task or of one per node, is ignored.
+4. All other claims must agree.  Where they do not, none is chosen: the error names the variables.
 
-``HPCCKPT_LAUNCHER`` says whom to believe where the environment is past help.  All but `here` is pure.
+``HPCCKPT_LAUNCHER`` chooses a launcher where the environment is ambiguous.  All but `here` is pure.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
-
-from hpcckpt.collective import ancestry
 
 Environ = Mapping[str, str]
 OVERRIDE = "HPCCKPT_LAUNCHER"
@@ -163,7 +163,7 @@ def _is_heterogeneous(environ: Environ) -> bool:
 
 
 def _is_special(environ: Environ) -> bool:
-    """Say whether the step is one of Slurm's own: the batch script's, an interactive shell's."""
+    """Return True if the step is a special one of Slurm: a batch script's, an interactive shell's."""
     text = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
     return text.isascii() and text.isdigit() and int(text[:20]) >= _FIRST_SPECIAL_STEP
 
@@ -179,17 +179,17 @@ _READERS: dict[str, Callable[[Environ], Launch | None]] = {
 
 
 def _is_of_another(step: str, environ: Environ) -> bool:
-    """Say whether Slurm's variables are of another step than the one that this process is of; "" is not known."""
+    """Return True if Slurm's variables are of another step than this process's `step`; "" is unknown."""
     job, _, number = step.partition(".")
     said = _step(environ)
     if not step or said is None:
         return False
-    is_one_job = said[0] and not _is_heterogeneous(environ)  # each part of such a job has a number of its own
+    is_one_job = said[0] and not _is_heterogeneous(environ)  # each part of such a job has its number
     return number != said[1] or (bool(is_one_job) and job != said[0])
 
 
 def _step(environ: Environ) -> tuple[str, str] | None:
-    """Return job and step that Slurm says we are in."""
+    """Return job and step of this process by Slurm's variables."""
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
     return (environ.get("SLURM_JOB_ID", environ.get("SLURM_JOBID", "")), step) if step else None
 
@@ -223,7 +223,7 @@ def _with_local_size(claim: Launch, environ: Environ) -> Launch:
 
 def here() -> Reading:
     """Return who started this process, or what does not fit together. Independent."""
-    step = ancestry.slurm_step() if any(name in os.environ for name in ("SLURM_STEP_ID", "SLURM_STEPID")) else ""
+    step = slurm_step() if any(name in os.environ for name in ("SLURM_STEP_ID", "SLURM_STEPID")) else ""
     return read(os.environ, step)
 
 
@@ -250,7 +250,7 @@ def read(environ: Environ, step: str = "") -> Reading:
 
 
 def _is_of_slurm(name: str, environ: Environ) -> bool:
-    """Say whether a step of Slurm has set this variable; srun's PMIx says so by its name space."""
+    """Return True if a step of Slurm set this variable; srun's PMIx shows it in its name space."""
     return name.startswith("SLURM_STEP") or (name.startswith("PMIX_") and _step_of_pmix(environ) is not None)
 
 
@@ -330,3 +330,31 @@ def _joined(claims: Sequence[Launch]) -> Launch | None:
     }
     names = [claim.launcher for claim in claims if not claim.launcher.startswith("a launcher with")]
     return Launch(" and ".join(names) or claims[0].launcher, **facts)
+
+
+# -- ancestors of this process --------------------------------------------------------------------
+
+
+_TITLE = re.compile(rb"slurmstepd: \[(\d{1,20})\.(\w{1,20})\]")
+_MAX_DEPTH = 64
+
+
+def slurm_step() -> str:
+    """Return the step of Slurm that this process is of, ``7.0`` or ``7.batch``; "" where none is seen. Independent."""
+    return _step_above(os.getpid())
+
+
+@functools.lru_cache(maxsize=2)
+def _step_above(pid: int, processes: Path = Path("/proc")) -> str:
+    for _ in range(_MAX_DEPTH):
+        try:
+            found = _TITLE.match((processes / str(pid) / "cmdline").read_bytes())
+            stat = (processes / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        if found:
+            return f"{found[1].decode()}.{found[2].decode()}"
+        pid = int(stat.rpartition(")")[2].split()[1])
+        if pid <= 0:
+            return ""
+    return ""

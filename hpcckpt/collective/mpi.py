@@ -6,7 +6,6 @@ import atexit
 import logging
 import re
 import sys
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +18,9 @@ from hpcckpt.collective import launchers
 from hpcckpt.collective.communicator import Communicator, world_is
 from hpcckpt.collective.deadlines import POLL_S, Patience
 from hpcckpt.collective.waits import wait_for_all
+from hpcckpt.core.std_streams import flush_or_discard
+from hpcckpt.core.system import CLOCK
 from hpcckpt.errors import CollectiveError, MpiError
-from hpcckpt.streams import flush_or_discard
 
 _log = logging.getLogger("hpcckpt")
 _open: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
@@ -127,12 +127,12 @@ def _drop_sent() -> None:
 @atexit.register
 def _send_all() -> None:
     """Let messages leave before the program ends: afterwards their buffers are gone. Independent."""
-    until = time.monotonic() + EXIT_S
+    until = CLOCK.monotonic() + EXIT_S
     for comm in _open:
         if comm.calls.failure is None:
             _unsent.extend(comm._sends)
-    while not MPI.Is_finalized() and not MPI.Request.Testall(_unsent) and time.monotonic() < until:
-        time.sleep(POLL_S)
+    while not MPI.Is_finalized() and not MPI.Request.Testall(_unsent) and CLOCK.monotonic() < until:
+        CLOCK.sleep(POLL_S)
 
 
 def of_world_ranks(ranks: Sequence[int]) -> MpiCommunicator:
@@ -156,10 +156,10 @@ def world_rank() -> int:
 
 
 def abort_on_uncaught() -> None:
-    """See to it that a rank which ends with an uncaught exception ends the job. Independent.
+    """Let a rank that ends with an uncaught exception end the job. Independent.
 
-    Without that the others wait for it in their next collective call, and it for them in MPI_Finalize, for ever.
-    The others get `GRACE_S` to raise the error of it, to clean up, and to print what they know.
+    Without that the others wait for it in their next collective call, and it for them in MPI_Finalize, forever.
+    The others get `GRACE_S` to raise its error, to clean up, and to print what they know.
     """
     earlier = sys.excepthook
     if MPI.COMM_WORLD.Get_size() == 1 or getattr(earlier, "aborts_job", False):
@@ -174,7 +174,7 @@ def abort_on_uncaught() -> None:
             for comm in tuple(_open):
                 comm.calls.end(f"ended with {kind.__name__}: {str(error)[:200]}")
         if _open or isinstance(error, CollectiveError):
-            time.sleep(GRACE_S)
+            CLOCK.sleep(GRACE_S)
         if not MPI.Is_finalized():
             rank = MPI.COMM_WORLD.Get_rank()
             _log.critical("hpcckpt: [rank %d] ended with %s; the job is ended", rank, kind.__name__)
@@ -200,12 +200,12 @@ def mapped_mpi_libraries(maps: str = "/proc/self/maps") -> list[str]:
 
 
 def check_one_library(comm: MPI.Comm, maps: str = "/proc/self/maps") -> None:
-    """Refuse to work where two MPI libraries met. Independent.
+    """Raise if two MPI libraries are loaded. Independent.
 
     Raises
     ------
     MpiError
-        Naming both libraries, or the launcher's and the library's idea of the rank count.
+        Naming both libraries, or the rank counts of the launcher and the library.
     """
     found = mapped_mpi_libraries(maps)
     if len({Path(path).resolve() for path in found}) > 1:
@@ -217,15 +217,15 @@ def check_one_library(comm: MPI.Comm, maps: str = "/proc/self/maps") -> None:
 
 
 def check_launch(comm: MPI.Comm) -> None:
-    """Refuse to work where the launcher started other ranks than MPI connected. Independent.
+    """Raise if the launcher started other ranks than MPI connected. Independent.
 
-    Of ranks that are all alone each would write the same directory.  A communicator of several ranks of a world that
-    is greater than said (a heterogeneous job, a spawned one) is nothing to object to.
+    Ranks that MPI did not connect would all write the same directory.  A communicator of several ranks of a larger
+    world (a heterogeneous job, a spawned one) is accepted.
 
     Raises
     ------
     MpiError
-        Naming the launcher's and the library's idea of rank and size.
+        Naming rank and size of the launcher and of the library.
     """
     launch = launchers.here().launch
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()

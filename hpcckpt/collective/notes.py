@@ -26,8 +26,8 @@ class Status(NamedTuple):
     wants_answer: bool
 
 
-class Known(NamedTuple):
-    """Where the ranks are that hold up others, by rank."""
+class StatusSummary(NamedTuple):
+    """Where root is, and ranks that may hold up the others, by rank."""
 
     texts: dict[int, str]
 

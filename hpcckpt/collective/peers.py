@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from hpcckpt.collective.notes import Call, Ended, Known
-
-if TYPE_CHECKING:
-    from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.deadlines import Patience
+from hpcckpt.collective.notes import Call, Ended, StatusSummary
+from hpcckpt.core.system import Clock
 
 N_NAMED = 8
+
+
+class _Calls(Protocol):
+    current: Call | None
+
+    @property
+    def last(self) -> Call | None: ...
+
+
+class _Ranks(Protocol):
+    rank: int
+    size: int
+    patience: Patience
+    clock: Clock
+
+    @property
+    def calls(self) -> _Calls: ...
 
 
 class Peers:
@@ -30,7 +45,7 @@ class Peers:
         Rises when something new is known.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: _Ranks) -> None:
         self._comm = comm
         self.ended: dict[int, Ended] = {}
         self.n_news = 0
@@ -56,19 +71,19 @@ class Peers:
         """Take in that this rank has come to another call. Independent."""
         self._doing.pop(self._comm.rank, None)
 
-    def take_known(self, note: Known) -> None:
+    def take_summary(self, note: StatusSummary) -> None:
         """Take in what root knows. Independent."""
         self.n_news += self._known != note.texts
         self._known = note.texts
 
-    def known(self) -> Known:
+    def summary(self) -> StatusSummary:
         """Return where root is, and ranks that may hold up the others; made once in a while. Root only."""
-        if time.monotonic() > self._shown_until:
+        if self._comm.clock.monotonic() > self._shown_until:
             newest = max((call.number for call in self._seen.values()), default=0)
             others = [rank for rank in range(1, self._comm.size) if self._may_hold_up(rank, newest)]
             self._shown = {rank: self.where(rank) for rank in (0, *others[:N_NAMED])}
-            self._shown_until = time.monotonic() + self._comm.patience.status_s
-        return Known(self._shown)
+            self._shown_until = self._comm.clock.monotonic() + self._comm.patience.status_s
+        return StatusSummary(self._shown)
 
     def _may_hold_up(self, rank: int, number: int) -> bool:
         seen = self._seen.get(rank)

@@ -1,6 +1,6 @@
 """Who writes what. Every rank computes its own part of the same plan.
 
-1. Each rank declares its tensors; what must be alike on all ranks is compared by digest, so the
+1. Each rank declares its tensors; what must be identical on all ranks is compared by digest, so the
    message has a fixed size however many tensors there are.
 2. Declarations of sharded tensors are gathered; boxes that several ranks hold are written once.
 3. Replicated tensors level out what the shards left uneven (:mod:`hpcckpt.collective.sharding`).
@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.sharding import coverage_problems, split_over
+from hpcckpt.core.plan import Declaration, FullPlan, WriteItem
+from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import Problem, ShardingError, TreeMismatchError, list_problems
-from hpcckpt.plan import Declaration, FullPlan, WriteItem
-from hpcckpt.tensors import Extent, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def plan_save(comm: Communicator, declarations: Sequence[Declaration], named: Se
 def gather_declarations(
     comm: Communicator, declarations: Sequence[Declaration], named: Sequence[str] = ()
 ) -> list[tuple[Declaration, ...]]:
-    """Return the sharded and per-rank declarations of every rank; all else is alike. Collective.
+    """Return the sharded and per-rank declarations of every rank; all else is identical. Collective.
 
     Parameters
     ----------
@@ -61,14 +61,14 @@ def gather_declarations(
     declarations : sequence of Declaration
         What this rank holds, sorted by name.
     named : sequence of str
-        What else must be alike on all ranks: the step, the names of the state's JSON objects.
+        What else must be identical on all ranks: the step, the names of the state's JSON objects.
 
     Raises
     ------
     TreeMismatchError
         If ranks declare different trees; names the tensors and the ranks.
     """
-    tree = [*map(alike, declarations), *named]
+    tree = [*map(signature, declarations), *named]
     digest = hashlib.blake2b("\n".join(tree).encode(), digest_size=16).digest()
     gathered = comm.allgather((digest, own_declarations(declarations)))
     if any(other != digest for other, _ in gathered):
@@ -127,14 +127,14 @@ def _tensors(declarations: Sequence[Declaration], gathered: Sequence[Sequence[De
 
 
 def fits(plan: Sequence[Declaration], declarations: Sequence[Declaration]) -> bool:
-    """Say whether a plan made for some declarations is good for others: only sizes of per-rank values differ. Pure."""
+    """Return True if a plan is valid for other declarations: only sizes of per-rank values differ. Pure."""
     return len(plan) == len(declarations) and all(
-        a is b or a == b or (a.spec.kind == b.spec.kind == "per-rank" and alike(a) == alike(b))
+        a is b or a == b or (a.spec.kind == b.spec.kind == "per-rank" and signature(a) == signature(b))
         for a, b in zip(plan, declarations, strict=True)
     )
 
 
-def with_own(plan: SavePlan, declarations: Sequence[Declaration]) -> SavePlan:
+def with_local_sizes(plan: SavePlan, declarations: Sequence[Declaration]) -> SavePlan:
     """Return a plan with the sizes that this rank's own values have now. Pure."""
     own = {d.spec.name: d for d in declarations if d.spec.kind == "per-rank"}
     if not own:
@@ -154,7 +154,7 @@ def own_declarations(declarations: Sequence[Declaration]) -> tuple[Declaration, 
     return tuple(d for d in declarations if d.spec.kind in {"sharded", "per-rank"})
 
 
-def alike(declaration: Declaration) -> str:
+def signature(declaration: Declaration) -> str:
     """Return the text that must be equal on all ranks for one tensor. Pure."""
     spec = declaration.spec
     shape = "*" if spec.kind == "per-rank" else spec.shape

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import NamedTuple
 
+from hpcckpt.core.plan import Declaration, WriteItem
+from hpcckpt.core.tensors import Extent, TensorSpec, itemsize
 from hpcckpt.errors import Problem
-from hpcckpt.plan import Declaration, WriteItem
-from hpcckpt.tensors import Extent, TensorSpec, itemsize
 
 ALIGNMENT_BYTES = 64
 MAX_OVERLAPS = 100

@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from hpcckpt.collective import interrupts
+from hpcckpt.collective.calls import Carrier
 from hpcckpt.collective.deadlines import Waited
 from hpcckpt.errors import Failure, PeerTimeoutError
-
-if TYPE_CHECKING:
-    from hpcckpt.collective.communicator import Communicator
 
 _log = logging.getLogger("hpcckpt")
 
 
 def wait_until(
-    comm: Communicator,
+    comm: Carrier,
     is_done: Callable[[], bool],
     missing: Callable[[], Sequence[int]],
     *,
@@ -28,33 +25,33 @@ def wait_until(
     give_up: Callable[[], None] | None = None,
     idle: Callable[[], None] | None = None,
 ) -> None:
-    """Wait, and let nothing go wrong unnoticed meanwhile. Collective.
+    """Wait; exchange messages and raise errors meanwhile. Collective.
 
     Parameters
     ----------
     comm : Communicator
         The group of ranks.
     is_done : callable
-        Whether the wait is over.
+        Returns True when the wait is over.
     missing : callable
         Returns the ranks that this one waits for, as far as known.
     doing : callable
         Returns what this rank does, for the others' logs.
     is_busy : callable
-        Whether this rank itself still works: then it waits for no other rank.
+        Returns True if this rank itself still works: then it waits for no other rank.
     text : str
         What it waits for, outside of a call.
     give_up : callable, optional
         Called at the time-out in place of what is done for a call.
     idle : callable, optional
-        Called between two looks, in place of a short sleep.
+        Called between two checks, in place of a short sleep.
 
     Raises
     ------
     KeyboardInterrupt
         Some time after Ctrl-C within a call of several ranks; at once elsewhere.
     """
-    waited = Waited(comm.patience)
+    waited = Waited(comm.patience, comm.clock)
     while True:
         comm.pump()
         if comm.calls.failure is None and is_done():
@@ -66,9 +63,9 @@ def wait_until(
             interrupts.raise_noted()
 
 
-def wait_for_all(comm: Communicator, is_done: Callable[[], bool]) -> None:
+def wait_for_all(comm: Carrier, is_done: Callable[[], bool]) -> None:
     """Wait until all ranks have entered a call that has no messages yet. Collective."""
-    waited, timeout_s = Waited(comm.patience), comm.patience.peer_timeout_s
+    waited, timeout_s = Waited(comm.patience, comm.clock), comm.patience.peer_timeout_s
     while not is_done():
         waited.idle()
         if waited.is_log_due():
@@ -84,7 +81,7 @@ def wait_for_all(comm: Communicator, is_done: Callable[[], bool]) -> None:
 
 
 def _tick(
-    comm: Communicator,
+    comm: Carrier,
     waited: Waited,
     missing: Callable[[], Sequence[int]],
     doing: Callable[[], str],
@@ -112,7 +109,7 @@ def _tick(
         (give_up or (lambda: _time_out(comm, missing())))()
 
 
-def _time_out(comm: Communicator, missing: Sequence[int]) -> None:
+def _time_out(comm: Carrier, missing: Sequence[int]) -> None:
     """Let all raise the same error, where all can; else end the job. Independent."""
     calls, call, timeout_s = comm.calls, comm.calls.current, comm.patience.peer_timeout_s
     assert call is not None

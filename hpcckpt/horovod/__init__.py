@@ -1,26 +1,26 @@
 """Horovod shell: trainings that restore on all ranks before their first batch, and elastic states that outlive a job.
 
 Works with Horovod 0.28.1 and Keras 2.15 (stack A).  Importing this package loads neither; names are loaded
-on first use.  Everything here is used alike on all ranks of Horovod, or of one of its process sets.
+on first use.  Use everything here identically on all ranks of Horovod, or of one of its process sets.
 
 `RestoreCallback`
-    In place of ``hvd.callbacks.BroadcastGlobalVariablesCallback``: restores, or broadcasts, all that training
-    depends on, learning rate included, before the first batch, and proves that all ranks begin alike.
+    In place of ``hvd.callbacks.BroadcastGlobalVariablesCallback``: restores, or broadcasts, the whole training state,
+    learning rate included, before the first batch, and verifies that all ranks start equal.
 `DurableState`
-    Around a state of ``hvd.elastic``: commits stay in memory, every so many go to disk.
+    Around a state of ``hvd.elastic``: commits stay in memory, every N-th is also saved.
 `load_model`
     A model from a checkpoint, its optimizer wrapped in ``hvd.DistributedOptimizer``.
 `start`
     In place of ``hvd.init()`` where mpi4py communicates too: returns the communicator.
 `broadcast_state`, `check_equal`
-    What the callback does, for training loops of one's own.
+    What the callback does, for custom training loops.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.horovod.callbacks import RestoreCallback

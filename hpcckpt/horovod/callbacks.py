@@ -1,4 +1,4 @@
-"""The callback that lets all ranks of Horovod begin alike: restored, or with the first weights of one of them."""
+"""The callback with which all ranks of Horovod start equal: restored, or with the initial state of one rank."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from hpcckpt.core.std_streams import write_wrapped
 from hpcckpt.errors import OptionError
 from hpcckpt.horovod.ranks import communicator, ranks_of
 from hpcckpt.horovod.replicas import broadcast_state, check_equal
-from hpcckpt.keras.backing_up import When
-from hpcckpt.keras.callbacks import BackupAndRestore
-from hpcckpt.keras.lines import equal_line
-from hpcckpt.streams import write_wrapped
+from hpcckpt.keras.callbacks.backup_and_restore import BackupAndRestore
+from hpcckpt.keras.callbacks.fit_backup import SaveSchedule
+from hpcckpt.keras.log_lines import equal_line
 
 __all__ = ["RestoreCallback"]
 
 
 class RestoreCallback(BackupAndRestore):
-    """Restore on all ranks, before the first batch, and prove that they are equal. Collective.
+    """Restore on all ranks, before the first batch, and verify that they are equal. Collective.
 
-    It takes the place of ``hvd.callbacks.BroadcastGlobalVariablesCallback``, and of loading weights on rank 0.  That
-    one broadcasts *behind* the first batch, so the first step adds up gradients of different models, and never
-    broadcasts the learning rate: a resumed run goes astray without a word.  This one, behind every
-    ``on_train_begin`` and before the first batch,
+    It replaces ``hvd.callbacks.BroadcastGlobalVariablesCallback``, and loading weights on rank 0. That one broadcasts
+    *after* the first batch, so the first step adds up gradients of different models, and never broadcasts the learning
+    rate: a resumed run silently diverges. This one, after every ``on_train_begin`` and before the first batch,
 
     1. restores the newest good step of the run directory on every rank: weights, optimizer, learning rate, loss scale,
        callbacks, random streams, epoch, batch and position in the data;
-    2. or, where nothing was saved yet, broadcasts the first state of `root_rank`: all of it, learning rate included;
+    2. or, if nothing was saved yet, broadcasts the initial state of `root_rank`: all of it, learning rate included;
     3. compares checksums of all tensors that are to be equal, and ends the run if one differs, naming it.
 
-    With `save_freq` or another of `BackupAndRestore`'s options that say when, it saves too; else it only restores, what
-    a callback such as that wrote.  Make it on all ranks of the process set alike.
+    With `save_freq` or another of `BackupAndRestore`'s scheduling options, it saves too; else it only restores what
+    such a callback wrote. Create it identically on all ranks of the process set.
 
     Parameters
     ----------
     directory : path_like
         The run directory.
     save_freq : {"epoch"} or int or False
-        Save after each epoch, or every so many batches; by default never.
+        Save after each epoch, or every N batches; by default never.
     root_rank : int, optional
-        Whose first state is broadcast; by default that of the first rank of the process set.
+        The rank whose initial state is broadcast; by default the first rank of the process set.
     process_set : hvd.ProcessSet, optional
         The ranks that train this model together; by default all of Horovod's.
     check_every : int
-        Compare all ranks again every so many batches; 0 never.
+        Compare all ranks again every N batches; 0 never.
     **options
-        Whatever else `hpcckpt.keras.BackupAndRestore` takes, but `comm`; `delete_checkpoint` is off unless asked for.
+        All other options of `hpcckpt.keras.BackupAndRestore` except `comm`; `delete_checkpoint` is off unless asked
+        for.
 
     Raises
     ------
@@ -74,17 +74,17 @@ class RestoreCallback(BackupAndRestore):
             raise OptionError(f"check_every: {check_every} – a number of batches, or 0 for never")
         if root_rank is not None and root_rank not in ranks_of(process_set):
             raise OptionError(f"root_rank: {root_rank} – one of Horovod's ranks {ranks_of(process_set)}")
-        saves = bool(save_freq) or _TELLS_WHEN & {name for name, value in options.items() if value}
+        saves = bool(save_freq) or _SCHEDULE_OPTIONS & {name for name, value in options.items() if value}
         chosen = {"delete_checkpoint": False, **options}
         self._ranks = communicator(process_set)
         super().__init__(directory, save_freq if saves else "epoch", comm=self._ranks, **chosen)
         if not saves:
-            self.save_freq, self._when = False, When(epochs=False)
+            self.save_freq, self._schedule = False, SaveSchedule(epochs=False)
         self._root_rank, self._process_set, self._check_every = root_rank, process_set, check_every
         self._n_unchecked = 0
 
     def begin_training(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Restore or broadcast, and prove that all ranks begin alike. Collective."""
+        """Restore or broadcast, and verify that all ranks start equal. Collective."""
         super().begin_training(logs)
         if self.restored is None:
             broadcast_state({"model": self.model}, self._root_rank, process_set=self._process_set, comm=self._ranks)
@@ -105,4 +105,4 @@ class RestoreCallback(BackupAndRestore):
         return check_equal({"model": self.model}, comm=self._ranks)
 
 
-_TELLS_WHEN = {"every_n_batches", "every_n_minutes", "save_before_preemption"}
+_SCHEDULE_OPTIONS = {"every_n_batches", "every_n_minutes", "save_before_preemption"}

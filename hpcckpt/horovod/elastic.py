@@ -1,32 +1,32 @@
-"""Elastic states of Horovod that outlive their job: commits in memory, every so many of them on disk too."""
+"""Durable elastic states of Horovod: commits in memory, every N-th of them on disk too."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpcckpt.checkpointer import Checkpointer, PendingSave
+from hpcckpt.core.results import Restored, SavedStep
+from hpcckpt.core.std_streams import write_wrapped
 from hpcckpt.errors import OptionError
 from hpcckpt.horovod.ranks import communicator
 from hpcckpt.horovod.replicas import broadcast_state, check_equal
-from hpcckpt.keras.layers import named_weights
-from hpcckpt.keras.lines import saved_line
-from hpcckpt.keras.naming import Namer, variable_name
-from hpcckpt.keras.optimizers import build, optimizer_leaves
-from hpcckpt.run import Restored, SavedStep
-from hpcckpt.snapshot import Array, TensorLeaf
-from hpcckpt.streams import write_wrapped
+from hpcckpt.keras.log_lines import saved_line
+from hpcckpt.keras.model.layers import named_weights
+from hpcckpt.keras.model.naming import Namer, variable_name
+from hpcckpt.keras.model.optimizers import build, optimizer_leaves
+from hpcckpt.state.tree import Array, TensorLeaf
 
 _ATTRIBUTES = "attributes"
 _COMMITS = "commits"
 
 
 class DurableState:
-    """A state of ``hvd.elastic`` whose commits reach the disk now and then. Collective.
+    """A state of ``hvd.elastic`` that saves every N-th commit to disk. Collective.
 
-    It stands in for the state that it is put around: attributes, callbacks of Horovod's such as
-    ``CommitStateCallback``, and ``hvd.elastic.run`` work on it as on that one.
+    It wraps a state and can be used in its place: by attribute access, by Horovod's callbacks such as
+    ``CommitStateCallback``, and by ``hvd.elastic.run``.
 
     * `commit` keeps the state in memory, as Horovod does, and every `every_n_commits` also saves it, in the background.
     * `sync`, the first time in a job, restores the newest good step on all ranks; later, when ranks of this job hold a
@@ -43,21 +43,21 @@ class DurableState:
     directory : path_like
         The run directory.
     every_n_commits : int
-        How many commits make a durable one.
+        Save every N-th commit.
     step : str or callable, optional
-        What numbers the steps: an attribute of the state, such as ``"batch"`` if it grows all the time, or a function
-        of the state. By default commits are counted, over restarts too.
+        The step numbers: an attribute of the state, such as ``"batch"`` if it never decreases, or a function of the
+        state. By default commits are counted, over restarts too.
     process_set : hvd.ProcessSet, optional
         All of Horovod's ranks; no other, for its elastic states broadcast over all of them.
     verbose : int
         0 is silent; 1 writes a line on root for each durable commit and restore.
     **options
-        Whatever else `Checkpointer` takes, but `comm`.
+        All other options of `Checkpointer` except `comm`.
 
     Raises
     ------
     OptionError
-        If an option makes no sense.
+        If an option is invalid.
     """
 
     _OWN = frozenset(
@@ -90,8 +90,9 @@ class DurableState:
         self._pending: PendingSave | None = None
         self._ranks = communicator(process_set)
         self._checkpointer = Checkpointer(directory, self._ranks, **{"on_newer": "aside", **options})
-        self._checkpointer.on_saved(self._tell)
-        _build_optimizer(state)
+        self._checkpointer.on_saved(self._on_saved)
+        if _optimizer(state) is not None:
+            build(state.optimizer, state.model)
         state.save()
         self._own = list(_not_horovods(state))
         self._memory: list[tuple[TensorLeaf, Array]] = []
@@ -136,12 +137,12 @@ class DurableState:
     # -- on disk ---------------------------------------------------------------------------------
 
     def make_durable(self) -> PendingSave:
-        """Save what is committed now; training goes on meanwhile. Collective.
+        """Save the last commit; training continues meanwhile. Collective.
 
         Raises
         ------
         CollectiveError
-            If the save before could not be committed; alike on all ranks.
+            If the previous save could not be committed; the same error on all ranks.
         """
         self.wait()
         contents, attributes = self._contents()
@@ -189,7 +190,7 @@ class DurableState:
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what is saved, and the part of it that holds the state's plain attributes. Independent."""
-        attributes = {name: getattr(self._state, name) for name in _attribute_names(self._state)}
+        attributes = {name: getattr(self._state, name) for name in sorted(getattr(self._state, "_saved_state", {}))}
         contents: dict[str, Any] = dict(_tensors(self._state))
         return (contents | {_ATTRIBUTES: attributes} if attributes else contents), attributes
 
@@ -198,7 +199,7 @@ class DurableState:
     def _remember(self) -> None:
         self._memory = [(leaf, leaf.read().copy()) for leaf in self._own]
 
-    def _tell(self, saved: SavedStep) -> None:
+    def _on_saved(self, saved: SavedStep) -> None:
         if self._verbose and self._ranks.is_root:
             write_wrapped(saved_line(saved, int(getattr(self._state, "epoch", 0) or 0)))
 
@@ -222,18 +223,8 @@ def _numbering(step: str | Callable[[Any], int] | None) -> Callable[[DurableStat
     return lambda state: int(step(state._state))
 
 
-def _attribute_names(state: Any) -> list[str]:
-    """Return the names of the attributes that an elastic state keeps beside its tensors."""
-    return sorted(getattr(state, "_saved_state", {}))
-
-
 def _optimizer(state: Any) -> Any:
     return getattr(state, "optimizer", None)
-
-
-def _build_optimizer(state: Any) -> None:
-    if _optimizer(state) is not None:
-        build(state.optimizer, state.model)
 
 
 def _tensors(state: Any) -> Iterator[tuple[str, Any]]:
@@ -254,12 +245,8 @@ def _not_horovods(state: Any) -> Iterator[TensorLeaf]:
     optimizer = _optimizer(state)
     if optimizer is None:
         return
-    listed = {id(each) for each in _listed(optimizer)}
+    variables = optimizer.variables
+    listed = {id(each) for each in (variables() if callable(variables) else variables)}
     for leaf in optimizer_leaves(optimizer, "optimizer", named_weights(state.model)):
         if id(leaf.source) not in listed:
             yield leaf
-
-
-def _listed(optimizer: Any) -> Mapping[str, Any] | list[Any]:
-    variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)

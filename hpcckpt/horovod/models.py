@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpcckpt.discovery import find_step
 from hpcckpt.errors import CodeError, StateMismatchError
 from hpcckpt.horovod.ranks import communicator
 from hpcckpt.horovod.replicas import check_equal
-from hpcckpt.keras.optimizers import build, optimizer_leaves
+from hpcckpt.keras.model.optimizers import build, optimizer_leaves
+from hpcckpt.rundir.discovery import find_step
 
 
 def load_model(
@@ -72,7 +72,7 @@ def _find(path: str | os.PathLike[str], step: int | str | None) -> Path:
 
 
 def wrap_optimizer(model: Any, *, process_set: Any = None, **wrapping: Any) -> None:
-    """Give a compiled model Horovod's optimizer in place of its own, with all of its state. Independent.
+    """Replace a compiled model's optimizer by Horovod's, with all of its state. Independent.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def copy_state(old: Any, new: Any, model: Any) -> None:
     StateMismatchError
         If they do not have the same variables.
     """
-    from hpcckpt.keras.layers import named_weights
+    from hpcckpt.keras.model.layers import named_weights
 
     weights = named_weights(model)
     name = "optimizer"

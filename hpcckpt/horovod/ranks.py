@@ -1,16 +1,16 @@
-"""The ranks of Horovod as a communicator of ours, however Horovod was started.
+"""The ranks of Horovod as a `Communicator`, however Horovod was started.
 
 Horovod may span all of MPI.COMM_WORLD, a communicator that was given to ``hvd.init``, some ranks of it, or be
-looked at through a process set.  So Horovod itself is asked who is in: its ranks tell each other which ranks of
-MPI.COMM_WORLD they are, and a new communicator is made of those, in Horovod's order.  Our messages never meet
-Horovod's or the program's.
+restricted to a process set. So Horovod itself is used: its ranks exchange their ranks in MPI.COMM_WORLD, and a new
+communicator is made of these, in Horovod's order. Its messages cannot be confused with Horovod's or the program's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from hpcckpt.collective.communicator import Communicator, SerialCommunicator, as_communicator
+from hpcckpt.collective.communicator import Communicator, SerialCommunicator
+from hpcckpt.collective.connect import as_communicator
 from hpcckpt.errors import CodeError, MpiError, OptionError
 
 

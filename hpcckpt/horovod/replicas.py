@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.dtypes import numpy_dtype
+from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.errors import OptionError, ReplicaMismatchError, TreeMismatchError
-from hpcckpt.holding import replica_checksums, replica_names
 from hpcckpt.horovod.ranks import communicator, initialized, ranks_of
-from hpcckpt.snapshot import Array, StateTree, TensorLeaf, flatten
+from hpcckpt.saving.snapshot import replica_checksums, replica_names
+from hpcckpt.state.tree import Array, StateTree, TensorLeaf, flatten
 
 _SHARED = {"replicated", "root"}
 
@@ -54,7 +54,7 @@ def broadcast_state(
     try:
         tree = group.agree("broadcast: read state", lambda: flatten(state))
         leaves = [leaf for leaf in tree.tensors.values() if leaf.declaration.spec.kind in _SHARED]
-        _check_alike(group, leaves)
+        _check_equal(group, leaves)
         chosen = {} if process_set is None else {"process_set": process_set}
         arrays = [_broadcast(hvd, leaf, root, chosen) for leaf in leaves]
         group.agree("broadcast: assign", lambda: _assign(leaves, arrays) if hvd.rank() != root else None)
@@ -78,7 +78,7 @@ def _assign(leaves: Sequence[TensorLeaf], arrays: Sequence[Array]) -> None:
         leaf.assign(values.reshape(leaf.declaration.extent.shape))
 
 
-def _check_alike(comm: Communicator, leaves: Sequence[TensorLeaf]) -> None:
+def _check_equal(comm: Communicator, leaves: Sequence[TensorLeaf]) -> None:
     """Find out whether all ranks would broadcast the same tensors. Collective."""
     own = [f"{spec.name!r} {spec.dtype} {list(spec.shape)}" for spec in (leaf.declaration.spec for leaf in leaves)]
     theirs = comm.bcast(own if comm.is_root else None)

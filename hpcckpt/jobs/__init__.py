@@ -1,5 +1,5 @@
 """The job side: what batch scripts leave to the command line, and the scripts themselves.
 
-A batch script is scheduler lines and one command, ``hpcckpt supervise``; what schedulers do differently stands in one
-file each, behind `hpcckpt.jobs.schedulers.Scheduler`.
+A batch script is scheduler lines and one command, ``hpcckpt supervise``; what differs between schedulers is in one
+file each, a subclass of `hpcckpt.jobs.schedulers.Scheduler`.
 """

@@ -1,7 +1,7 @@
-"""``python -m hpcckpt.jobs.binding COMMAND``: give this rank the GPU that is its own, then become COMMAND.
+"""``python -m hpcckpt.jobs.binding COMMAND``: bind this rank to one GPU, then execute COMMAND.
 
-To be put between a launcher and its command: which devices a process sees must stand in its environment before MPI and
-the framework look, and both look as soon as they are imported.  A rank that sees one device or none, because the
+It goes between a launcher and its command: the devices that a process sees must be set in its environment before MPI
+and the framework are imported, which read it at once.  A rank that sees one device or none, because the
 scheduler has bound it already, is left as it is.
 """
 
@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from hpcckpt.streams import write_message
+from hpcckpt.core.std_streams import write_message
 
 LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID",
@@ -23,9 +23,9 @@ CHOICE = "HPCCKPT_GPUS"
 
 
 def bound(environ: Mapping[str, str], n_nvidia: int) -> dict[str, str]:
-    """Return what has to be set so that a rank sees its own device only; nothing, if nothing has to. Pure.
+    """Return the variable to set so that a rank sees only its device; {} if there is none to set. Pure.
 
-    What the user names in `CHOICE` orders the devices that are visible, and adds none.
+    The devices that the user names in `CHOICE` give the order of the visible devices, and add none.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def bound(environ: Mapping[str, str], n_nvidia: int) -> dict[str, str]:
 
 
 def _is_among(device: str, visible: Sequence[str]) -> bool:
-    """Say whether a device, or the one that it is a tile of, is visible. Pure."""
+    """Return True if a device, or the device that it is a tile of, is visible. Pure."""
     return device in visible or device.partition(".")[0] in visible
 
 

@@ -1,23 +1,30 @@
 """Cobalt, the scheduler that Theta had, as a batch job sees it.
 
-Cobalt never runs a job again.  A job that is to go on submits itself anew, by the line that ``qsub`` wrote into
-``JOBID.cobaltlog`` when this one was submitted.  The new job does not depend on this one: Cobalt holds back, for good,
-what depends on a job that ends with another code than 0, and this one will end with 75.  It needs no such tie either:
-the ranks have ended before it is submitted.
+Cobalt never runs a job again.  A job that is to resume submits itself again, by the line that ``qsub`` wrote into
+``JOBID.cobaltlog`` when this one was submitted.  The new job does not depend on this one: Cobalt never starts jobs
+that depend on one that ends with another code than 0, and this one will end with 75.  A dependency is not needed
+either: the ranks have ended before the new job is submitted.
 """
 
 from __future__ import annotations
 
+import getopt
 import os
 import re
 
-from hpcckpt.jobs.directives import DIALECTS, read_words
 from hpcckpt.jobs.pbs import RESTARTS, SCRIPT
 from hpcckpt.jobs.schedulers import Command, Requeue, Scheduler
 
 LOG = "HPCCKPT_COBALTLOG"
 """Where the log of the job is, if ``--debuglog`` or ``-O`` put it elsewhere than into the working directory."""
 _MAX_LOG = 1 << 20
+_SHORT_OPTIONS = "dvhIn:A:q:M:t:u:O:e:o:i:"
+_LONG_OPTIONS = (
+    "debug", "verbose", "held", "preemptable", "run_project", "disable_preboot", "interactive", "nodecount=",
+    "proccount=", "project=", "cwd=", "queue=", "notify=", "env=", "time=", "umask=", "outputprefix=", "error=",
+    "output=", "inputfile=", "debuglog=", "dependencies=", "attrs=", "user_list=", "run_users=", "jobname=", "mode=",
+)  # fmt: skip
+"""Of qsub of Cobalt 1: https://github.com/ido/cobalt/blob/master/src/clients/POSIX/qsub.py"""
 
 
 class Cobalt(Scheduler):
@@ -38,15 +45,15 @@ class Cobalt(Scheduler):
         return int(count) if count.isdecimal() else 0
 
     def requeue(self) -> Requeue | None:
-        """Return what submits this job anew; ``None`` if neither its log nor its script can be found."""
-        words = self._submitted()
-        if words is not None:
-            return Requeue(("qsub", *self._counted(words)), f"a new job goes on behind {self.job_id}")
+        """Return the command that submits this job again; None if neither its log nor its script is found."""
+        submitted = self._submitted()
+        if submitted is not None:
+            return Requeue(("qsub", *self._counted(*submitted)), f"a new job resumes after {self.job_id}")
         script = self.environ.get(SCRIPT, "")
         if not os.path.isfile(script):
             return None
-        note = f"{self._log()} does not tell how {self.job_id} was submitted: the new job has the options in its script"
-        return Requeue(("qsub", *self._counted([script])), note)
+        note = f"{self._log()} does not show how {self.job_id} was submitted: the new job has the options in its script"
+        return Requeue(("qsub", *self._counted([], [script])), note)
 
     def end_chain(self, chain: str) -> Command:  # noqa: ARG002 - Cobalt knows no names to select jobs by
         """Return nothing: what depends on a job that failed is held back by Cobalt itself."""
@@ -55,22 +62,23 @@ class Cobalt(Scheduler):
     def _log(self) -> str:
         return self.environ.get(LOG) or f"{self.job_id}.cobaltlog"
 
-    def _submitted(self) -> list[str] | None:
-        """Return the words behind ``qsub`` by which this job was submitted."""
+    def _submitted(self) -> tuple[list[tuple[str, str]], list[str]] | None:
+        """Return the options by which this job was submitted, and its script with the script's arguments."""
         try:
             with open(self._log(), encoding="utf-8", errors="replace") as file:
                 text = file.read(_MAX_LOG)
         except OSError:
             return None
         line = re.search(r"^qsub (\S.*)$", text, re.MULTILINE)
-        return line[1].split() if line else None
+        try:
+            return getopt.getopt(line[1].split(), _SHORT_OPTIONS, _LONG_OPTIONS) if line else None
+        except getopt.GetoptError:
+            return None
 
-    def _counted(self, words: list[str]) -> list[str]:
-        """Return the words with the variables of this job, and with the number of restarts, counted up."""
-        dialect = DIALECTS["cobalt"]
-        given, rest, _ = read_words(words, dialect, "qsub")
-        kept = [word for one in given if one.name not in {"--env", "--dependencies"} for word in one[1:] if word]
-        variables = [one.value for one in given if one.name == "--env"]
+    def _counted(self, options: list[tuple[str, str]], script: list[str]) -> list[str]:
+        """Return the words for qsub with the variables of this job, and with the number of restarts, counted up."""
+        kept = [word for name, value in options if name not in {"--env", "--dependencies"} for word in (name, value)]
+        variables = [value for name, value in options if name == "--env"]
         named = {pair.partition("=")[0]: pair for value in variables for pair in re.split(r":(?=\w+=)", value)}
         named[RESTARTS] = f"{RESTARTS}={self.restarts + 1}"
-        return [*kept, "--env", ":".join(named.values()), *rest]
+        return [*filter(None, kept), "--env", ":".join(named.values()), *script]

@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from hpcckpt.core.durations import duration_s, duration_text
 from hpcckpt.errors import OptionError, Problem, list_problems
-from hpcckpt.jobs.directives_values import KINDS
-from hpcckpt.jobs.jobscript_systems import SYSTEMS, System
-from hpcckpt.preemption.clock import duration_s, duration_text
+from hpcckpt.jobs.site_profiles import SYSTEMS, System
 
 SCHEDULERS = ("slurm", "pbs", "cobalt")
 LAUNCHERS = frozenset({"aprun", "hpcckpt-supervise", "mpiexec", "mpirun", "srun"})
@@ -17,13 +16,19 @@ MAX_SIGNAL_S = 65535
 """How long before the end of a job Slurm may be asked for a signal."""
 _MAX_NODES = 1_000_000
 _WITH_VARIABLES = re.compile(r"([^\"$`\\]|\$\w+|\$\{\w+\})+", re.ASCII)
+_FORMS = {
+    "identifier": (r"\w[\w.@+,-]{0,99}", "a name: letters, figures, and . _ @ + , -"),
+    "slurm array": (r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?", "indexes: 0-9, 1,3,5, 0-99%10"),
+    "pbs array": (r"\d+-\d+(:[1-9]\d*)?(%[1-9]\d*)?", "a range: 0-9, 0-9:2, 0-99%10"),
+}
+"""Patterns of texts that are written into a script unchanged, and their descriptions for error messages."""
 TASK = "{task}"
-"""Stands for the number of a job within an array, in the program's words and in the run directory."""
+"""Placeholder for the number of a job within an array, in the program's arguments and in the run directory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A job as people ask for it: texts, as they were written; ``None`` is what was left out."""
+class JobscriptRequest:
+    """The options of ``hpcckpt jobscript`` as texts; None if an option is not given."""
 
     command: tuple[str, ...] = ()
     scheduler: str | None = None
@@ -49,8 +54,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A job that can be asked for.
+class BatchJob:
+    """A valid job.
 
     Attributes
     ----------
@@ -63,11 +68,11 @@ class Job:
     n_nodes, ranks_per_node, gpus_per_node, cpus_per_rank : int
         How large it is; 0 CPUs: whatever there are.
     has_own_cpus : bool
-        Whether nobody has said how many CPUs a rank gets, so that the machine's own division holds.
+        Whether the number of CPUs per rank is not given, so that the machine's default division is used.
     seconds : int
         How long it may take.
     lead_s : int or None
-        How long before its end it is told; ``None``: by what its saves take.
+        Seconds before its end at which it is signalled; None: computed from its saves.
     account, queue, name, scratch, filesystems, array, setup, qos : str
         As they are written into the script; "" is left out.
     run : pathlib.Path or None
@@ -104,7 +109,7 @@ class Job:
     warnings: tuple[str, ...] = ()
 
 
-def read_request(request: Request) -> Job:
+def read_request(request: JobscriptRequest) -> BatchJob:
     """Return the job that is asked for.
 
     Raises
@@ -122,11 +127,11 @@ def read_request(request: Request) -> Job:
 class _Reader:
     """Reads a request value by value, and remembers what is wrong."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: JobscriptRequest) -> None:
         self.problems: list[Problem] = []
         self._asked = request
 
-    def read(self) -> Job | None:
+    def read(self) -> BatchJob | None:
         """Return the job; ``None``, or one that means nothing, if there are problems."""
         asked = self._asked
         self._check_lines()
@@ -143,10 +148,10 @@ class _Reader:
         self._check_node(system, ranks, gpus, cpus)
         self._check_command()
         queue, warnings = self._queue(system, n_nodes, seconds)
-        return Job(
+        return BatchJob(
             scheduler, system, asked.command, n_nodes, ranks, gpus, cpus, asked.cpus_per_rank is None,
             seconds, lead_s,
-            account=self._text("account", "IDENTIFIER"), queue=queue, name=self._name(scheduler),
+            account=self._text("account"), queue=queue, name=self._name(scheduler),
             run=self._run(), scratch=self._scratch(system),
             filesystems=self._filesystems(scheduler, system), array=self._array(scheduler),
             setup=asked.setup or "", max_restarts=self._number("max_restarts", low=0, high=10_000, default=20),
@@ -232,7 +237,7 @@ class _Reader:
     def _qos(self, scheduler: str) -> str:
         if self._asked.qos is not None and scheduler != "slurm":
             self._wrong("qos", f"{scheduler} has none: --queue says how a job is served")
-        return self._text("qos", "IDENTIFIER")
+        return self._text("qos")
 
     def _check_node(self, system: System | None, ranks: int, gpus: int, cpus: int) -> None:
         if system is None:
@@ -248,24 +253,24 @@ class _Reader:
     def _check_command(self) -> None:
         words = self._asked.command
         if not words:
-            self._wrong("", "no program: give it behind --, such as -- hpcckpt train -c FILE --run RUN")
+            self._wrong("", "no program: give it after --, such as -- hpcckpt train -c FILE --run RUN")
         elif Path(program := _program(words)).name in LAUNCHERS:
             self._wrong("", f"the script starts the ranks itself: leave {program!r} and its options out")
         if any(re.search(r"[\x00-\x08\x0a-\x1f\x7f]", word) for word in words):
             self._wrong("", "the program's words have characters that are not for a line of a script")
 
-    def _text(self, name: str, kind: str) -> str:
+    def _text(self, name: str, form: str = "identifier") -> str:
         text = getattr(self._asked, name)
-        complaint = KINDS[kind](text) if text is not None else None
-        if complaint:
-            self._wrong(name, complaint)
+        pattern, meaning = _FORMS[form]
+        if text is not None and not re.fullmatch(pattern, text, re.ASCII):
+            self._wrong(name, f"{text!r} is not {meaning}")
         return text or ""
 
     def _queue(self, system: System | None, n_nodes: int, seconds: int) -> tuple[str, list[str]]:
         asked = self._asked
         if asked.queue and asked.partition and asked.queue != asked.partition:
             self._wrong("partition", f"{asked.partition!r}, but --queue says {asked.queue!r}: they mean the same")
-        name = self._text("queue", "IDENTIFIER") or self._text("partition", "IDENTIFIER")
+        name = self._text("queue") or self._text("partition")
         if system is None or not n_nodes or not seconds:
             return name, []
         if not name:
@@ -290,7 +295,7 @@ class _Reader:
 
     def _name(self, scheduler: str) -> str:
         if self._asked.name is not None:
-            name = self._text("name", "IDENTIFIER")
+            name = self._text("name")
             if scheduler == "pbs" and name.startswith("_"):
                 self._wrong("name", f"{name!r} – PBS wants a letter or figure first")
             return name
@@ -313,7 +318,7 @@ class _Reader:
         if text is None:
             return system.filesystems if system else ""
         if scheduler != "pbs":
-            self._wrong("filesystems", f"{scheduler} is not told of them; ALCF's PBS is")
+            self._wrong("filesystems", f"{scheduler} does not take them; ALCF's PBS does")
         elif not re.fullmatch(r"[\w-]+(:[\w-]+)*", text):
             self._wrong("filesystems", f"{text!r} – names with : between, such as home:eagle")
         return text
@@ -330,18 +335,18 @@ class _Reader:
                 "array",
                 f"all its jobs would do the same in one place: write {TASK}, their number, into the program's words",
             )
-        return self._text("array", {"slurm": "ARRAY", "pbs": "RANGE"}[scheduler])
+        return self._text("array", f"{scheduler} array")
 
 
 def _program(words: tuple[str, ...]) -> str:
-    """Return which program a command starts: that behind ``env`` and what it sets."""
+    """Return the program that a command starts: the one after ``env`` and its variables."""
     if Path(words[0]).name != "env":
         return words[0]
     return next((word for word in words[1:] if "=" not in word and not word.startswith("-")), words[0])
 
 
 def _cpus(system: System | None, ranks: int) -> int:
-    """Return how many CPUs a rank gets if nobody says it: its part of the cores, then of the threads."""
+    """Return the number of CPUs per rank if none is given: its part of the cores, then of the threads."""
     if system is None:
         return 0
     return max(1, system.cores // ranks)

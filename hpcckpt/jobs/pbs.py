@@ -1,10 +1,10 @@
 """PBS Professional, as a batch job sees it.
 
-PBS lets operators alone run a job again (qrerun(1B)), and no exit code does.  So a job that is to go on submits itself
-anew, as it was submitted: with the options that the server remembers of it, and the script that it is running.  The new
-job has another id, waits for this one's end, and knows by ``HPCCKPT_RESTARTS`` how many there were before it.
+In PBS only operators can run a job again (qrerun(1B)), and no exit code does it.  So a job that is to resume submits
+itself again as it was submitted: with the options that the server has of it, and the script that it is running.  The
+new job has another id, waits for the end of this one, and ``HPCCKPT_RESTARTS`` counts the jobs before it.
 
-What PBS runs again by itself, because a node failed or another job was given its place (``-r y``), is the same job.
+A job that PBS itself runs again, because a node failed or another job was given its place (``-r y``), is the same job.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import shlex
 from functools import cached_property
 from typing import Any
 
+from hpcckpt.core.durations import ctime_s, duration_s
 from hpcckpt.errors import OptionError, RetryError
 from hpcckpt.jobs.schedulers import Command, Requeue, Scheduler, act
-from hpcckpt.preemption.clock import ctime_s, duration_s
-from hpcckpt.preemption.walltime import Found, JobEnd
+from hpcckpt.preemption.walltime import JobEnd, JobEndResult
 
 RESTARTS = "HPCCKPT_RESTARTS"
 SCRIPT = "HPCCKPT_SCRIPT"
-"""What the batch script says of itself: where it is."""
+"""The variable in which the batch script exports its path."""
 ASKING_S = 20.0
 _OF_THIS_JOB = frozenset({RESTARTS, SCRIPT, "HPCCKPT_DRY_RUN", "HPCCKPT_JOB_END", "HPCCKPT_JOB_START"})
 _RESOURCES = ("select", "place", "walltime", "filesystems")
@@ -47,26 +47,26 @@ class Pbs(Scheduler):
         runs = self._job.get("run_count")
         return before + (max(0, runs - 1) if isinstance(runs, int) else 0)
 
-    def job_end(self) -> Found:
-        """Find out when this job ends: as the server says, for a script's ``PBS_WALLTIME`` may have been overruled."""
+    def job_end(self) -> JobEndResult:
+        """Return when this job ends by the server: the walltime in the script may have been changed. Independent."""
         limit, began = self._job.get("Resource_List", {}).get("walltime"), self._job.get("stime")
         if self.environ.get("HPCCKPT_JOB_END") or not limit or not began:
             return super().job_end()
         try:
-            return Found(JobEnd(ctime_s(began) + duration_s(limit), "qstat"))
+            return JobEndResult(JobEnd(ctime_s(began) + duration_s(limit), "qstat"))
         except (OptionError, TypeError):
             return super().job_end()
 
     def requeue(self) -> Requeue | None:
-        """Return what submits this job anew. None of an array, and none whose script nobody knows, can be."""
+        """Return the command that submits this job again; None for an array or if its script is unknown."""
         script = self.environ.get(SCRIPT, "")
         if "[" in self.job_id or not os.path.isfile(script):
             return None
-        note = f"a new job goes on behind {self.job_id}"
+        note = f"a new job resumes after {self.job_id}"
         if not self._job:  # what failed at the start may be answered hours later
             self._job = self._ask()
         if not self._job:
-            note += "; qstat told nothing of this one, so only the options in its script are the same"
+            note += "; qstat shows nothing of this one, so only the options in its script are the same"
         return Requeue(("qsub", *self._options(), script), note)
 
     def end_chain(self, chain: str) -> Command:
@@ -108,7 +108,7 @@ class Pbs(Scheduler):
         return [*options, "-W", f"depend=afterany:{self.job_id}", "-v", ",".join(self._variables())]
 
     def _variables(self) -> list[str]:
-        """Return what is handed on; a name alone stands for its value here, so that no value needs quotation marks."""
+        """Return the variables to pass on; a name without a value means the value here, so none needs quotes."""
         remembered = set(self._job.get("Variable_List", {}))
         given = {name for name in remembered if name in self.environ and not name.startswith("PBS_O_")}
         ours = {name for name in self.environ if name.startswith("HPCCKPT_")}

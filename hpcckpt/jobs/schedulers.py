@@ -1,7 +1,7 @@
 """What a batch job needs of its scheduler, and which scheduler this is.
 
-A scheduler is one subclass of `Scheduler` in a file of its own.  It reads the environment that it was given, and names
-the commands that put a job into the queue or take one out of it, so that a dry run can show them; `act` runs them.
+Each scheduler is one subclass of `Scheduler` in a separate file.  It reads the environment that it was given, and
+returns the commands that put a job into the queue or remove it, so that a dry run can show them; `act` runs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from hpcckpt.errors import RetryError
-from hpcckpt.preemption.walltime import Found, find_job_end
+from hpcckpt.preemption.walltime import JobEndResult, find_job_end
 
 Environment = Mapping[str, str]
 Command = tuple[str, ...]
@@ -31,9 +31,9 @@ class Requeue(NamedTuple):
     Attributes
     ----------
     command : tuple of str
-        What does it; ``()`` if nothing need be done beyond the exit code.
+        The command; ``()`` if the exit code is enough.
     note : str
-        What people should know of it: that it is a job with another id, say.
+        What users should know about it, for example that the job gets another id.
     """
 
     command: Command
@@ -59,15 +59,15 @@ class JobState(NamedTuple):
 
 
 class Scheduler(ABC):
-    """A scheduler, as the one process sees it that a batch script has become.
+    """A scheduler, as the process of the batch script sees it.
 
-    Who is asked what, in this order, all of it Independent, and outside of MPI:
+    The methods are called in this order, all of them Independent, and outside of MPI:
 
-    1) `job_id`, `restarts`, `job_end`: what is said at the start; `step_environment` goes to the ranks;
-    2) `signal_step`: a signal came, and is handed on to the ranks;
-    3) `state`: the step has ended, or a TERM came; has the scheduler ended the job, and why?
-    4) `requeue`: it has ended with 75, and the job is to begin again;
-    5) `end_chain`: it has ended otherwise, and what waits in the queue for it is not needed.
+    1) `job_id`, `restarts`, `job_end`: logged at the start; `step_environment` goes to the ranks;
+    2) `signal_step`: a signal came, and is forwarded to the ranks;
+    3) `state`: the step has ended, or a TERM came: has the scheduler ended the job, and why?
+    4) `requeue`: the step has ended with 75, and the job is to begin again;
+    5) `end_chain`: it has ended with another code, and the jobs that wait for it in the queue are not needed.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ class Scheduler(ABC):
     """
 
     name: ClassVar[str]
-    """How options and messages call it: ``slurm``, ``pbs``, ``cobalt``, ``none``."""
+    """Its name in options and messages: ``slurm``, ``pbs``, ``cobalt``, ``none``."""
     makes_new_jobs: ClassVar[bool] = False
-    """Whether a job that is put into the queue again is a new one: said twice, there are two."""
+    """Whether a requeued job is a new one: the command must not be run twice."""
 
     def __init__(self, environ: Environment) -> None:
         self.environ = environ
@@ -86,23 +86,23 @@ class Scheduler(ABC):
     @property
     @abstractmethod
     def job_id(self) -> str:
-        """What people call this job: ``42``, ``42_7`` for one of an array."""
+        """The id that users know: ``42``, ``42_7`` for one of an array."""
 
     @property
     @abstractmethod
     def restarts(self) -> int:
         """How often this job was begun before."""
 
-    def job_end(self) -> Found:
-        """Find out when this job ends. Independent."""
+    def job_end(self) -> JobEndResult:
+        """Return when this job ends. Independent."""
         return find_job_end(environ=self.environ)
 
     def step_environment(self) -> dict[str, str]:
-        """Return what the ranks should find in their environment besides. Independent."""
+        """Return additional variables for the environment of the ranks. Independent."""
         return {}
 
     def signal_step(self, launcher: str, signal_name: str) -> bool:  # noqa: ARG002 - for those who can
-        """Send a signal to the ranks, and return ``True``; ``False``: signal the launcher, it hands it on. Independent.
+        """Send a signal to the ranks and return True; False if the launcher must forward it. Independent.
 
         Parameters
         ----------
@@ -114,23 +114,23 @@ class Scheduler(ABC):
         Raises
         ------
         RetryError
-            If it could not be sent now; it is tried again.
+            If it could not be sent now; it is retried.
         """
         return False
 
     def state(self) -> JobState:
         """Return what the scheduler reports of this job. Independent.
 
-        Where it cannot be asked, or does not answer, the job runs: this very process is part of it.
+        If it cannot be asked, or does not answer, the job is running: this process is part of it.
         """
         return JobState()
 
     @abstractmethod
     def requeue(self) -> Requeue | None:
-        """Return how this job is put into the queue again; ``None`` if it cannot be. Independent."""
+        """Return how this job is put into the queue again; None if it cannot be. Independent."""
 
-    def end_chain(self, chain: str) -> Command:  # noqa: ARG002 - for those who have one
-        """Return what takes the waiting jobs of a chain out of the queue; ``()`` if nothing does. Independent.
+    def end_chain(self, chain: str) -> Command:  # noqa: ARG002 - for schedulers with such a command
+        """Return the command that removes the waiting jobs of a chain; ``()`` if there is none. Independent.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class Scheduler(ABC):
 
 
 class NoScheduler(Scheduler):
-    """A laptop, or an allocation that is used by hand: nobody starts anything again."""
+    """A laptop, or an allocation that is used by hand: no job is started again automatically."""
 
     name = "none"
 
@@ -152,15 +152,15 @@ class NoScheduler(Scheduler):
 
     @property
     def restarts(self) -> int:
-        """Nobody counts."""
+        """Restarts are not counted."""
         return 0
 
     def requeue(self) -> Requeue | None:
-        """Say that nobody starts it again. Independent."""
+        """Return None: the job cannot be requeued. Independent."""
         return None
 
 
-_KNOWN = {  # the variable by which a job of it is known, and who speaks for it
+_KNOWN = {  # the variable that marks a job of the scheduler, and the class
     "SLURM_JOB_ID": "hpcckpt.jobs.slurm:Slurm",
     "PBS_JOBID": "hpcckpt.jobs.pbs:Pbs",
     "COBALT_JOBID": "hpcckpt.jobs.cobalt:Cobalt",
@@ -180,12 +180,12 @@ def detect(environ: Environment = os.environ) -> Scheduler:
 def act(command: Sequence[str], timeout_s: float = ANSWER_S) -> str:
     """Run a command of the scheduler, and return what it prints. Independent.
 
-    It outlives a TERM: who puts a job into the queue again has all of it sent one, the very command that did so too.
+    It survives a TERM: a scheduler that requeues a job sends one to all its processes, including this command.
 
     Raises
     ------
     RetryError
-        With what the command says, if it fails, is not there, or does not answer.
+        With the output of the command, if it fails, does not exist, or does not answer.
     """
     text = " ".join(command)
     if shutil.which(command[0]) is None:
@@ -205,7 +205,7 @@ def act(command: Sequence[str], timeout_s: float = ANSWER_S) -> str:
 
 @contextlib.contextmanager
 def _term_held_back() -> Iterator[None]:
-    """Have a TERM wait until the block is left; those who are started in it never get one. Independent."""
+    """Delay a TERM until the block is left; processes started in it never receive one. Independent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -214,5 +214,5 @@ def _term_held_back() -> Iterator[None]:
 
 
 def may_be_done(error: RetryError) -> bool:
-    """Say whether a command that `act` failed with may have been obeyed: nobody answered in time. Pure."""
+    """Return True if the command that failed may have been executed: its answer did not come in time. Pure."""
     return isinstance(error.__cause__, subprocess.TimeoutExpired)

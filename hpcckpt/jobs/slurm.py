@@ -25,14 +25,14 @@ class Slurm(Scheduler):
 
     @property
     def restarts(self) -> int:
-        """Slurm counts, whoever put the job into the queue again: we, an operator, or the loss of a node."""
+        """Slurm's count, which includes requeues by operators and after the loss of a node."""
         count = self.environ.get("SLURM_RESTART_COUNT", "")
         return int(count) if count.isdecimal() else 0
 
     def signal_step(self, launcher: str, signal_name: str) -> bool:
         """Signal the ranks of the step that srun has started, and not srun itself, which TERM would end. Independent.
 
-        Other launchers have no step, or one of daemons, whom no signal is meant for.
+        Other launchers have no step, or one of daemons, which must not be signalled.
         """
         if launcher != "srun":
             return False

@@ -6,7 +6,7 @@ neither; names are loaded on first use.
 A state that holds a Keras model, ``{"model": model}``, or the bare model, gives these names:
 
 ``model/<layer>/…/<weight>``
-    All weights. Layer names that Keras made up (``conv2d_7``) are counted anew within the parent, in
+    All weights. Layer names that Keras made up (``conv2d_7``) are numbered again within the parent, in
     layer order, so that they are the same in every process; names that the user chose stay.
 ``optimizer/<variable>``, ``optimizer/<slot>/<layer>/…/<weight>``
     All variables of the compiled optimizer, which is built if need be; the learning rate too, which
@@ -21,25 +21,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
-    from hpcckpt.keras.callbacks import BackupAndRestore
-    from hpcckpt.keras.declarations import stateless
-    from hpcckpt.keras.describing import describe
-    from hpcckpt.keras.levels import enable_exact_resume
-    from hpcckpt.keras.model_checkpoint import ModelCheckpoint
-    from hpcckpt.keras.model_loading import load_model, load_weights, signature
+    from hpcckpt.keras.callbacks.backup_and_restore import BackupAndRestore
+    from hpcckpt.keras.callbacks.model_checkpoint import ModelCheckpoint
+    from hpcckpt.keras.callbacks.reproducibility import enable_exact_resume
+    from hpcckpt.keras.files.describe import describe
+    from hpcckpt.keras.files.load_model import load_model, load_weights, signature
+    from hpcckpt.keras.program.declarations import stateless
 
 _HOME = {
-    "BackupAndRestore": "callbacks",
-    "ModelCheckpoint": "model_checkpoint",
-    "describe": "describing",
-    "enable_exact_resume": "levels",
-    "load_model": "model_loading",
-    "load_weights": "model_loading",
-    "signature": "model_loading",
-    "stateless": "declarations",
+    "BackupAndRestore": "callbacks.backup_and_restore",
+    "ModelCheckpoint": "callbacks.model_checkpoint",
+    "describe": "files.describe",
+    "enable_exact_resume": "callbacks.reproducibility",
+    "load_model": "files.load_model",
+    "load_weights": "files.load_model",
+    "signature": "files.load_model",
+    "stateless": "program.declarations",
 }
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Large Model Support: training steps whose tensors leave memory while nobody needs them. TFLMSv2-compatible.
+"""Large Model Support: training steps whose tensors are swapped out while they are not needed. TFLMSv2-compatible.
 
 Works with TensorFlow 2.15 (sessions, Estimators, Keras 2.15, `tf.function`) and 2.21 (sessions, Keras 3,
 `tf.function`).  Importing this package loads none of them; names are loaded on first use.  Once both this package and
@@ -18,20 +18,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach, when_imported
+from hpcckpt.core.lazy import attach, when_imported
 
 if TYPE_CHECKING:
-    from hpcckpt.lms.figures import session_config, stats
     from hpcckpt.lms.large_model_support import LMS
-    from hpcckpt.lms.report import Report
-    from hpcckpt.lms.saved_graphs import plain_graph
+    from hpcckpt.lms.report.report import Report
+    from hpcckpt.lms.runtime.process_stats import session_config, stats
+    from hpcckpt.lms.runtime.saved_graphs import plain_graph
 
 _HOME = {
     "LMS": "large_model_support",
-    "Report": "report",
-    "plain_graph": "saved_graphs",
-    "session_config": "figures",
-    "stats": "figures",
+    "Report": "report.report",
+    "plain_graph": "runtime.saved_graphs",
+    "session_config": "runtime.process_stats",
+    "stats": "runtime.process_stats",
 }
 
 __all__ = ["LMS", "Report", "plain_graph", "session_config", "stats"]
@@ -40,7 +40,7 @@ __getattr__, __dir__ = attach(__name__, __all__, _HOME)
 
 
 def _register_ops() -> None:
-    from hpcckpt.lms.saved_graphs import register_ops
+    from hpcckpt.lms.runtime.saved_graphs import register_ops
 
     register_ops()
 

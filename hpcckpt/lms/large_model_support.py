@@ -10,25 +10,27 @@ from typing import Any
 import tensorflow as tf
 from keras.callbacks import Callback
 
-from hpcckpt.collective.communicator import Communicator, as_communicator
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.connect import as_communicator
 from hpcckpt.errors import OptionError
-from hpcckpt.lms import figures, keras_path, messages, session_path
-from hpcckpt.lms.apply_v1 import is_edited
-from hpcckpt.lms.filters import Filters
-from hpcckpt.lms.function_path import FunctionPath
+from hpcckpt.lms import messages
+from hpcckpt.lms.graph.filters import Filters
 from hpcckpt.lms.messages import Speaker
-from hpcckpt.lms.options import FILTERS, FilterProperty, Options, Outcome
-from hpcckpt.lms.report import Report
-from hpcckpt.lms.reporting import report_of
-from hpcckpt.lms.settings import Planner, Settings, checked
-from hpcckpt.lms.tiers import Tier
-from hpcckpt.lms.watched import Planned, watched
+from hpcckpt.lms.report.report import Report
+from hpcckpt.lms.runtime import keras_model, process_stats, tf_session
+from hpcckpt.lms.runtime.apply_to_graph import is_edited
+from hpcckpt.lms.runtime.collect_report import report_of
+from hpcckpt.lms.runtime.options import FILTERS, FilterProperty, LmsOptions, LmsOutcome
+from hpcckpt.lms.runtime.tf_function import FunctionPath
+from hpcckpt.lms.runtime.watched_function import WatchedFunction, plan_on_first_call
+from hpcckpt.lms.settings import LmsSettings, Planner, checked
+from hpcckpt.lms.storage_tiers import Tier
 
 __all__ = ["LMS"]
 
 
 class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # neither has types
-    """Train with less memory: tensors leave while nobody needs them, and come back in time. Collective.
+    """Train with less memory: tensors are swapped out while not needed, and back in time. Collective.
 
     As `TFLMSv2` is used: ``LMS().run()`` before a session, ``hooks=[lms]`` for an Estimator, ``callbacks=[lms]`` for
     Keras; and ``step = lms.watch(step)`` for a `tf.function`. Losses and weights are the same to the bit.
@@ -36,41 +38,41 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
     Parameters
     ----------
     swapout_threshold : int
-        Swap what is needed again more than so many levels later: the smaller, the more. -1 is found by a search.
+        Swap tensors that are needed again more than this many levels later: the smaller, the more. -1 is found by a
+        search.
     swapin_groupby : int
-        Consumers of a tensor within so many levels share a swap-in. -1 is found by a search.
+        Consumers of a tensor within this many levels share a swap-in. -1 is found by a search.
     swapin_ahead : int
-        Bring a tensor back so many levels before it is needed: the larger, the earlier. -1 is found by a search.
+        Swap a tensor in this many levels before it is needed: the larger, the earlier. -1 is found by a search.
     sync_mode : {0, 1, 2, 3}
         What waits: nothing; compute for swap-outs; swap-ins for compute; both.
     serialization : list of int or str
         Levels whose ops run one after the other: ``[1, '3:5', 7]`` is 1, 3, 4, 5 and 7.
     serialization_by_size : float
-        The same for all levels that need more than so many GiB; 0 is none.
+        The same for all levels that need more than this many GiB; 0 is none.
     debug, debug_level : bool, int
         Print each swap and control edge, ``[LMS][1]``; at level 2 each operation too, ``[LMS][2]``.
     cpu_device, gpu_device : str, optional
-        Where tensors go; the GPU that this object is for, in a model of several towers.
+        Where tensors are moved to; the GPU of this object, in a model of several towers.
     planner : {"cost", "distance"}, optional
         By exact liveness and measured cost, for a budget; or by distance, as TFLMSv2. By default the cost planner
         if there is a budget or a device whose memory is the budget, unless one of the parameters above is given.
     memory_budget : int or str, optional
-        What a step may take beside what was there before it: ``"600 MiB"``; ``"600 MB"`` is 600 * 10**6 bytes.
+        The memory that a step may use beyond what was used before it: ``"600 MiB"``; ``"600 MB"`` is 600 * 10**6 bytes.
     tier : {"auto", "host", "file", "host-then-file"}
         Where tensors are kept: memory of the host, a file on the node's own disk, or one and then the other.
     directory : path_like, optional
-        Where the file is; it has no name, and is gone with the process.
+        Where the file is; it is unnamed, and ends with the process.
     min_bytes : int or str, optional
         Leave smaller tensors alone.
     window : int or str, optional
-        How many bytes may be on their way out when compute goes on; 0, the default, waits until their memory is free.
+        How many bytes may be in transit when compute continues; 0, the default, waits until their memory is free.
     host_limit, file_limit : int or str, optional
-        How much each tier takes at a time; ``"host-then-file"`` needs the first.
+        The capacity of each tier; ``"host-then-file"`` needs the first.
     recompute : bool
-        Whether the cost planner may compute cheap ops again in place of moving what they make.
+        Whether the cost planner may recompute cheap ops instead of swapping their outputs.
     verify : bool
-        Whether to run a step and read what it takes, where there is a budget; a plan that does not keep it is made
-        anew.
+        Whether to run a step and measure its memory, if there is a budget; if it is exceeded, plan again.
     comm : mpi4py communicator or Communicator, optional
         The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI. With Horovod over some
         ranks: ``hpcckpt.horovod.communicator(process_set)``.
@@ -78,15 +80,15 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
     Attributes
     ----------
     batch_size : int or None
-        What an unknown first dimension counts as. Keras' ``fit`` is asked for it.
+        The size assumed for an unknown first dimension; read from Keras' ``fit`` if possible.
     is_training : bool
         Whether the model is trained, or only used.
     autotune_gpu_mem : float or None
-        The GiB that the search takes for the device's memory.
+        The device's memory in GiB, as assumed by the search.
     autotune_plot : bool
         Write the histogram of distances, and pictures, into ``.lms/``.
     excl_output_by_scopes, excl_output_by_types, excl_input_by_scopes, excl_input_by_types : set of str
-        What does not give its tensors away, and what does not take one that was away.
+        Ops whose outputs are not swapped, and ops that do not consume swapped tensors.
     incl_output_by_scopes, incl_output_by_types, incl_input_by_scopes, incl_input_by_types : set of str
         The only ones that do.
 
@@ -130,7 +132,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         verify: bool = True,
         comm: Any = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in Settings.__dataclass_fields__}
+        given = {name: value for name, value in locals().items() if name in LmsSettings.__dataclass_fields__}
         super().__init__()
         self._supports_tf_logs = True  # Keras 2.15: no copy of the logs to the host after each batch
         self.settings = checked(**given)
@@ -141,7 +143,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         self._comm_given = comm
         self._comm: Communicator | None = None
         self._voice: Speaker | None = None
-        self._edited: Outcome | None = None
+        self._edited: LmsOutcome | None = None
         self._path = FunctionPath(self._options, self._nbytes_learned)
         self._graph: Any = None
         self._edited_function: Any = None
@@ -179,7 +181,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
                 return set()
             graph = tf.compat.v1.get_default_graph()
             speaker.say(messages.NO_GRAPH)
-        outcome = session_path.edit(self._options(keras=keras), graph)
+        outcome = tf_session.edit(self._options(keras=keras), graph)
         if outcome.mode != "none":
             self._edited, self._graph = outcome, graph
         return set(outcome.added)
@@ -192,7 +194,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
 
     def watch(self, function: Any) -> Any:
         """Return a `tf.function` that is planned when it is called: ``step = lms.watch(step)``, or as a decorator."""
-        return watched(function, self._path)
+        return plan_on_first_call(function, self._path)
 
     # -- Keras
 
@@ -208,63 +210,64 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         """Take the model: its next training step will be planned. `load_model(path, callbacks=[lms])` calls it too."""
         super().set_model(model)
         if tf.executing_eagerly() and self.is_training and getattr(model, "optimizer", None) is not None:
-            self._take("train_function", keras_path.TRAINING)
+            self._take("train_function", keras_model.TRAINING)
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
-        """Have the training step planned when it is made ready to run."""
+        """Plan the training step when TensorFlow compiles it."""
         if tf.executing_eagerly() and self.is_training:
-            self.batch_size = self.batch_size or keras_path.batch_size_of_fit()
-            self._take("train_function", keras_path.TRAINING)
+            self.batch_size = self.batch_size or keras_model.batch_size_of_fit()
+            self._take("train_function", keras_model.TRAINING)
 
     def on_predict_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
-        """With ``is_training = False``, have the function planned that predicts."""
+        """With ``is_training = False``, plan the function that predicts."""
         if tf.executing_eagerly() and not self.is_training:
-            self.batch_size = self.batch_size or keras_path.batch_size_of_fit()
-            self._take("predict_function", keras_path.PREDICTING)
+            self.batch_size = self.batch_size or keras_model.batch_size_of_fit()
+            self._take("predict_function", keras_model.PREDICTING)
 
     def _take(self, name: str, pattern: str) -> None:
-        """Put a function of the model's in the place of its own that is planned when it is called.
+        """Replace a function of the model by one that is planned when it is called.
 
-        One that is there already is made anew: it may have run, and is not changed any more then.
+        An existing function is built again: if it has run, it cannot be changed any more.
         """
-        why = keras_path.trouble(self.model)
+        why = keras_model.trouble(self.model)
         if why:
             self._path.note(why)
             return
         there = getattr(self.model, name, None)
-        if isinstance(there, Planned) and there.path is self._path:
+        if isinstance(there, WatchedFunction) and there.path is self._path:
             return
         model = self.model
 
         def remake() -> Any:
-            function = keras_path.made(model, name)
+            function = keras_model.made(model, name)
             setattr(model, name, planned)
             return function
 
-        planned = Planned(keras_path.made(model, name), self._path, pattern, remake)
+        planned = WatchedFunction(keras_model.made(model, name), self._path, pattern, remake)
         setattr(model, name, planned)
 
     def _run_in_graph_mode(self) -> None:
-        # Not that of Keras' session: to get it sends all operations to the runtime, which cannot be edited there.
+        # Not the graph of Keras' session: getting that sends all operations to the runtime, where they cannot be
+        # edited.
         graph = tf.compat.v1.get_default_graph()
         if self.is_training and not is_edited(graph):
-            why = keras_path.graph_trouble(self.model)
+            why = keras_model.graph_trouble(self.model)
             if why and not self._path.notes:  # Keras calls twice
                 self._path.note(why)
             if why:
                 return
-            keras_path.make_train_function(self.model)
+            keras_model.make_train_function(self.model)
         self.run(graph, keras=True)
         self._edited_function = getattr(self.model, "train_function", None)
-        self._n_swapped_before = figures.n_swapped()
+        self._n_swapped_before = process_stats.n_swapped()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
         """In graph mode, report after the first batch if nothing was swapped though it was planned."""
         before, self._n_swapped_before = self._n_swapped_before, None
-        made = self._edited.made if self._edited is not None else None
-        if before is None or made is None or not (made.is_necessary and made.plan.swap_outs):
+        result = self._edited.result if self._edited is not None else None
+        if before is None or result is None or not (result.is_necessary and result.plan.swap_outs):
             return
-        if figures.n_swapped() == before:
+        if process_stats.n_swapped() == before:
             self._path.note(self._replaced() or messages.GRAPH_KNOWN.format(model=getattr(self.model, "name", "")))
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
@@ -283,16 +286,16 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
 
     def report(self) -> Report:
         """Return what was done, and what it was seen to take. Independent."""
-        outcome = self._edited or self._path.outcome or Outcome()
+        outcome = self._edited or self._path.outcome or LmsOutcome()
         return report_of(self._options(), outcome, self._path.notes)
 
     def stats(self) -> dict[str, Any]:
         """Return what was moved and waited for so far in this process, and the memory of GPUs. Independent."""
-        return figures.stats()
+        return process_stats.stats()
 
     def session_config(self) -> Any:
         """Return the ``ConfigProto`` that the original recommends. Independent."""
-        return figures.session_config()
+        return process_stats.session_config()
 
     def write_graph(self, logdir: str | PathLike[str]) -> Path:
         """Write the edited graph for TensorBoard, and return the directory. Independent.
@@ -303,19 +306,19 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
             If nothing was edited.
         """
         outcome = self._edited or self._path.outcome
-        if outcome is None or outcome.made is None or outcome.scene is None:
+        if outcome is None or outcome.result is None or outcome.context is None:
             raise OptionError("write_graph: nothing was planned yet; run, fit or call the watched function first")
-        return figures.write_graph(self._graph if self._edited else None, outcome, logdir)
+        return process_stats.write_graph(self._graph if self._edited else None, outcome, logdir)
 
     # -- inside
 
-    def _options(self, *, keras: bool = False) -> Options:
+    def _options(self, *, keras: bool = False) -> LmsOptions:
         if self._comm is None:
             self._comm = as_communicator(self._comm_given)
             debug, level = self.settings.debug, self.settings.debug_level
             self._voice = Speaker(self._comm.rank, self._comm.size, debug=debug, debug_level=level)
         assert self._voice is not None
-        return Options(
+        return LmsOptions(
             self.settings,
             Filters.of(**{name: getattr(self, name) or None for name in FILTERS}),
             self.batch_size,
@@ -329,4 +332,4 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
 
     def _nbytes_learned(self) -> int:
         model = getattr(self, "model", None)
-        return keras_path.nbytes_of(model.trainable_variables) if model is not None else 0
+        return keras_model.nbytes_of(model.trainable_variables) if model is not None else 0

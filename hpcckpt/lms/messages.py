@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hpcckpt.units import nbytes_text, nbytes_text_up
+from hpcckpt.core.units import nbytes_text, nbytes_text_up
 
 _NO_MEMORY = 1 << 62
 log = logging.getLogger("hpcckpt.lms")
@@ -215,7 +215,7 @@ def _to(peak: int) -> str:
 
 def planned_lines(parameters: Mapping[str, Any], budget: int | None, needs: int | None) -> list[str]:
     """Return what the cost planner plans, in units for people."""
-    told = {name: nbytes_text(parameters[name]) for name in ("peak_before", "peak_after", "floor")}
+    sizes = {name: nbytes_text(parameters[name]) for name in ("peak_before", "peak_after", "floor")}
     before_ms, after_ms = parameters["time_before_ns"] / 1e6, parameters["time_after_ns"] / 1e6
     lines = [] if budget is None else [f"memory budget: {nbytes_text(budget)} for a step"]
     if needs is not None and needs != parameters["peak_after"]:
@@ -223,7 +223,7 @@ def planned_lines(parameters: Mapping[str, Any], budget: int | None, needs: int 
         lines.append(f"expected peak: {nbytes_text(needs)}, with {others} for what is no tensor")
     return [
         *lines,
-        f"tensors: {told['peak_after']}, without the plan {told['peak_before']}, at least {told['floor']}",
+        f"tensors: {sizes['peak_after']}, without the plan {sizes['peak_before']}, at least {sizes['floor']}",
         f"simulated time: {after_ms:.0f} ms, without the plan {before_ms:.0f} ms",
         f"tensors swapped: {parameters['n_swapped']}, computed again: {parameters['n_recomputed']}",
     ]

@@ -1,4 +1,4 @@
-"""What `LMS` is told, checked: the values of the original with its messages, and ours beside them. Pure."""
+"""The checked options of `LMS`: those of TFLMSv2 with its messages, and those of hpcckpt. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,42 @@ from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from typing import Any, Literal, get_args
 
+from hpcckpt.core.units import parse_nbytes
 from hpcckpt.errors import OptionError
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.tiers import Tier
-from hpcckpt.units import parse_nbytes
+from hpcckpt.lms.storage_tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The options of TFLMSv2; `LMS` explains each."""
+
+    swapout_threshold: int = -1
+    swapin_groupby: int = -1
+    swapin_ahead: int = -1
+    sync_mode: int = 0
+    serialization: tuple[int | str, ...] = ()
+    serialization_by_size: float = 0
+    window: int | None = None
+    """Not of TFLMSv2, whose asynchronous swap-outs are without bound: the bytes that may be on their way out while
+    compute continues."""
+
+    @property
+    def is_out_synchronous(self) -> bool:
+        """Whether compute waits for swap-outs."""
+        return self.sync_mode in (1, 3)
+
+    @property
+    def is_in_synchronous(self) -> bool:
+        """Whether swap-ins wait for compute; `swapin_ahead` and `swapin_groupby` then mean nothing."""
+        return self.sync_mode in (2, 3)
+
 
 Planner = Literal["cost", "distance"]
 SYNC_MODES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(Parameters):
+class LmsSettings(Parameters):
     """All that the constructor of `LMS` takes; it says there what each is."""
 
     debug: bool = False
@@ -43,7 +68,7 @@ class Settings(Parameters):
         return tuple(each.name for each in own if getattr(self, each.name) != each.default)
 
 
-def checked(**given: Any) -> Settings:
+def checked(**given: Any) -> LmsSettings:
     """Return the settings.
 
     Raises
@@ -62,7 +87,7 @@ def checked(**given: Any) -> Settings:
     if given["sync_mode"] not in SYNC_MODES:
         raise OptionError(f"Invalid value for sync_mode {given['sync_mode']}. Valid values are: {set(SYNC_MODES)}")
     given["serialization"] = _levels(given["serialization"])
-    return _with_ours(given)
+    return _checked_options(given)
 
 
 def _check_int(name: str, value: object) -> None:
@@ -86,7 +111,7 @@ def _levels(value: object) -> tuple[int | str, ...]:
     return tuple(each if isinstance(each, int) else str(each).replace(" ", "") for each in value)
 
 
-def _with_ours(given: dict[str, Any]) -> Settings:
+def _checked_options(given: dict[str, Any]) -> LmsSettings:
     if given["planner"] not in (None, *get_args(Planner)):
         raise OptionError(f"planner: {given['planner']!r} – one of {', '.join(get_args(Planner))}")
     if given["tier"] not in get_args(Tier):
@@ -97,7 +122,7 @@ def _with_ours(given: dict[str, Any]) -> Settings:
     if not isinstance(directory, str | PathLike | None):
         raise OptionError(f"directory: {directory!r} – a path")
     given["directory"] = None if directory is None else str(fspath(directory))
-    settings = Settings(**given)
+    settings = LmsSettings(**given)
     if settings.planner == "cost" and settings.chosen:
         raise OptionError(
             f"planner: 'cost' knows no {', '.join(settings.chosen)}; give planner='distance', or leave them out and "
@@ -107,7 +132,7 @@ def _with_ours(given: dict[str, Any]) -> Settings:
 
 
 def _nbytes(name: str, value: object) -> int | None:
-    """Return a size in bytes; a text may have a unit, ``"600 MiB"``; see `hpcckpt.units.parse_nbytes`."""
+    """Return a size in bytes; a text may have a unit, ``"600 MiB"``; see `hpcckpt.core.units.parse_nbytes`."""
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from hpcckpt.native.arena import Arena
-from hpcckpt.native.buffers import BufferType, TensorBuffer, open_view
-from hpcckpt.native.calling_back import CallingBack
+from hpcckpt.native.buffers import BufferType, CallingBack, TensorBuffer, open_view
 from hpcckpt.native.durable import Path, fdatasync, fsync, fsync_dir
 
 if TYPE_CHECKING:

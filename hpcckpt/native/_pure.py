@@ -269,7 +269,7 @@ def _pread_all(fd: int, data: memoryview, offset: int) -> int:
 
 
 def _multiply(a: int, b: int) -> int:
-    """Multiply two polynomials modulo that of CRC32C; bit i stands for x^(31-i)."""
+    """Multiply two polynomials modulo that of CRC32C; bit i is the coefficient of x^(31-i)."""
     product = 0
     for position in range(31, -1, -1):
         if a >> position & 1:

@@ -26,7 +26,7 @@ DTYPES = {
     "float8_e4m3fn": 16, "float8_e5m2": 17, "float8_e4m3": 18, "float8_e3m4": 19, "float8_e8m0fnu": 20,
     "float8_e4m3b11": 21, "float8_e4m3b11fnuz": 22, "float8_e4m3fnuz": 23, "float8_e5m2fnuz": 24,
 }  # fmt: skip
-"""Numbers of dtype tokens; 0 stands for any other."""
+"""Numbers of dtype tokens; 0 is any other."""
 
 _ARCHS = {
     "x86_64": 1, "amd64": 1, "aarch64": 2, "arm64": 2, "ppc64": 3, "ppc64le": 3, "riscv64": 4, "s390x": 5,

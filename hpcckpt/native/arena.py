@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Arena:
-    """Zeroed memory that starts on a page and whose pages are all there before they are needed. Independent.
+    """Zeroed, page-aligned memory with all pages allocated in advance. Independent.
 
     It does not grow: make a new one.  The memory goes back to the system when the arena and all its views are gone.
 
@@ -74,3 +74,29 @@ def _map(nbytes: int) -> mmap.mmap:
         except OSError:
             pass  # a kernel without them: small pages are slower to get, and then as good
     return memory
+
+
+class ArenaPool:
+    """Arenas that are used again, one for each save that may be under way.
+
+    Parameters
+    ----------
+    threads : int
+        Native threads that touch a new arena.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._free: list[Arena] = []
+
+    def take(self, nbytes: int) -> Arena:
+        """Return an unused arena of at least `nbytes`. Independent."""
+        while self._free:
+            arena = self._free.pop()
+            if arena.nbytes >= nbytes:
+                return arena
+        return Arena(nbytes, self._threads)
+
+    def give_back(self, arena: Arena) -> None:
+        """Let the next save have it. Independent."""
+        self._free.append(arena)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from hpcckpt import dtypes
+from hpcckpt.core import dtypes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -111,3 +113,42 @@ def _export_dlpack(tensor: Any) -> object:
         return tensor.__dlpack__(max_version=(1, 1))
     except TypeError:  # an exporter from before DLPack 1.0
         return tensor.__dlpack__()
+
+
+# -- calls of Python functions from native code ---------------------------------------------------
+
+
+class CallingBack:
+    """Calls a function, keeps the first error it raises, and raises that when the work is done.
+
+    As a context manager around the work; what is called never raises.
+
+    Parameters
+    ----------
+    function
+        Called with an integer.
+    """
+
+    def __init__(self, function: Callable[[int], object]) -> None:
+        self._function = function
+        self._error: BaseException | None = None
+
+    def __call__(self, number: int) -> None:
+        """Call the function; keep its error."""
+        try:
+            self._function(number)
+        except BaseException as error:  # noqa: BLE001 - even KeyboardInterrupt must not stop a thread of the work
+            if self._error is None:
+                self._error = error
+
+    def __enter__(self) -> CallingBack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._error is None:
+            return
+        if error is None:
+            raise self._error
+        error.__context__ = self._error  # the work failed too, and that is the error for its caller

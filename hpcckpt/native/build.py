@@ -1,10 +1,10 @@
 """Build the TensorFlow ops for the TensorFlow that is installed now: ``python -m hpcckpt.native.build``.
 
-There are two libraries: the ops themselves, and those of LMS. Each takes 10 to 40 seconds. Nobody has to call this:
+There are two libraries: the ops themselves, and those of LMS. Each takes 10 to 40 seconds. Users need not call this:
 installing hpcckpt beside TensorFlow does, and so does the first use.
 
 1. One process builds; the others wait for it (`hpcckpt.native.build_lock`).
-2. It compiles in a directory of its own, and another process loads the result.
+2. It compiles in a separate directory, and another process loads the result.
 3. The library is on storage before it has its name, so that no process finds a part of one.
 """
 
@@ -22,11 +22,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcckpt import files
+from hpcckpt.core import files
+from hpcckpt.core.std_streams import write_message
 from hpcckpt.errors import ConfigError
 from hpcckpt.native import fsync, fsync_dir, tf_ops, tfinfo
 from hpcckpt.native.build_lock import BuildLock
-from hpcckpt.streams import write_message
 
 COMPILERS = ("c++", "g++", "clang++")
 _INSTALLERS = {

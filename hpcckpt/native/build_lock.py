@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hpcckpt import files
-from hpcckpt.streams import write_message
+from hpcckpt.core import files
+from hpcckpt.core.std_streams import write_message
 
 _PAUSES_S = (0.05, 2.0)
 _MAX_FAILURE = 16000

@@ -1,8 +1,8 @@
 """What makes written bytes survive a power cut; the same for both implementations.
 
 CPython gives up the GIL in these calls and repeats them after a signal, so native code would add nothing.
-After an error of fsync the kernel may have dropped the dirty pages and report success the next time: whoever gets
-one must give the file up, not try again.
+After an error of fsync the kernel may have dropped the dirty pages and report success the next time: the caller must
+give up the file and not retry.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcckpt import files
+from hpcckpt.core import files
 from hpcckpt.errors import PluginError
 from hpcckpt.native import abi
 
@@ -77,7 +77,7 @@ def peek_text(address: int, max_bytes: int) -> bytes | None:
 
 
 def is_code(address: int) -> bool:
-    """Say whether a function can be at an address."""
+    """Return True if a function can be at an address."""
     try:
         maps = Path("/proc/self/maps").read_bytes()
     except OSError:

@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hpcckpt.core.tensors import itemsize
 from hpcckpt.errors import BackendError, ClosedError, CorruptError, HpcckptError, NoSpaceError
 from hpcckpt.native import abi
 from hpcckpt.native.handshake import BackendRecord
-from hpcckpt.tensors import itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +168,7 @@ class Instance:
         self._run("Load", self._load, context, tensors)
 
     def close(self) -> None:
-        """End the instance, once nobody calls it any more; a second time does nothing."""
+        """End the instance after calls in progress have returned; a second call does nothing."""
         self._gate.close()
         self._finish()
 
@@ -211,8 +211,8 @@ def _destroy(destroy: Callable[[int], None], address: int, pid: int) -> None:
 class _Gate:
     """Lets one thread at a time into an instance, or any number, and none once it is closed.
 
-    Whoever is inside holds a lock: the only one, or one of its own.  Locks alone, held by ``with``: a signal's
-    exception (Ctrl-C) that falls into a `threading.Condition`, or other code in Python, may leave it locked for good.
+    A thread inside holds a lock: the only one, or its own.  Only locks are used, held by ``with``: an exception from a
+    signal handler (Ctrl-C) within a `threading.Condition`, or other code in Python, may leave it locked for ever.
     """
 
     def __init__(self, *, is_wide: bool) -> None:
@@ -221,7 +221,7 @@ class _Gate:
         self._is_closed = False
 
     def lock(self) -> threading.Lock:
-        """Return what is to be held inside."""
+        """Return the lock to hold inside."""
         if self._only is not None:
             return self._only
         own = threading.Lock()
@@ -229,17 +229,17 @@ class _Gate:
         return own
 
     def check(self, name: str) -> None:
-        """Refuse whoever holds its lock and comes too late."""
+        """Raise if the gate was closed before the caller got its lock."""
         if self._is_closed:
             raise ClosedError(f"this instance of plugin backend {name!r} is closed")
 
     def forget(self, lock: threading.Lock) -> None:
-        """Take in that nobody will hold a lock any more."""
+        """Remove a lock that is not held any more."""
         if self._only is None:
             self._locks.discard(lock)
 
     def close(self) -> None:
-        """Let nobody in any more, and wait for those inside."""
+        """Admit no more threads, and wait for those inside."""
         self._is_closed = True
         for lock in tuple(self._locks):
             with lock:

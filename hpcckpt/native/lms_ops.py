@@ -17,7 +17,7 @@ Planner = Callable[[str, bool, str], str | None]
 
 
 class LmsModule(Protocol):
-    """What the library is beside its ops; see ``lms_src/module.cc``."""
+    """The library's functions in addition to its ops; see ``lms_src/module.cc``."""
 
     def configure(
         self,
@@ -46,7 +46,7 @@ class LmsModule(Protocol):
         """Return the figures as JSON."""
 
     def reset_stats(self) -> None:
-        """Begin to count anew."""
+        """Reset the counters."""
 
     def hinder(self, write_delay_ms: int, read_delay_ms: int, take: int, write: int, read: int, /) -> None:
         """Act as a bad disk does: slow, or failing with these values of errno. For tests."""
@@ -58,7 +58,7 @@ class LmsModule(Protocol):
         """Return whether TensorFlow's allocator keeps what is freed."""
 
     def start_op_times(self) -> bool:
-        """Begin to record; false if somebody else is recording."""
+        """Begin to record; return False if a recording is in progress."""
 
     def stop_op_times(self) -> list[tuple[str, int, int, int]]:
         """Return name, count, nanoseconds in all, and first start of each op."""

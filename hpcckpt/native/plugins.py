@@ -1,11 +1,11 @@
 """Storage plugins: shared libraries that follow ``include/hpcckpt/plugin.h``. Independent.
 
 A plugin is loaded from a path that the program gives, or found by its name in the directories of
-``HPCCKPT_PLUGIN_PATH`` and then among the samples that come with this package.  What stands in a checkpoint is at most
-a name, never a path.
+``HPCCKPT_PLUGIN_PATH`` and then among the samples that come with this package.  A checkpoint contains at most a name,
+never a path.
 
-``python -m hpcckpt.native.plugins FD FILE...`` loads files and says what is in them, one line of JSON for each, to a
-file descriptor: what they print themselves is not mistaken for that.
+``python -m hpcckpt.native.plugins FD FILE...`` loads files and writes their contents, one line of JSON for each, to a
+file descriptor, so that output of the files themselves is not mistaken for it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import IO
 
 import hpcckpt.native
+from hpcckpt.core.files import write_whole
+from hpcckpt.core.private_dirs import why_not_safe
 from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError, PluginError
-from hpcckpt.files import write_whole
 from hpcckpt.native import abi, handshake, loader_errors
 from hpcckpt.native.instances import Instance, LoadedBackend, PluginContext, PluginTensor
-from hpcckpt.private import why_not_safe
 
 __all__ = [
     "PATH_VARIABLE",
@@ -259,49 +259,49 @@ def inspect(files: Sequence[str | os.PathLike[str]], limit_s: float = LOAD_LIMIT
     found: list[PluginFile] = []
     while len(found) < len(names):
         left = names[len(found) :]
-        told, problem = _look_into(left, limit_s)
-        found += told
-        if len(told) < len(left):  # this one ended the process, or did not let it go on
-            found.append(PluginFile(left[len(told)], problem=problem))
+        reported, problem = _look_into(left, limit_s)
+        found += reported
+        if len(reported) < len(left):  # this one ended or blocked the process
+            found.append(PluginFile(left[len(reported)], problem=problem))
     return found
 
 
 def _look_into(names: Sequence[str], limit_s: float) -> tuple[list[PluginFile], str]:
-    """Return what a new process tells of files, and why it tells no more; what they print goes nowhere."""
-    answers, to_tell = os.pipe()
-    command = [sys.executable, "-m", "hpcckpt.native.plugins", str(to_tell), *names]
-    with tempfile.TemporaryFile() as said, os.fdopen(answers, "rb", 0) as answers_file:
+    """Return what a new process reports about files, and why it stopped; the output of the files is discarded."""
+    answers, write_end = os.pipe()
+    command = [sys.executable, "-m", "hpcckpt.native.plugins", str(write_end), *names]
+    with tempfile.TemporaryFile() as errors, os.fdopen(answers, "rb", 0) as answers_file:
         try:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
-                pass_fds=(to_tell,),
+                stderr=errors,
+                pass_fds=(write_end,),
                 start_new_session=True,
             )
         finally:
-            os.close(to_tell)
-        told, is_silent = _read_answers(answers_file.fileno(), len(names), limit_s)
+            os.close(write_end)
+        reported, is_silent = _read_answers(answers_file.fileno(), len(names), limit_s)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # it has nothing more to say, nor have children of its own
+            os.killpg(process.pid, signal.SIGKILL)  # its reports are complete; children are killed too
         process.wait()
         if is_silent:
-            return told, f"does not return within {limit_s:g} s when it is loaded"
-        return told, f"crashes when it is loaded: {_last_line(said) or f'exit status {process.returncode}'}"
+            return reported, f"does not return within {limit_s:g} s when it is loaded"
+        return reported, f"crashes when it is loaded: {_last_line(errors) or f'exit status {process.returncode}'}"
 
 
 def _read_answers(fd: int, n_files: int, limit_s: float) -> tuple[list[PluginFile], bool]:
-    """Return what the process tells, up to its end or a silence that is too long; say whether it was silent."""
+    """Return the reports of the process up to its end or a time-out, and True after a time-out."""
     text = b""
     while text.count(b"\n") < n_files:
         if not select.select([fd], [], [], limit_s)[0]:
-            return _told(text), True
+            return _parse_reports(text), True
         part = os.read(fd, 1 << 16)
         if not part:
             break
         text += part
-    return _told(text), False
+    return _parse_reports(text), False
 
 
 def _last_line(file: IO[bytes]) -> str:
@@ -309,17 +309,17 @@ def _last_line(file: IO[bytes]) -> str:
     return file.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
 
 
-def _told(text: bytes) -> list[PluginFile]:
+def _parse_reports(text: bytes) -> list[PluginFile]:
     found: list[PluginFile] = []
     for line in text.split(b"\n")[:-1]:  # whole lines only
-        told = json.loads(line)
-        backends = tuple((name, tuple(features)) for name, features in told["backends"])
-        found.append(PluginFile(told["file"], backends, told["problem"]))
+        reported = json.loads(line)
+        backends = tuple((name, tuple(features)) for name, features in reported["backends"])
+        found.append(PluginFile(reported["file"], backends, reported["problem"]))
     return found
 
 
-def _tell(file: str) -> str:
-    """Load a file as if it were the only one; return what is in it as a line of JSON."""
+def _report(file: str) -> str:
+    """Load a file as if it were the only one; return its contents as a line of JSON."""
     _by_file.clear()
     _by_name.clear()
     backends: list[tuple[str, list[str]]] = []
@@ -331,12 +331,12 @@ def _tell(file: str) -> str:
     return json.dumps({"file": file, "backends": backends, "problem": problem}) + "\n"
 
 
-def _tell_all(fd: int, files: Sequence[str]) -> None:
-    """Tell of files, one after the other, on a descriptor that they know nothing of."""
+def _report_all(fd: int, files: Sequence[str]) -> None:
+    """Report files one after the other on a descriptor that they do not inherit."""
     os.set_inheritable(fd, False)
     for file in files:
-        write_whole(fd, _tell(file).encode())
+        write_whole(fd, _report(file).encode())
 
 
 if __name__ == "__main__":
-    _tell_all(int(sys.argv[1]), sys.argv[2:])
+    _report_all(int(sys.argv[1]), sys.argv[2:])

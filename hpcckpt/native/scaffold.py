@@ -71,7 +71,7 @@ def write_project(name: str, lang: str, directory: Path) -> list[Path]:
     Raises
     ------
     OptionError
-        If the name cannot be, or something stands in the way.
+        If the name is invalid, or a file is in the way.
     """
     if not NAME.fullmatch(name) or name in (_BUILT_IN if lang == "python" else _RESERVED):
         raise OptionError(f"{name!r} cannot be a plugin's name: take a C identifier such as my_store")

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, cast
 
-from hpcckpt import private
+from hpcckpt.core import private_dirs
 from hpcckpt.errors import BackendError, ConfigError
 
 PACKAGE = Path(__file__).parent
@@ -51,7 +51,7 @@ class Library(NamedTuple):
         return [*sorted(self.sources.iterdir()), *(PACKAGE / header for header in self.headers)]
 
     def check(self, path: Path) -> list[str]:
-        """Return the command that loads a file in a process of its own."""
+        """Return the command that loads a file in a separate process."""
         return [sys.executable, "-m", f"hpcckpt.native.{self.module.removeprefix('_')}", str(path)]
 
 
@@ -60,7 +60,7 @@ LMS = Library("_lms_ops", "the TensorFlow ops of LMS", "lms_src", ("src/gil.h", 
 
 
 class OpsModule(Protocol):
-    """What the library is beside its ops; see ``tf_src/module.cc``."""
+    """The library's functions in addition to its ops; see ``tf_src/module.cc``."""
 
     def arrays(self, address: int, dtypes: list[Any], /) -> tuple[list[Any], int, int]:
         """Return what ``hpcckpt_hold`` held, how much of it is left to others, and how much has no value."""
@@ -84,7 +84,7 @@ class Ops(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a library is made for; all of it stands in its name."""
+    """What a library is built for; its file name contains all of it."""
 
     tensorflow: str
     cxx11_abi: str
@@ -128,7 +128,7 @@ def directories() -> list[Path]:
     chosen = os.environ.get("HPCCKPT_TF_OPS_DIR")
     if chosen:
         return [Path(chosen)]
-    cache = private.user_cache()
+    cache = private_dirs.user_cache()
     own = [] if cache is None else [cache / "hpcckpt" / "tf_ops"]
     return [INSTALLED, PACKAGE, *own]
 
@@ -140,9 +140,9 @@ def find(wanted: Target) -> Path | None:
 
 
 def why_not_trusted(path: Path) -> str:
-    """Return why a library, whose name can be predicted, may be from another user; "" if it is not."""
+    """Return why a library, which has a predictable name, may be from another user; "" if it is not."""
     is_installed = path.parent in (PACKAGE, INSTALLED)
-    return "" if is_installed else private.why_not_safe(path, owners=[Path(__file__).stat().st_uid])
+    return "" if is_installed else private_dirs.why_not_safe(path, owners=[Path(__file__).stat().st_uid])
 
 
 @functools.cache

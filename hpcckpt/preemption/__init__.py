@@ -13,7 +13,7 @@ directory.  The same guard advises when to save (``every_n_minutes``).
 
 from __future__ import annotations
 
-from hpcckpt.preemption.advice import EXIT_CODE, Advice, Preempted
+from hpcckpt.preemption.decision import EXIT_CODE, Advice, Preempted
 from hpcckpt.preemption.guard import Guard, catch_signals, watch
 from hpcckpt.preemption.halt import Halt, parse_halt, read_halt, write_halt
 

@@ -2,26 +2,26 @@
 
 Ranks pass boundaries at their own pace: nearly together if each batch ends with a collective call, or far apart.  A
 rank that has passed a boundary cannot go back to it, and one that waits at it holds up the batch of all others, if that
-is collective.  So nobody may just stop.
+is collective.  So no rank may simply stop.
 
-1  (any)   A rank that wants something calls, and passes on: the *line* is at its next boundary.  In a small group it
-           tells everybody, else root alone, which calls again.
-2  (each)  Who hears of it in time stands at its first boundary at the line or behind it, for a while: if nothing
-           follows, root is perhaps in a batch that needs this rank, and so it goes on to a line further on, twice as
-           far each time.
-3  (root)  When root stands, it draws the line, with a number.
-4  (each)  Who stands at a drawn line reports to root where it stands and what it wants, and does not move any more
-           without a word of root.
-5  (root)  When all stand, at the same step: that is the step.  At different ones: a call to the farthest of them.
-           Not all are there after a while: those that are may be what the others wait for, within a batch; so a call to
-           a line further on, as in 2, and the line that was drawn is gone.
-6  (root)  The step is told to all, and all are there.
+1  (any)   A rank with a request proposes its next boundary, and continues.  In a small group it sends the proposal to
+           all ranks, else to root only, which proposes to all.
+2  (each)  A rank that has received a proposal waits at its first boundary at or after the proposed one, for a limited
+           time: if nothing follows, root may be in a batch that needs this rank, so it continues and waits at a later
+           boundary, twice as many steps ahead each time.
+3  (root)  When root waits, it opens a numbered round at that boundary.
+4  (each)  A rank that waits in a round reports its boundary and its request to root, and does not continue without a
+           decision of root.
+5  (root)  When all ranks wait at the same step, that is the step.  At different steps root proposes the latest.
+           If some have not reported in time, they may need the waiting ranks in a batch: root cancels the round and
+           proposes a later boundary, as in 2.
+6  (root)  Root sends the decision to all ranks, which all wait at the agreed step.
 
-Nobody stands for long but where root stands, answers, and lets them go if it must: so nothing can hang.
+A rank waits without a limit only while root waits too, and root always ends the round: so nothing can hang.
 
-Between boundaries nothing is said, and while nobody wants anything a boundary costs one look for messages.  What root
-decides rests on reports of ranks that stand still: neither a late message nor a slow rank can make two ranks see
-different steps, they only cost time.  A rank without further batches counts as standing wherever the others do
+Between boundaries no messages are sent, and a boundary without requests costs one check for messages.  Root's decision
+depends only on reports of ranks that wait: neither a late message nor a slow rank can make two ranks see
+different steps, they only cost time.  A rank without further batches counts as waiting wherever the others do
 (`Agreement.finished`).  Once a rank has left (`Agreement.close`) nothing can be agreed any more.
 """
 
@@ -39,90 +39,89 @@ What = Literal["none", "save", "stop", "end"]
 _RANKING = ("none", "save", "stop")
 POLL_S = 0.0005
 FAN_OUT = 256
-"""In groups of more ranks a call goes to root alone, and the line is a batch further on."""
+"""In groups of more ranks a proposal goes to root only, and root proposes a boundary one batch later."""
 MAX_UNEVEN = 16
-"""After so many lines at which ranks stood at different steps, they have no boundary in common."""
+"""After this many rounds in which ranks waited at different steps, they have no boundary in common."""
 
 _log = logging.getLogger("hpcckpt")
 
 
-class Position(NamedTuple):
-    """A boundary: the step that ended there, and how many boundaries there were since (in validation)."""
+class Boundary(NamedTuple):
+    """A batch boundary: the step that ended there, and the number of boundaries since then (in validation)."""
 
     step: int
     part: int = 0
 
-    def next(self) -> Position:
-        """Return the least position that another boundary can have."""
-        return Position(self.step, self.part + 1)
+    def next(self) -> Boundary:
+        """Return the earliest boundary that can follow."""
+        return Boundary(self.step, self.part + 1)
 
 
-class Wish(NamedTuple):
-    """What a rank wants all to do, and why."""
+class BoundaryRequest(NamedTuple):
+    """What a rank requests of all ranks, and why."""
 
     what: What
     reason: str
 
 
 class Agreed(NamedTuple):
-    """What all do now, at which step, and why."""
+    """What all ranks do now, at which step, and why."""
 
     what: What
     step: int
     reason: str
 
 
-class _Call(NamedTuple):
-    line: Position
+class _Proposal(NamedTuple):
+    boundary: Boundary
 
 
-class _Line(NamedTuple):
+class _Round(NamedTuple):
     number: int
-    line: Position
+    boundary: Boundary
 
 
 class _Report(NamedTuple):
     number: int
-    at: Position
-    wish: Wish | None
+    at: Boundary
+    request: BoundaryRequest | None
 
 
 class _Done(NamedTuple):
-    at: Position
+    at: Boundary
     is_ready: bool
 
 
-class _Post:
-    """Messages between root and the others, and calls to all, each counted: none may be left over at the end."""
+class _Mailbox:
+    """Messages between root and other ranks, and to all; counted, so that none is left unreceived at the end."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self._n_to_root = self._n_to_all = self._n_received = 0
 
-    def to_root(self, letter: Any) -> None:
+    def to_root(self, message: Any) -> None:
         """Send to root. Independent."""
         self._n_to_root += 1
-        self.comm.send(0, letter)
+        self.comm.send(0, message)
 
-    def to_all(self, letter: Any) -> None:
+    def to_all(self, message: Any) -> None:
         """Send to all others. Independent."""
         self._n_to_all += 1
         for rank in range(self.comm.size):
             if rank != self.comm.rank:
-                self.comm.send(rank, letter)
+                self.comm.send(rank, message)
 
     def next(self) -> tuple[int, Any] | None:
-        """Return the next letter and who sent it; ``None`` if there is none. Independent."""
-        message = (
-            self.comm.receive() or self.comm.receive()
-        )  # a look that finds nothing fetches what the next one finds
+        """Return the rank that sent the next message, and the message; None if there is none. Independent."""
+        # A call that returns nothing lets the transport make progress: the second call may find a message.
+        message = self.comm.receive() or self.comm.receive()
         if message is None:
             return None
         self._n_received += 1
         return message.source, message.value
 
     def close(self) -> None:
-        """Take in what is still on its way, and give up the communicator. Collective."""
+        """Receive what is still in transit, and free the communicator. Collective."""
         sent = self.comm.allgather((self._n_to_root, self._n_to_all))
         expected = sum(n for rank, (_, n) in enumerate(sent) if rank != self.comm.rank)
         expected += sum(n for n, _ in sent) if self.comm.is_root else 0
@@ -133,186 +132,186 @@ class _Post:
 
 
 class Agreement:
-    """The agreements of one group of ranks, one after the other.
+    """Lets a group of ranks agree on a boundary and an action, repeatedly.
 
     Parameters
     ----------
     comm : Communicator
-        A duplicate of its own.
+        A duplicate that nothing else uses.
     patience_s : float
-        How long root waits for all to stand, beside the time of a batch, before it lets them go on.
+        Seconds that root waits for all ranks, in addition to the time of a batch, before they continue.
     peer_timeout_s : float
-        How long a rank that stands puts up with root's silence, before it ends the job.
+        Seconds that a waiting rank waits for root before it aborts the job.
     """
 
     def __init__(self, comm: Communicator, patience_s: float = 1.0, peer_timeout_s: float = 1800.0) -> None:
         self.comm = comm
-        self._post = _Post(comm)
+        self._mailbox = _Mailbox(comm)
         self._patience_s = patience_s
         self._timeout_s = peer_timeout_s
-        self._at = self._before = Position(-1)
+        self._at = self._before = Boundary(-1)
         self._left_at: float | None = None
         self._batch_s = 0.0
-        self._number = 0
-        self._line: Position | None = None
-        self._has_called = False
-        self._hint: Position | None = None
-        self._wish: Wish | None = None
-        self._last = Position(-1)
-        self._word: Agreed | None = None
+        self._round = 0
+        self._round_at: Boundary | None = None
+        self._has_proposed = False
+        self._proposed: Boundary | None = None
+        self._request: BoundaryRequest | None = None
+        self._last = Boundary(-1)
+        self._decision: Agreed | None = None
         self._reports: dict[int, _Report] = {}
         self._done: dict[int, _Done] = {}
-        self._is_known = False
-        self._reach = 1
+        self._is_known_to_all = False
+        self._n_ahead = 1
         self._n_uneven = 0
         self.is_over = False
         self._has_ended = False
 
     # -- what ranks call -----------------------------------------------------------------------------
 
-    def boundary(self, step: int, wish: Wish | None, meanwhile: Callable[[], None]) -> Agreed | None:
-        """Pass a boundary, or agree at it on what to do now. Independent, unless a line is drawn here.
+    def boundary(self, step: int, request: BoundaryRequest | None, meanwhile: Callable[[], None]) -> Agreed | None:
+        """Pass a boundary, or agree there on what to do. Independent, unless a round is open here.
 
         Parameters
         ----------
         step : int
-            The step that has just ended; the same again at boundaries in which no step ended.
-        wish : Wish, optional
-            What this rank wants.
+            The step that has just ended; the same as before at boundaries at which no step ended.
+        request : BoundaryRequest, optional
+            The request of this rank.
         meanwhile : callable
-            Called again and again while it stands.
+            Called repeatedly while this rank waits.
         """
         began = time.monotonic()
         self._batch_s = 0.0 if self._left_at is None else began - self._left_at
-        self._before, self._at = self._at, self._at.next() if step == self._at.step else Position(step)
+        self._before, self._at = self._at, self._at.next() if step == self._at.step else Boundary(step)
         try:
             if self.comm.size == 1:
-                return None if wish is None else Agreed(wish.what, step, wish.reason)
-            return self._pass(wish, meanwhile)
+                return None if request is None else Agreed(request.what, step, request.reason)
+            return self._pass(request, meanwhile)
         finally:
             self._left_at = time.monotonic()
 
     def go_back(self) -> None:
-        """Take calls for steps that were passed before: the ranks have gone back to an older one. Independent."""
-        self._last = Position(-1)
+        """Accept proposals of steps that were passed before: the ranks resume from an older step. Independent."""
+        self._last = Boundary(-1)
 
     def finished(self, meanwhile: Callable[[], None], *, is_ready: bool = True) -> Agreed:
-        """Wait until the others agree on something, or have no further batches either. Collective.
+        """Wait until the other ranks agree on something, or have no further batches either. Collective.
 
         Parameters
         ----------
         meanwhile : callable
-            Called again and again.
+            Called repeatedly.
         is_ready : bool
-            Whether this rank still does what is agreed; else nothing can be agreed any more.
+            Whether this rank can still do what is agreed; if not, nothing can be agreed any more.
         """
         if self.comm.size == 1 or self._has_ended:
             return Agreed("end", self._at.step, "")
         done = _Done(self._at, is_ready)
         if not self.comm.is_root:
-            self._post.to_root(done)
+            self._mailbox.to_root(done)
         self._done[self.comm.rank] = done
-        began, number, waited = time.monotonic(), self._number, Waited(self.comm.patience)
+        began, number, waited = time.monotonic(), self._round, Waited(self.comm.patience)
         while True:
             self._log_wait(waited)
-            self._take_in()
+            self._receive()
             if self.comm.is_root:
-                if number != self._number:
-                    began, number = time.monotonic(), self._number
+                if number != self._round:
+                    began, number = time.monotonic(), self._round
                 self._root_has_finished(time.monotonic() - began)
-            word = self._take_word()
-            if word is not None and word.what != "none":
-                self._has_ended = word.what == "end"
-                return word
+            decision = self._take_decision()
+            if decision is not None and decision.what != "none":
+                self._has_ended = decision.what == "end"
+                return decision
             meanwhile()
             time.sleep(POLL_S)
 
     def close(self, meanwhile: Callable[[], None]) -> None:
-        """Leave, when all do, and give up the communicator. Collective."""
+        """Wait until all ranks leave, and free the communicator. Collective."""
         while self.finished(meanwhile, is_ready=False).what != "end":
             pass
-        self._post.close()
+        self._mailbox.close()
 
     def release(self) -> None:
-        """Give up the communicator, where all have agreed on the end. Collective."""
-        self._post.close()
+        """Free the communicator, after all ranks have agreed on the end. Collective."""
+        self._mailbox.close()
 
     # -- at a boundary -------------------------------------------------------------------------------
 
-    def _pass(self, wish: Wish | None, meanwhile: Callable[[], None]) -> Agreed | None:
-        self._take_in()
-        self._take_word()  # nothing is agreed without this rank: it can only be that nothing will be
+    def _pass(self, request: BoundaryRequest | None, meanwhile: Callable[[], None]) -> Agreed | None:
+        self._receive()
+        self._take_decision()  # no decision is made without this rank, except that there will be none
         if self.is_over:
             return None
-        self._wish = _stronger(self._wish, wish)
-        if self._wish is not None and not self._has_called and self._line is None and self._hint is None:
-            self._has_called = True
-            self._call(self._at.next())
-        if self.comm.is_root and self._hint is not None and self._at >= self._hint:
-            if self._is_known and self._before < self._hint:
-                self._draw(self._hint)
-            else:  # it is late, or others have not heard of it
-                self._call(self._at.next())
-        return self._stand(meanwhile) if self._must_stand() else None
+        self._request = _stronger(self._request, request)
+        if self._request is not None and not self._has_proposed and self._round_at is None and self._proposed is None:
+            self._has_proposed = True
+            self._propose(self._at.next())
+        if self.comm.is_root and self._proposed is not None and self._at >= self._proposed:
+            if self._is_known_to_all and self._before < self._proposed:
+                self._open_round(self._proposed)
+            else:  # root is late, or other ranks have not received the proposal
+                self._propose(self._at.next())
+        return self._wait(meanwhile) if self._must_wait() else None
 
-    def _call(self, line: Position) -> None:
-        """Call out that all should stand at a line (1). Independent."""
-        self._line = None  # root takes back the one that it drew
+    def _propose(self, boundary: Boundary) -> None:
+        """Propose that all ranks wait at a boundary (1). Independent."""
+        self._round_at = None  # root cancels its open round
         if self.comm.is_root or self.comm.size <= FAN_OUT:
-            self._post.to_all(_Call(line))
-            self._hint, self._is_known = line, True
+            self._mailbox.to_all(_Proposal(boundary))
+            self._proposed, self._is_known_to_all = boundary, True
         else:
-            self._post.to_root(_Call(line))
+            self._mailbox.to_root(_Proposal(boundary))
 
-    def _must_stand(self) -> bool:
-        line = self._hint if self._line is None else self._line
-        return line is not None and self._at >= line
+    def _must_wait(self) -> bool:
+        boundary = self._proposed if self._round_at is None else self._round_at
+        return boundary is not None and self._at >= boundary
 
-    def _stand(self, meanwhile: Callable[[], None]) -> Agreed | None:
-        """Stand still until root's word comes, or a line further on (2, 4). Collective."""
+    def _wait(self, meanwhile: Callable[[], None]) -> Agreed | None:
+        """Wait for root's decision, or until a later boundary is proposed (2, 4). Collective."""
         began, before, reported = time.monotonic(), None, -1
         total = Waited(self.comm.patience)
-        while self._must_stand():
+        while self._must_wait():
             self._log_wait(total)
-            if before != (self._number, self._line, self._hint):
-                began, before = time.monotonic(), (self._number, self._line, self._hint)
+            if before != (self._round, self._round_at, self._proposed):
+                began, before = time.monotonic(), (self._round, self._round_at, self._proposed)
             waited = time.monotonic() - began
-            if self._line is None:
+            if self._round_at is None:
                 if waited > self._patience():
-                    self._hint = self._further(self._at.step)
+                    self._proposed = self._later_boundary(self._at.step)
                     return None
-            elif reported != self._number:
-                reported = self._number
+            elif reported != self._round:
+                reported = self._round
                 self._report()
             if self.comm.is_root:
-                self._conclude(waited)
+                self._count_reports(waited)
             elif waited > self._timeout_s:
                 self._give_up()
-            word = self._take_word()
-            if word is not None:
-                return None if word.what in {"none", "end"} else word
+            decision = self._take_decision()
+            if decision is not None:
+                return None if decision.what in {"none", "end"} else decision
             meanwhile()
             time.sleep(POLL_S)
-            self._take_in()
+            self._receive()
         return None
 
-    def _further(self, step: int) -> Position:
-        """Return a line further on, twice as far as the last time. Independent."""
-        line, self._reach = Position(step + self._reach), 2 * self._reach
-        return line
+    def _later_boundary(self, step: int) -> Boundary:
+        """Return a later boundary, twice as many steps ahead as the last time. Independent."""
+        boundary, self._n_ahead = Boundary(step + self._n_ahead), 2 * self._n_ahead
+        return boundary
 
     def _report(self) -> None:
-        report = _Report(self._number, self._at, self._wish)
+        report = _Report(self._round, self._at, self._request)
         if self.comm.is_root:
             self._reports[0] = report
         else:
-            self._post.to_root(report)
+            self._mailbox.to_root(report)
 
     def _patience(self) -> float:
-        return min((self._patience_s + self._batch_s) * self._reach, 10.0 * self._patience_s)
+        return min((self._patience_s + self._batch_s) * self._n_ahead, 10.0 * self._patience_s)
 
     def _log_wait(self, waited: Waited) -> None:
-        """Log now and then that this rank waits. Independent."""
+        """Log at intervals that this rank waits. Independent."""
         if waited.is_log_due():
             missing = sorted({*range(self.comm.size)} - {*self._done, *self._reports}) if self.comm.is_root else [0]
             _log.warning(
@@ -321,101 +320,101 @@ class Agreement:
             )  # fmt: skip
 
     def _give_up(self) -> None:
-        """End the job: root is silent, and may have decided. Independent."""
+        """Abort the job: root does not answer, and may have decided. Independent."""
         _log.critical(
-            "hpcckpt: [rank %d] stands behind step %d to agree on a save: no word from rank 0 for %.0f s; "
-            "the job is ended, the steps on storage are whole",
+            "hpcckpt: [rank %d] waits after step %d to agree on a save, without an answer from rank 0 for %.0f s; "
+            "the job is aborted, the steps on storage are complete",
             self.comm.rank, self._at.step, self._timeout_s,
         )  # fmt: skip
         self.comm.abort(1)
 
     # -- what root decides -----------------------------------------------------------------------------
 
-    def _draw(self, line: Position) -> None:
-        """Draw a line, at which or behind which root stands (3). Root only."""
-        self._number += 1
+    def _open_round(self, boundary: Boundary) -> None:
+        """Open a round at a boundary that root has reached (3). Root only."""
+        self._round += 1
         self._reports.clear()
-        self._line, self._hint = line, None
-        self._post.to_all(_Line(self._number, line))
+        self._round_at, self._proposed = boundary, None
+        self._mailbox.to_all(_Round(self._round, boundary))
 
-    def _conclude(self, waited_s: float) -> None:
-        """See who stands, and decide (5). Root only."""
+    def _count_reports(self, waited_s: float) -> None:
+        """Decide by the reports, or open another round (5). Root only."""
         if any(not done.is_ready for done in self._done.values()):
             self.is_over = True
-            self._tell(Agreed("none", self._at.step, "a rank has left"))
+            self._announce(Agreed("none", self._at.step, "a rank has left"))
             return
-        standing = [report for rank, report in self._reports.items() if rank not in self._done]
-        farthest = max(report.at.step for report in standing) if standing else self._at.step
-        if len(standing) + len(self._done) < self.comm.size:
+        waiting = [report for rank, report in self._reports.items() if rank not in self._done]
+        latest = max(report.at.step for report in waiting) if waiting else self._at.step
+        if len(waiting) + len(self._done) < self.comm.size:
             if waited_s > self._patience():
-                self._call(self._further(max(farthest, self._at.step)))
-        elif any(report.at.step != farthest for report in standing) and self._n_uneven < MAX_UNEVEN:
+                self._propose(self._later_boundary(max(latest, self._at.step)))
+        elif any(report.at.step != latest for report in waiting) and self._n_uneven < MAX_UNEVEN:
             self._n_uneven += 1
-            if self._at.step < farthest and 0 not in self._done:
-                self._call(Position(farthest))
+            if self._at.step < latest and 0 not in self._done:
+                self._propose(Boundary(latest))
             else:
-                self._draw(Position(farthest))
+                self._open_round(Boundary(latest))
         else:
-            self._agree(farthest)
+            self._agree(latest)
 
     def _agree(self, step: int) -> None:
-        wishes = [report.wish for _, report in sorted(self._reports.items())]
-        wish: Wish | None = None
-        for other in wishes:
-            wish = _stronger(wish, other)
-        self._tell(Agreed("none", step, "") if wish is None else Agreed(wish.what, step, wish.reason))
+        requests = [report.request for _, report in sorted(self._reports.items())]
+        request: BoundaryRequest | None = None
+        for other in requests:
+            request = _stronger(request, other)
+        self._announce(Agreed("none", step, "") if request is None else Agreed(request.what, step, request.reason))
 
     def _root_has_finished(self, waited_s: float) -> None:
         if len(self._done) == self.comm.size:
-            self._tell(Agreed("end", self._at.step, ""))
-        elif self._line is not None:
-            self._conclude(waited_s)
-        elif self._hint is not None and not self.is_over:
-            self._draw(self._hint)
+            self._announce(Agreed("end", self._at.step, ""))
+        elif self._round_at is not None:
+            self._count_reports(waited_s)
+        elif self._proposed is not None and not self.is_over:
+            self._open_round(self._proposed)
 
-    def _tell(self, word: Agreed) -> None:
-        """Tell all what is agreed (6). Root only."""
-        self._post.to_all(word)
-        self._word = word
+    def _announce(self, decision: Agreed) -> None:
+        """Send the decision to all ranks (6). Root only."""
+        self._mailbox.to_all(decision)
+        self._decision = decision
 
-    # -- letters ---------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------
 
-    def _take_in(self) -> None:
-        """Take in what has come, up to a word of root. Independent."""
-        while self._word is None and (found := self._post.next()) is not None:
-            source, letter = found
-            match letter:
-                case _Call(line) if source == 0:
-                    self._line, self._hint = None, line
-                case _Call(line) if self._line is None and line > self._last:
-                    self._hint = line if self._hint is None else max(line, self._hint)
-                    self._is_known = self.comm.size <= FAN_OUT
-                case _Line(number, line):
-                    self._number, self._line, self._hint = number, line, None
-                case _Report(number) if number == self._number:
-                    self._reports[source] = letter
+    def _receive(self) -> None:
+        """Receive messages, up to a decision of root. Independent."""
+        while self._decision is None and (found := self._mailbox.next()) is not None:
+            source, message = found
+            match message:
+                case _Proposal(boundary) if source == 0:
+                    self._round_at, self._proposed = None, boundary
+                case _Proposal(boundary) if self._round_at is None and boundary > self._last:
+                    self._proposed = boundary if self._proposed is None else max(boundary, self._proposed)
+                    self._is_known_to_all = self.comm.size <= FAN_OUT
+                case _Round(number, boundary):
+                    self._round, self._round_at, self._proposed = number, boundary, None
+                case _Report(number) if number == self._round:
+                    self._reports[source] = message
                 case _Done():
-                    self._done[source] = letter
+                    self._done[source] = message
                 case Agreed():
-                    self._word = letter
-        if self._word is not None and self._word.reason == "a rank has left" and self._word.what == "none":
+                    self._decision = message
+        if self._decision is not None and self._decision.reason == "a rank has left" and self._decision.what == "none":
             self.is_over = True
 
-    def _take_word(self) -> Agreed | None:
-        """Return root's word once, and begin anew. Independent."""
-        word = self._word
-        if word is not None:
-            self._word = self._line = self._hint = self._wish = None
-            self._has_called = self._is_known = False
-            self._last = max(self._last, self._at, Position(word.step))
+    def _take_decision(self) -> Agreed | None:
+        """Return root's decision once, and reset for the next agreement. Independent."""
+        decision = self._decision
+        if decision is not None:
+            self._decision = self._round_at = self._proposed = self._request = None
+            self._has_proposed = self._is_known_to_all = False
+            self._last = max(self._last, self._at, Boundary(decision.step))
             self._reports.clear()
-            self._reach, self._n_uneven = 1, 0
-            self.is_over = self.is_over or word.what == "stop"
-        return word
+            self._n_ahead, self._n_uneven = 1, 0
+            self.is_over = self.is_over or decision.what == "stop"
+        return decision
 
 
-def _stronger(one: Wish | None, other: Wish | None) -> Wish | None:
-    """Return the wish that counts for more; the first of two that count alike."""
+def _stronger(one: BoundaryRequest | None, other: BoundaryRequest | None) -> BoundaryRequest | None:
+    """Return the request of the higher rank in `_RANKING`; the first of two equal ones."""
     if one is None or other is None:
         return one or other
     return other if _RANKING.index(other.what) > _RANKING.index(one.what) else one

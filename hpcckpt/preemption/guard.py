@@ -1,4 +1,4 @@
-"""The guard of a training loop: it says at each batch boundary whether to save, and whether to stop."""
+"""The guard of a training loop: it advises at each batch boundary whether to save, and whether to stop."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, NoReturn
 
-from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer
+from hpcckpt.core.results import SavedStep
+from hpcckpt.core.std_streams import flush_or_discard
 from hpcckpt.errors import CodeError, CollectiveError
-from hpcckpt.preemption.advice import EXIT_CODE, NOTHING, Advice, Preempted
+from hpcckpt.format import layout
 from hpcckpt.preemption.agreement import Agreed, Agreement
-from hpcckpt.preemption.asking import Requests
-from hpcckpt.preemption.learning import Learned
+from hpcckpt.preemption.decision import EXIT_CODE, NOTHING, Advice, Preempted
+from hpcckpt.preemption.messages import Messages, describe_watch
 from hpcckpt.preemption.options import GuardOptions, read_options
-from hpcckpt.preemption.signals import DEFAULT, PROGRAM, signal_numbers, the_flag
-from hpcckpt.preemption.voice import Voice, what_is_watched
+from hpcckpt.preemption.signals import DEFAULT, PROGRAM, signal_flag, signal_numbers
+from hpcckpt.preemption.stop_requests import StopRequests
+from hpcckpt.preemption.timing import JobTiming
 from hpcckpt.preemption.walltime import seconds_left
-from hpcckpt.run import SavedStep
-from hpcckpt.streams import flush_or_discard
 
 
 def watch(
@@ -35,7 +35,7 @@ def watch(
     patience_s: float = 1.0,
     verbose: int = 1,
 ) -> Guard:
-    """Watch out for what ends this job, and for the time to save. Collective.
+    """Return a guard that notices when this job must stop, and when to save. Collective.
 
     Parameters
     ----------
@@ -46,26 +46,27 @@ def watch(
     walltime : optional
         How long the job may take, from its start: ``"1:30:00"``, ``"90m"``, seconds; ``False`` not to stop for its end.
     job_end : optional
-        When it ends: seconds since 1970, or ISO 8601. Without either, what the environment says.
+        When it ends: seconds since 1970, or ISO 8601. Without either, the time is read from the environment.
     reserve : optional
-        How long before the end to stop; by default learned from the saves and the steps.
+        How long before the end to stop; by default timing from the saves and the steps.
     halt_every_s : float
-        How often root looks for the file ``HALT``; 0 never.
+        Seconds between root's checks for the file ``HALT``; 0 for none.
     every_n_minutes : float or "auto", optional
-        Advise a save so often; ``"auto"`` from what saves cost and `mtbf` (Young, Daly).
+        Minutes between advised saves; ``"auto"`` from the cost of saves and `mtbf` (Young, Daly).
     mtbf : optional
         Mean time between failures of the whole job, for ``"auto"``.
     max_overhead : float
         The part of the time that ``"auto"`` may spend on saves.
     patience_s : float
-        How long ranks wait for one another, beside the time of a batch, before they go on to a later boundary.
+        Seconds that ranks wait for one another, in addition to the time of a batch, before they continue to a later
+        boundary.
     verbose : int
-        0 is silent; 1 writes a line on root about what is watched, and why the job stops.
+        0 writes nothing; 1 writes a line on root about what is watched, and why the job stops.
 
     Raises
     ------
     OptionError
-        Naming every option that is wrong, or ``HPCCKPT_JOB_END``.
+        Naming every invalid option, or ``HPCCKPT_JOB_END``.
     CodeError
         If signals are to be caught outside of the main thread.
     """
@@ -85,15 +86,15 @@ def watch(
             patience_s=patience_s,
         ),
     )
-    return Guard(ckpt, comm.bcast(options), is_talking=bool(verbose) and comm.is_root)
+    return Guard(ckpt, comm.bcast(options), is_logging=bool(verbose) and comm.is_root)
 
 
 class Guard:
-    """Says at each batch boundary whether to save and whether to stop, the same on all ranks; made by `watch`.
+    """Advises at each batch boundary whether to save and whether to stop, the same on all ranks; made by `watch`.
 
     At each boundary the program calls `check` once with the step that has just ended, and does what it advises.
-    Nothing is waited for at a boundary at which nothing is advised. Steps count on over epochs; where a program goes
-    back to an older one it says so with `go_back`.
+    A boundary without advice does not wait. Steps are counted over all epochs; a program that resumes from an older
+    step calls `go_back`.
 
     Parameters
     ----------
@@ -101,16 +102,16 @@ class Guard:
         What saves.
     options : object
         As agreed.
-    is_talking : bool
+    is_logging : bool
         Whether this rank writes lines.
     """
 
-    def __init__(self, ckpt: Checkpointer, options: GuardOptions, *, is_talking: bool) -> None:
+    def __init__(self, ckpt: Checkpointer, options: GuardOptions, *, is_logging: bool) -> None:
         left_s = seconds_left(options.job_end)
         self._ckpt = ckpt
-        self._voice = Voice(is_talking=is_talking)
-        self._learned = Learned(options, left_s)
-        self._requests = Requests(ckpt.comm.rank, ckpt.directory, options, self._learned, self._voice)
+        self._messages = Messages(is_logging=is_logging)
+        self._timing = JobTiming(options, left_s)
+        self._requests = StopRequests(ckpt.comm.rank, ckpt.directory, options, self._timing, self._messages)
         ckpt.comm.agree("preemption: catch signals", self._requests.catch)
         self._agreement = Agreement(ckpt.comm.duplicate(), options.patience_s, ckpt.options.peer_timeout_s)
         self._step = -1
@@ -121,18 +122,18 @@ class Guard:
         if self._is_halting:
             ckpt.journal.listening(halt=True)
         self._forget_saves = ckpt.on_saved(self._take_in)
-        self._forget_drains = ckpt.on_drained(self._learned.drained)
-        self._voice.say(what_is_watched(options, self._learned, left_s, self._requests.halt_path))
+        self._forget_drains = ckpt.on_drained(self._timing.drained)
+        self._messages.log(describe_watch(options, self._timing, left_s, self._requests.halt_path))
         for warning in options.warnings:
-            self._voice.warn(warning)
+            self._messages.warn(warning)
 
     # -- at each boundary ------------------------------------------------------------------------------
 
     def check(self, step: int) -> Advice:
-        """Say what to do behind a step. Collective where it advises something, else Independent.
+        """Return what to do after a step. Collective if it advises something, else Independent.
 
-        It may be called again with the same step where no step ends: between batches of a validation, so that a stop
-        need not wait for its end.
+        It may be called again with the same step where no step ends: between the batches of a validation, so that a
+        stop need not wait for its end.
 
         Parameters
         ----------
@@ -150,49 +151,49 @@ class Guard:
             return self._stop
         if step < self._step:
             raise CodeError(
-                f"step {step} comes behind step {self._step}: count steps over all epochs, or say go_back({step})"
+                f"step {step} comes after step {self._step}: count steps over all epochs, or call go_back({step})"
             )
         self._ckpt.poll()
-        self._learned.step_ended(is_saving=self._ckpt.is_saving)
+        self._timing.step_ended(is_saving=self._ckpt.is_saving)
         self._step = step
-        self._advice = self._advise(self._agreement.boundary(step, self._requests.wish(step), self._ckpt.poll))
-        self._learned.step_begins(is_saving=self._ckpt.is_saving)
+        self._advice = self._advise(self._agreement.boundary(step, self._requests.request(step), self._ckpt.poll))
+        self._timing.step_begins(is_saving=self._ckpt.is_saving)
         return self._advice
 
     def should_stop(self, step: int) -> bool:
-        """Say whether to save and stop behind a step; for loops without ``every_n_minutes``. See `check`."""
+        """Return True if the job is to save and stop, for loops without ``every_n_minutes``. See `check`."""
         return self._advice_at(step).stop
 
     def should_save(self, step: int) -> bool:
-        """Say whether to save behind a step, because it is time to or because the job stops. See `check`."""
+        """Return True if a save is due after a step, by time or because the job stops. See `check`."""
         return self._advice_at(step).save
 
     def go_back(self, step: int) -> None:
-        """Say that the program has gone back to an older step, as all ranks do. Independent."""
+        """Accept older steps: the program resumes from `step`, on all ranks. Independent."""
         self._step = layout.as_step(step)
         self._agreement.go_back()
 
     def finished(self) -> Advice:
-        """Wait, on a rank without further batches, for what the others agree on. Collective.
+        """Wait, on a rank without further batches, for what the other ranks agree on. Collective.
 
-        Only needed where ranks may differ in the number of their batches. What is advised is done here too, with
+        Only needed if ranks may differ in the number of their batches. Follow the advice here too, with
         ``advice.step`` as the step, until ``advice.is_end``.
         """
         self._check_open()
         return self._advise(self._agreement.finished(self._ckpt.poll))
 
     def ask_to_stop(self, reason: str) -> None:
-        """Have the job stop as a signal would; one rank is enough. Independent."""
+        """Request that the job stops, as a signal would; one rank is enough. Independent."""
         self._requests.ask(reason)
 
     def time_left(self) -> float | None:
-        """Return the seconds until the job ends; ``None`` if nobody knows. Independent."""
+        """Return the seconds until the job ends; None if that is unknown. Independent."""
         return self._requests.time_left()
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds from one advised save to the next; ``None`` without ``every_n_minutes``. Root's count."""
-        return self._learned.interval_s
+        """Seconds from one advised save to the next, as root computes it; None without ``every_n_minutes``."""
+        return self._timing.interval_s
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -203,16 +204,16 @@ class Guard:
         metrics: Mapping[str, float] | None = None,
         objects: Mapping[str, Any] | None = None,
     ) -> NoReturn:
-        """Save the step that was agreed on, unless it stands there already, and `exit`. Collective.
+        """Save the agreed step, unless it is committed already, and `exit`. Collective.
 
-        A save that failed before is only told of, so that this one is made.
+        An earlier save that failed is only logged, so that this one is made.
 
         Raises
         ------
         Preempted
             When the step is durable.
         CollectiveError
-            If it cannot be saved; alike on every rank.
+            If it cannot be saved; the same on every rank.
         CodeError
             If no stop was agreed on.
         """
@@ -220,23 +221,23 @@ class Guard:
         try:
             self._ckpt.wait()
         except CollectiveError as error:
-            self._voice.warn(f"{error}; step {stop.step} is saved all the same")
+            self._messages.warn(f"{error}; step {stop.step} is saved nevertheless")
         if self._ckpt.last_step != stop.step:
             self._ckpt.save(stop.step, state, metrics=metrics, objects=objects).result()
         self.exit()
 
     def exit(self) -> NoReturn:
-        """Close the checkpointer, so that all that was saved is durable, and end the program with code 75. Collective.
+        """Close the checkpointer, so that all saves are durable, and end the program with code 75. Collective.
 
-        It raises `Preempted`, a ``SystemExit``: MPI is finalized by all ranks together when Python ends, before any of
-        them exits, so that no launcher takes the first for a failure of which the others must be killed.
+        It raises `Preempted`, a ``SystemExit``: when Python ends, all ranks finalize MPI together before any of them
+        exits, so no launcher takes the first exit for a failure and kills the other ranks.
 
         Raises
         ------
         Preempted
             Always, unless a save failed.
         CollectiveError
-            If a save failed whose failure was not raised yet; alike on every rank.
+            If a save failed whose failure was not raised yet; the same on every rank.
         CodeError
             If no stop was agreed on.
         """
@@ -245,22 +246,22 @@ class Guard:
             self._ckpt.journal.stopped(stop.step, self._requests.why_stopped(stop))
         self._ckpt.close()
         if self._agreement.comm.is_root:
-            self._requests.take_halt_away(stop.step)
+            self._requests.move_halt_aside(stop.step)
         self._forget_saves()
         self._forget_drains()
         self._is_open = False
         self._agreement.release()
         self._requests.ignore()
-        self._voice.say(f"stopped step={stop.step} exit={EXIT_CODE}")
+        self._messages.log(f"stopped step={stop.step} exit={EXIT_CODE}")
         flush_or_discard()  # or Python would exit with 120, and the job would not be requeued
         raise Preempted(stop.step, stop.reason)
 
     def close(self) -> None:
-        """Stop watching, when the training has ended on all ranks; signals are given back. Collective."""
+        """Stop watching, when the training has ended on all ranks; restore the signal handlers. Collective."""
         if self._is_open:
             self._is_open = False
             self._agreement.close(self._ckpt.poll)
-            self._give_back()
+            self._release_signals()
 
     def __enter__(self) -> Guard:
         return self
@@ -268,11 +269,11 @@ class Guard:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
-        elif self._is_open:  # the others may not come
+        elif self._is_open:  # other ranks may not call it
             self._is_open = False
-            self._give_back()
+            self._release_signals()
 
-    # -- what stands behind it -------------------------------------------------------------------------
+    # -- advice ------------------------------------------------------------------------------------------
 
     def _advice_at(self, step: int) -> Advice:
         return self._advice if step == self._step else self.check(step)
@@ -283,39 +284,39 @@ class Guard:
         advice = Advice(agreed.what in {"save", "stop"}, agreed.what == "stop", agreed.step, agreed.reason)
         if agreed.what == "end":
             return advice._replace(is_end=True)
-        self._learned.save_begins()
+        self._timing.save_begins()
         if advice.stop:
             self._stop = advice
-            self._voice.say(f"stopping step={advice.step} reason={advice.reason!r}")
+            self._messages.log(f"stopping step={advice.step} reason={advice.reason!r}")
         return advice
 
     def _take_in(self, saved: SavedStep) -> None:
-        """Learn from a save that is committed. Independent."""
-        self._learned.committed(saved)
-        self._ckpt.journal.cost(saved.step, self._learned.last_cost_s)
+        """Record what a committed save cost. Independent."""
+        self._timing.committed(saved)
+        self._ckpt.journal.cost(saved.step, self._timing.last_cost_s)
 
     def _agreed_stop(self) -> Advice:
         self._check_open()
         if self._stop is None:
-            raise CodeError("no stop was agreed on: call check() or should_stop() first, and this if it says so")
+            raise CodeError("no stop was agreed on: call this only after check() or should_stop() has advised a stop")
         return self._stop
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise CodeError("this guard is closed; watch() makes a new one")
 
-    def _give_back(self) -> None:
+    def _release_signals(self) -> None:
         if self._is_halting:
             self._ckpt.journal.listening(halt=False)
         self._forget_saves()
         self._forget_drains()
-        self._requests.give_back()
+        self._requests.release()
 
 
 def catch_signals(signals: Iterable[str | int] = DEFAULT) -> None:
     """Catch signals from now on, before there is anything to save; `watch` takes them over. Independent.
 
-    Called first in a program, it keeps a signal that comes while the model is built or restored from ending the job
-    with nothing said; the job stops at its first boundary then.
+    Call it first in a program: a signal that arrives while the model is built or restored then does not kill the job,
+    which stops at its first boundary instead.
     """
-    the_flag().catch(signal_numbers(signals), PROGRAM)
+    signal_flag().catch(signal_numbers(signals), PROGRAM)

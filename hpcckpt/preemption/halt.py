@@ -1,8 +1,8 @@
 """The file ``HALT`` in a run directory: how people ask a running job to save and to stop.
 
-It holds nothing (stop now), ``after-step N``, or ``at TIME``; lines that begin with ``#`` are remarks.  Root looks for
-it now and then, and takes it away when the job has stopped, so that the next job goes on: it renames it, by which
-``hpcckpt supervise`` sees that people want the run to stand still.
+It is empty (stop now) or contains ``after-step N`` or ``at TIME``; lines that begin with ``#`` are comments.  Root
+checks for it at intervals, and renames it when the job has stopped, so that the next job is not stopped.
+``hpcckpt supervise`` sees by the renamed file that the stop was requested.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcckpt import files, layout
-from hpcckpt.discovery import read_bounded
+from hpcckpt.core import files
+from hpcckpt.core.durations import moment_s, moment_text
+from hpcckpt.core.files import read_bounded
 from hpcckpt.errors import HpcckptError, OptionError, StepNotFoundError, from_os_error
-from hpcckpt.preemption.clock import moment_s, moment_text
+from hpcckpt.format import layout
 
 MAX_NBYTES = 4096
 AGAIN_S = 1.0
 
 
 class Halt(NamedTuple):
-    """When a job is to stop: at once, behind a step, or at a moment (seconds since 1970)."""
+    """When a job is to stop: at once, after a step, or at a time (seconds since 1970)."""
 
     after_step: int | None = None
     at: float | None = None
@@ -35,12 +36,12 @@ class Halt(NamedTuple):
 
 
 def parse_halt(text: str) -> Halt:
-    """Read what a file ``HALT`` says. Independent.
+    """Return the request in the text of a file ``HALT``. Independent.
 
     Raises
     ------
     OptionError
-        If it says something else than is understood.
+        If it is invalid.
     """
     lines = [line.strip() for line in text.splitlines()]
     words = " ".join(line for line in lines if line and not line.startswith("#")).split()
@@ -52,7 +53,7 @@ def parse_halt(text: str) -> Halt:
         case ["at", *moment] if moment:
             return Halt(at=moment_s(" ".join(moment)))
     shown = " ".join(words)[:60]
-    raise OptionError(f"{shown!r} is not understood: an empty file, 'after-step N', or 'at TIME'")
+    raise OptionError(f"{shown!r} is not understood: expected an empty file, 'after-step N', or 'at TIME'")
 
 
 def _is_step(number: str) -> bool:
@@ -60,12 +61,12 @@ def _is_step(number: str) -> bool:
 
 
 def write_halt(directory: str | os.PathLike[str], halt: Halt, remark: str = "") -> Path:
-    """Ask the job that works in a run directory to stop; return the file that says so. Independent.
+    """Request that the job of a run directory stops; return the file that requests it. Independent.
 
     Raises
     ------
     StepNotFoundError
-        If there is no such directory: one that is made for a name mistyped would stop nobody, and say that it does.
+        If there is no such directory: a directory made for a mistyped name would stop no job.
     StorageError, ReadOnlyError, NoSpaceError
         If the file cannot be written.
     """
@@ -74,34 +75,34 @@ def write_halt(directory: str | os.PathLike[str], halt: Halt, remark: str = "") 
     remarks = "".join(f"# {line}\n" for line in remark.splitlines())
     try:
         draft.write_text(f"{remarks}{halt}\n", encoding="utf-8")
-        files.rename(draft, path)  # a job sees all of it, or nothing
+        files.rename(draft, path)  # a job reads the whole file, or none
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StepNotFoundError(nobody_is_there(Path(directory))) from error
+        raise StepNotFoundError(explain_no_directory(Path(directory))) from error
     except OSError as error:
         files.unlink(draft)
         raise from_os_error(error, "ask the job to stop") from error
     return path
 
 
-def nobody_is_there(directory: Path) -> str:
-    """Return why nobody can be asked to stop in what is no directory, and what to do instead. Independent."""
+def explain_no_directory(directory: Path) -> str:
+    """Return why no job can be stopped where there is no directory, and what to do instead. Independent."""
     if directory.exists():
         return f"{directory} is not a directory: give the directory of a run"
     return (
-        f"{directory} does not exist: no job has begun there. See whether that is its name; take a job that waits out "
-        "of the queue (scancel, qdel), or make the directory first: then the job stops soon after it has begun"
+        f"{directory} does not exist: no job has begun there. Check the name; remove a job that waits from the queue "
+        "(scancel, qdel), or make the directory first: then the job stops soon after it has begun"
     )
 
 
 def read_halt(directory: str | os.PathLike[str]) -> Halt | None:
-    """Return what the file ``HALT`` of a run directory says; ``None`` if there is none. Independent.
+    """Return the request in the file ``HALT`` of a run directory; None if there is none. Independent.
 
     Raises
     ------
     OptionError
-        If it is not understood.
+        If it is invalid.
     CorruptError
-        If it is no ordinary file, or a large one.
+        If it is not a regular file, or too large.
     """
     try:
         raw = read_bounded(os.path.join(directory, layout.HALT), MAX_NBYTES)
@@ -110,8 +111,8 @@ def read_halt(directory: str | os.PathLike[str]) -> Halt | None:
     return parse_halt(raw.decode("utf-8", errors="replace"))
 
 
-def take_back_halt(directory: str | os.PathLike[str]) -> bool:
-    """Remove the file ``HALT`` of a run directory, whatever it says; say whether there was one. Independent.
+def remove_halt(directory: str | os.PathLike[str]) -> bool:
+    """Remove the file ``HALT`` of a run directory; return True if there was one. Independent.
 
     Raises
     ------
@@ -127,60 +128,60 @@ def take_back_halt(directory: str | os.PathLike[str]) -> bool:
 
 
 class HaltWatch:
-    """Looks for the file now and then. Root only.
+    """Checks for the file at intervals. Root only.
 
     Parameters
     ----------
     directory : path_like
         The run directory.
     every_s : float
-        How often; one file is opened, which is not there as a rule.
+        Seconds between two checks. Each opens one file, which usually does not exist.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every_s: float) -> None:
         self.path = Path(directory) / layout.HALT
-        self.complaint = ""
+        self.error = ""
         self._every_s = every_s
         self._next = float("-inf")
         self._found: Halt | None = None
-        self._is_young = False
+        self._is_maybe_unfinished = False
 
     def reason(self, step: int) -> str:
-        """Return why the job is to stop behind `step`; "" if it is not. Root only."""
+        """Return why the job is to stop after `step`; "" if it is not. Root only."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
-            self._look(now)
+            self._check(now)
         return f"{layout.HALT} {self._found}".strip() if _is_due(self._found, step) else ""
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         try:
             found = read_halt(self.path.parent)
-            self.complaint = ""
+            self.error = ""
         except (HpcckptError, OSError) as error:
-            found, self.complaint = None, f"{self.path}: {error}"
+            found, self.error = None, f"{self.path}: {error}"
         is_empty = found == Halt()
-        if is_empty and not self._is_young and self._found is None:
-            self._is_young, self._next = True, now + min(AGAIN_S, self._every_s)  # it may not be filled yet
+        if is_empty and not self._is_maybe_unfinished and self._found is None:
+            self._is_maybe_unfinished, self._next = True, now + min(AGAIN_S, self._every_s)
             return
-        self._is_young, self._found = False, found
+        self._is_maybe_unfinished, self._found = False, found
 
     def reason_now(self, step: int) -> str:
-        """Return why a job that stops behind `step` is halted, by the file as it is now; "" if not. Root only."""
-        with contextlib.suppress(HpcckptError, OSError):  # what is not understood asks for nothing
+        """Return why a job that stops after `step` is halted, by the file as it is now; "" if not. Root only."""
+        with contextlib.suppress(HpcckptError, OSError):  # an invalid file requests nothing
             found = read_halt(self.path.parent)
             return f"{layout.HALT} {found}".strip() if _is_due(found, step) else ""
         return ""
 
-    def take_away(self, step: int) -> None:
-        """Put the file aside, if the job that stops behind `step` has done what it asks. Root only."""
+    def move_aside(self, step: int) -> None:
+        """Move the file aside, if the job that stops after `step` has done what it requests. Root only."""
         if self.reason_now(step):
             with contextlib.suppress(FileNotFoundError):
                 files.rename(self.path, self.path.with_name(layout.HALTED))
 
 
 def _is_due(halt: Halt | None, step: int) -> bool:
-    """Say whether a job is to stop behind a step now. Independent."""
+    """Return True if a job is to stop now, after a step. Independent."""
     if halt is None or (halt.after_step is not None and step < halt.after_step):
         return False
     return halt.at is None or time.time() >= halt.at

@@ -1,4 +1,4 @@
-"""What a guard is told once: read on every rank, checked, and taken from root."""
+"""The options of a guard: read and checked on every rank, and broadcast from root."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from hpcckpt.core.durations import duration_s
 from hpcckpt.errors import OptionError, Problem, list_problems
-from hpcckpt.preemption.clock import duration_s
 from hpcckpt.preemption.signals import signal_numbers
 from hpcckpt.preemption.walltime import JobEnd, find_job_end
 
 
 @dataclass(frozen=True, slots=True)
 class GuardOptions:
-    """What `hpcckpt.preemption.watch` was told, in seconds and numbers."""
+    """The arguments of `hpcckpt.preemption.watch`, as numbers; times in seconds."""
 
     signals: tuple[int, ...]
     job_end: JobEnd | None
@@ -41,12 +41,12 @@ def read_options(
     max_overhead: float,
     patience_s: float,
 ) -> GuardOptions:
-    """Return what `hpcckpt.preemption.watch` was told; only root looks for the end of the job. Independent.
+    """Return the options of `hpcckpt.preemption.watch`; only root finds the end of the job. Independent.
 
     Raises
     ------
     OptionError
-        Naming what is wrong.
+        Naming what is invalid.
     """
     found = find_job_end(walltime, job_end) if is_root and walltime is not False else None
     options = GuardOptions(

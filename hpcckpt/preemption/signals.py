@@ -1,13 +1,13 @@
-"""Signals that say the job is to stop: a handler that sets a flag, and does nothing else.
+"""Signals that request a stop of the job: a handler that sets a flag, and does nothing else.
 
-A handler runs between any two instructions of the program: in the midst of a save, of a message, of an allocation.  So
-it only remembers that a signal came; what is to be done is done at the next batch boundary.  System calls that the
-signal interrupts are restarted, for libraries that do not expect it (MPI, Horovod).
+A handler runs between any two instructions of the program: during a save, a message, an allocation.  So it only records
+that a signal came; the program acts at the next batch boundary.  System calls that the signal interrupts are restarted,
+for libraries that do not expect interruption (MPI, Horovod).
 
-Children of this process that share its memory's beginning (``fork``: the workers of data loaders) are no ranks.  A
-scheduler that signals all processes of a job signals them too, and a worker that ends breaks the training before it has
-saved.  So they ignore the signals.  But SIGTERM is also how their own parent ends them: they obey it unless the
-parent has had a signal itself, and from the moment on that it ends: also where they are blocked in a call.
+Forked children (the workers of data loaders) are not ranks.  A scheduler that signals all processes of a job signals
+them too, and a worker that ends breaks the training before it has saved.  So they ignore the signals.  But SIGTERM is
+also how their own parent ends them: they obey it unless the parent has received a signal itself, and always once the
+parent is exiting, also while they are blocked in a call.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from hpcckpt.errors import CodeError, OptionError
 
 DEFAULT = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 PARENT_S = 0.25
-"""How much later than a child its parent may get the signal that was sent to both."""
+"""Seconds by which the parent may receive a signal later than a child, if it was sent to both."""
 SUPERVISED = "HPCCKPT_STEP"
 """The variable that marks the processes of a step of ``hpcckpt supervise``."""
 PROGRAM = "program"
-"""Holds the signals until a guard does."""
+"""The holder of the signals until there is a guard."""
 _SIGNALLED, _ENDING = 0, 1
-_Handler = Callable[[int, FrameType | None], Any]
 
 
 class Caught(NamedTuple):
@@ -50,7 +49,7 @@ def signal_numbers(chosen: Iterable[str | int]) -> tuple[int, ...]:
     Raises
     ------
     OptionError
-        Naming what is no signal that can be caught.
+        Naming what is not a signal that can be caught.
     """
     if isinstance(chosen, str):
         chosen = [chosen]
@@ -74,36 +73,36 @@ def _number(one: str | int) -> int:
 
 
 class _Link:
-    """Our handler of one signal. Others may keep it in a chain for longer than we want it: then it passes on only.
+    """Our handler of one signal. Other handlers may call it after its release: then it only calls the former handler.
 
     Attributes
     ----------
     before : object
-        The handler that it took the place of.
-    hear : callable or None
-        Told of each signal; ``None`` when the signals are given back.
+        The handler that it replaced.
+    callback : callable or None
+        Called with each signal; None after release.
     """
 
-    def __init__(self, before: Any, hear: Callable[[int], None]) -> None:
+    def __init__(self, before: Any, callback: Callable[[int], None]) -> None:
         self.before = before
-        self.hear: Callable[[int], None] | None = hear
+        self.callback: Callable[[int], None] | None = callback
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Tell of a signal, and pass it on; what the system would do of itself is done only where nobody is told."""
-        is_heard = self.hear is not None
-        if self.hear is not None:
-            self.hear(number)
+        """Call the callback, then the former handler; without a callback, also the system's default action."""
+        has_callback = self.callback is not None
+        if self.callback is not None:
+            self.callback(number)
         if callable(self.before):
-            if not (is_heard and self.before is signal.default_int_handler):
+            if not (has_callback and self.before is signal.default_int_handler):
                 self.before(number, frame)
-        elif not is_heard and self.before != signal.SIG_IGN:
-            _leave_to_system(number)
+        elif not has_callback and self.before != signal.SIG_IGN:
+            _act_as_system(number)
 
 
-def _afterwards(number: int, before: Any) -> Any:
-    """Return the handler of a signal that nobody wants any more.
+def _handler_after_release(number: int, before: Any) -> Any:
+    """Return the handler to install when a signal is released.
 
-    A job that is done must not die of a warning that comes before its process has ended: it would count as failed.
+    A job that is done must not be killed by a warning signal before its process has ended: it would count as failed.
     """
     is_warning = number in {signal.SIGUSR1, signal.SIGUSR2} and SUPERVISED in os.environ
     if before is None or before == signal.SIG_DFL:
@@ -111,8 +110,8 @@ def _afterwards(number: int, before: Any) -> Any:
     return before
 
 
-def _leave_to_system(number: int) -> None:
-    """Do what happens where a signal has no handler: mostly, the process ends."""
+def _act_as_system(number: int) -> None:
+    """Take the default action of a signal: usually, the process ends."""
     installed = signal.getsignal(number)
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
@@ -120,7 +119,7 @@ def _leave_to_system(number: int) -> None:
 
 
 class SignalFlag:
-    """Remembers that one of some signals came; one for all who want to know in this process.
+    """Records the first signal that came; one object per process, shared by all holders.
 
     Attributes
     ----------
@@ -145,7 +144,7 @@ class SignalFlag:
             Outside of the main thread, where Python installs no handlers.
         """
         numbers = tuple(numbers)
-        if not numbers:  # who wants none does not take them over from the program
+        if not numbers:  # the signals then stay with the program
             return
         new = [number for number in numbers if number not in self._links]
         if new and threading.current_thread() is not threading.main_thread():
@@ -153,38 +152,38 @@ class SignalFlag:
         self._holders.discard(PROGRAM)
         self._holders.add(holder)
         for number in new:
-            self._links[number] = _Link(signal.getsignal(number), self._hear)
+            self._links[number] = _Link(signal.getsignal(number), self._remember)
             signal.signal(number, self._links[number])
             signal.siginterrupt(number, False)
 
     def release(self, holder: object) -> None:
-        """Give the signals back to whoever had them before, if nobody wants them any more. Independent.
+        """Restore the former handlers, if there is no other holder. Independent.
 
-        A handler that somebody has installed since then stays; if it passes on to ours, that goes to the one before.
+        A handler that was installed since then stays; if it calls ours, ours calls the former handler.
         """
         self._holders.discard(holder)
         if self._holders or threading.current_thread() is not threading.main_thread():
             return
         for number, link in self._links.items():
-            link.hear = None
-            is_installed = signal.getsignal(number) is link  # else another handler passes on to it
+            link.callback = None
+            is_installed = signal.getsignal(number) is link  # else another handler calls it
             if is_installed:
-                signal.signal(number, _afterwards(number, link.before))
+                signal.signal(number, _handler_after_release(number, link.before))
         self._links.clear()
 
     def ignore(self) -> None:
-        """Ignore the signals until the process has ended: it is on its way, and must not be hurried. Independent."""
+        """Ignore the signals until the process has ended. Independent."""
         self._shared[_ENDING] = 1
         if threading.current_thread() is threading.main_thread():
             for number in self._links:
                 signal.signal(number, signal.SIG_IGN)
 
     def forget(self) -> None:
-        """Forget what came, for a program that goes on all the same. Independent."""
+        """Forget the signal that came, for a program that continues nevertheless. Independent."""
         self.caught = None
         self._shared[:2] = bytes(2)
 
-    def _hear(self, number: int) -> None:
+    def _remember(self, number: int) -> None:
         if self.caught is None:
             self.caught = Caught(signal.Signals(number).name, time.monotonic())
         self._shared[_SIGNALLED] = 1
@@ -194,9 +193,9 @@ class SignalFlag:
     def _become_child(self) -> None:
         for number, link in self._links.items():
             is_obeyed = number in {signal.SIGTERM, signal.SIGINT}
-            is_installed = signal.getsignal(number) is link  # else another handler passes on to it
-            is_systems = not callable(link.before)  # no handler of the program's: the system ends the process
-            link.hear = None
+            is_installed = signal.getsignal(number) is link  # else another handler calls it
+            is_systems = not callable(link.before)  # the program has no handler: the system ends the process
+            link.callback = None
             link.before = functools.partial(self._handle_in_child, link.before) if is_obeyed else signal.SIG_IGN
             if not is_installed:
                 continue
@@ -215,7 +214,7 @@ class SignalFlag:
         signal.raise_signal(number)
 
     def _is_parent_stopping(self) -> bool:
-        """Say whether the signal was meant for the job, not for this child."""
+        """Return True if the signal was meant for the job, not for this child."""
         deadline = time.monotonic() + PARENT_S
         while not self._shared[_ENDING]:
             if self._shared[_SIGNALLED]:
@@ -229,7 +228,7 @@ class SignalFlag:
 _flag: SignalFlag | None = None
 
 
-def the_flag() -> SignalFlag:
+def signal_flag() -> SignalFlag:
     """Return the flag of this process. Independent."""
     global _flag
     if _flag is None:
@@ -238,12 +237,12 @@ def the_flag() -> SignalFlag:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[None]:
-    """Keep the signals that ask a job to stop until it can obey: libraries and models take long. Independent.
+def catching() -> Iterator[None]:
+    """Catch the signals that request a stop during a block, so that the job can obey them later. Independent.
 
-    Outside of the main thread, where Python installs no handlers, it does nothing.
+    It does nothing outside of the main thread, where Python installs no handlers.
     """
-    holder, flag = object(), the_flag()
+    holder, flag = object(), signal_flag()
     if threading.current_thread() is threading.main_thread():
         flag.catch(signal_numbers(DEFAULT), holder)
     try:

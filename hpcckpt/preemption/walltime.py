@@ -1,12 +1,13 @@
-"""When the scheduler ends this job, and who says so.
+"""When the scheduler ends this job, and the source of that time.
 
-An option comes first, then what the user or the batch script exports (``HPCCKPT_JOB_END``), then what schedulers
-export, then, once and on root alone, what they answer when asked (``scontrol``, ``qstat``).  Of what is exported by a
-scheduler nothing is believed that makes no sense: it is passed over with a warning.
+Sources in order: an option; what the user or the batch script exports (``HPCCKPT_JOB_END``); what schedulers export;
+their commands (``scontrol``, ``qstat``), which are run once, on root only.  Invalid values that a scheduler exports are
+ignored with a warning.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -16,8 +17,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from hpcckpt.core.durations import ctime_s, duration_s, duration_text, moment_s, moment_text
 from hpcckpt.errors import OptionError
-from hpcckpt.preemption.clock import ctime_s, duration_s, duration_text, moment_s, moment_text
 
 Environment = Mapping[str, str]
 ASKING_S = 5.0
@@ -25,7 +26,7 @@ _MAX_ANSWER = 1 << 20
 
 
 class JobEnd(NamedTuple):
-    """When the job ends, and who says so."""
+    """When the job ends, and the source of that time."""
 
     at: float
     source: str
@@ -34,8 +35,8 @@ class JobEnd(NamedTuple):
         return f"{moment_text(self.at)} ({self.source})"
 
 
-class Found(NamedTuple):
-    """What was found out about the end of the job; `end` is ``None`` if nobody knows."""
+class JobEndResult(NamedTuple):
+    """The end of the job, None if it is unknown, and warnings about invalid sources."""
 
     end: JobEnd | None
     warnings: tuple[str, ...] = ()
@@ -45,13 +46,13 @@ def find_job_end(
     walltime: float | str | timedelta | None = None,
     job_end: float | str | datetime | None = None,
     environ: Environment = os.environ,
-) -> Found:
-    """Find out when this job ends. Root only.
+) -> JobEndResult:
+    """Return when this job ends. Root only.
 
     Parameters
     ----------
     walltime : optional
-        How long the job may take, from its start on; see `job_start`.
+        How long the job may take, from its start; see `job_start`.
     job_end : optional
         When it ends.
     environ : mapping, optional
@@ -63,7 +64,7 @@ def find_job_end(
         If an option or ``HPCCKPT_JOB_END`` cannot be read, or both options are given.
     """
     if walltime is not None and job_end is not None:
-        raise OptionError("walltime and job_end both say when the job ends: give one of them")
+        raise OptionError("walltime and job_end both define when the job ends: give one of them")
     if job_end is not None:
         return _not_past(JobEnd(moment_s(job_end), "job_end"), [])
     if walltime is not None:
@@ -78,7 +79,7 @@ def find_job_end(
 
 
 def job_start(environ: Environment = os.environ) -> tuple[float, str]:
-    """Return when this job began, and who says so; at the latest when this process did. Independent."""
+    """Return when this job began, at the latest when this process did, and the source. Independent."""
     if environ.get("HPCCKPT_JOB_START"):
         return _own_variable("HPCCKPT_JOB_START", environ), "HPCCKPT_JOB_START"
     began = process_began()
@@ -97,7 +98,7 @@ def job_start(environ: Environment = os.environ) -> tuple[float, str]:
 
 
 def process_began() -> float:
-    """Return when this process began; now, where the system does not say. Independent."""
+    """Return when this process began; the present time if the system does not report it. Independent."""
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])
@@ -115,41 +116,36 @@ def _own_variable(name: str, environ: Environment) -> float:
         raise OptionError(f"{name}: {error}") from error
 
 
-def _not_past(end: JobEnd, warnings: list[str]) -> Found:
-    """Take an end for nothing that is past: it is left from another job, and would end every job at once."""
+def _not_past(end: JobEnd, warnings: list[str]) -> JobEndResult:
+    """Reject an end in the past: it is left from another job, and would end every job at once."""
     late_s = time.time() - end.at
     if late_s < 0:
-        return Found(end, tuple(warnings))
-    text = f"{end.source} says the job ended {duration_text(late_s)} ago ({moment_text(end.at)}); it is not believed"
-    return Found(None, (*warnings, text))
+        return JobEndResult(end, tuple(warnings))
+    text = f"by {end.source} the job ended {duration_text(late_s)} ago ({moment_text(end.at)}); ignored"
+    return JobEndResult(None, (*warnings, text))
 
 
-# -- what schedulers say ---------------------------------------------------------------------------
+# -- schedulers ------------------------------------------------------------------------------------
 
 
-def _from_scheduler(environ: Environment, before: tuple[str, ...] = ()) -> Found:
+def _from_scheduler(environ: Environment, before: tuple[str, ...] = ()) -> JobEndResult:
     warnings = list(before)
     for name, read in _SOURCES:
         try:
             end = read(environ)
         except (OptionError, ValueError) as error:
-            warnings.append(f"{name}: {error}; passed over")
+            warnings.append(f"{name}: {error}; ignored")
             continue
         if end is not None:
             found = _not_past(JobEnd(end, name), warnings)
             if found.end is not None:
                 return found
             warnings = list(found.warnings)
-    return Found(None, tuple(warnings))
+    return JobEndResult(None, tuple(warnings))
 
 
-def _slurm(environ: Environment) -> float | None:
-    text = environ.get("SLURM_JOB_END_TIME")
-    return moment_s(text) if text else None
-
-
-def _cobalt(environ: Environment) -> float | None:
-    text = environ.get("COBALT_ENDTIME")
+def _exported(name: str, environ: Environment) -> float | None:
+    text = environ.get(name)
     return moment_s(text) if text else None
 
 
@@ -167,7 +163,7 @@ def _scontrol(environ: Environment) -> float | None:
 
 
 def _qstat(environ: Environment) -> float | None:
-    """Ask PBS: its start time in the job's local time, and its walltime."""
+    """Return the end by ``qstat``: start, in local time, plus walltime."""
     job = environ.get("PBS_JOBID", "")
     answer = _ask("qstat", "-f", job) if job else ""
     limit = re.search(r"Resource_List\.walltime = (\S{1,30})", answer)
@@ -179,8 +175,8 @@ def _qstat(environ: Environment) -> float | None:
 
 
 _SOURCES: tuple[tuple[str, Callable[[Environment], float | None]], ...] = (
-    ("SLURM_JOB_END_TIME", _slurm),
-    ("COBALT_ENDTIME", _cobalt),
+    ("SLURM_JOB_END_TIME", functools.partial(_exported, "SLURM_JOB_END_TIME")),
+    ("COBALT_ENDTIME", functools.partial(_exported, "COBALT_ENDTIME")),
     ("PBS_WALLTIME", _pbs),
     ("scontrol", _scontrol),
     ("qstat", _qstat),
@@ -188,7 +184,7 @@ _SOURCES: tuple[tuple[str, Callable[[Environment], float | None]], ...] = (
 
 
 def _ask(*command: str) -> str:
-    """Return what a scheduler's command prints; "" if there is none, or it does not answer soon."""
+    """Return what a scheduler's command prints; "" if there is no such command, it fails, or takes too long."""
     program = shutil.which(command[0])
     if program is None or any(word.startswith("-") for word in command[-1:]):
         return ""
@@ -201,18 +197,18 @@ def _ask(*command: str) -> str:
     return done.stdout[:_MAX_ANSWER].decode("utf-8", errors="replace") if done.returncode == 0 else ""
 
 
-# -- how much of it a last save takes ----------------------------------------------------------------
+# -- the time that a last save takes -----------------------------------------------------------------
 
 
 class TimeNeeded:
-    """How long before its end a job must stop: learned from the saves and the steps it has made.
+    """How long before its end a job must stop, computed from the times of its saves and steps.
 
     Parameters
     ----------
     left_s : float
-        What is left of the job now.
+        Seconds until the job ends.
     fixed_s : float, optional
-        Always this instead.
+        A fixed time instead of a computed one.
     """
 
     FACTOR = 2.0
@@ -228,17 +224,17 @@ class TimeNeeded:
         self._step_s = 0.0
 
     def observe_save(self, seconds: float) -> None:
-        """Take in how long a save lasted, until it was committed. Independent."""
+        """Record how long a save took, until it was committed. Independent."""
         self._saves = [*self._saves[1 - self._N :], seconds]
 
     def observe_step(self, seconds: float) -> None:
-        """Take in the time between two batch boundaries; the first one, which compiles, is left out. Independent."""
+        """Record the time between two batch boundaries, except the first, which compiles. Independent."""
         self._n_steps += 1
         if self._n_steps > 1:
             self._step_s = max(self._step_s, seconds)
 
     def seconds(self) -> float:
-        """Return how long before its end the job must be asked to stop. Independent."""
+        """Return how long before its end the job must be requested to stop. Independent."""
         if self._fixed_s is not None:
             return self._fixed_s
         save_s = self.FACTOR * max(self._saves) + self.EXIT_S if self._saves else self._unmeasured_s
@@ -246,5 +242,5 @@ class TimeNeeded:
 
 
 def seconds_left(end: JobEnd | None) -> float | None:
-    """Return how long the job has still; ``None`` if nobody knows. Independent."""
+    """Return the seconds until the job ends; None if that is unknown. Independent."""
     return None if end is None else end.at - time.time()

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.tensorflow.checkpoint import Checkpoint
     from hpcckpt.tensorflow.manager import CheckpointManager
     from hpcckpt.tensorflow.state import last_status
-    from hpcckpt.tensorflow.streams import random_streams
+    from hpcckpt.tensorflow.tracked_streams import random_streams
 
 _HOME = {
     "Checkpoint": "checkpoint",
     "CheckpointManager": "manager",
     "last_status": "state",
-    "random_streams": "streams",
+    "random_streams": "tracked_streams",
 }
 
 __all__ = ["Checkpoint", "CheckpointManager", "last_status", "random_streams"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer
-from hpcckpt.discovery import step_numbers
+from hpcckpt.core.results import Restored
 from hpcckpt.errors import OptionError
-from hpcckpt.run import Restored
+from hpcckpt.format import layout
+from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.tensorflow.state import be_lenient, last_status
 
 _COMMS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -21,19 +21,19 @@ _COMMS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class Checkpoint(tf.train.Checkpoint):  # type: ignore[misc]  # TensorFlow has no types
-    """What ``tf.train.Checkpoint`` is, and ``restore(manager.latest_checkpoint)`` works with our manager's too.
+    """A ``tf.train.Checkpoint`` whose ``restore`` also reads hpcckpt's steps.
 
-    `restore` and `read` of a checkpoint of ours are Collective; what else it does is TensorFlow's.
+    `restore` and `read` of hpcckpt's checkpoints are Collective; everything else is TensorFlow's.
 
     Parameters
     ----------
     root : object, optional
-        As TensorFlow's has it.
+        As in ``tf.train.Checkpoint``.
     comm : mpi4py communicator, optional
         The ranks that restore together; ``None`` means those of the `CheckpointManager` that it is passed to, if that
         has some, else MPI.COMM_WORLD when launched under MPI.
     **kwargs
-        What is tracked, by name.
+        Tracked objects, by name.
     """
 
     def __init__(self, root: Any = None, *, comm: Any = None, **kwargs: Any) -> None:
@@ -41,7 +41,7 @@ class Checkpoint(tf.train.Checkpoint):  # type: ignore[misc]  # TensorFlow has n
         assign_comm(self, comm)
 
     def read(self, save_path: Any, options: Any = None) -> Any:
-        """Restore a checkpoint, ours or TensorFlow's; ``restore`` calls this. Collective.
+        """Restore a checkpoint, hpcckpt's or TensorFlow's; ``restore`` calls this. Collective.
 
         Parameters
         ----------
@@ -81,14 +81,14 @@ def comm_of(checkpoint: Any) -> Any:
     return _COMMS.get(checkpoint)
 
 
-def restore_ours_too(checkpoint: Any) -> None:
-    """Have ``restore`` of this one ``tf.train.Checkpoint`` read our steps too, as that of `Checkpoint`. Independent."""
+def enable_steps(checkpoint: Any) -> None:
+    """Make ``restore`` of one ``tf.train.Checkpoint`` read hpcckpt's steps too, as `Checkpoint` does. Independent."""
     if type(checkpoint) is tf.train.Checkpoint:
         checkpoint.__class__ = Checkpoint
 
 
 def is_step(save_path: Any) -> bool:
-    """Return True if a path, or what it links to, has the name of a step of ours. Independent."""
+    """Return True if a path, or what it links to, has the name of an hpcckpt step. Independent."""
     return (
         isinstance(save_path, str | os.PathLike)
         and layout.parse_step(Path(os.path.realpath(save_path)).name) is not None
@@ -103,7 +103,7 @@ def restore_from(root: Any, save_path: str | os.PathLike[str], comm: Any = None)
 
 
 def _refuse_run_directory(save_path: Any) -> None:
-    """Raise where TensorFlow would report damaged data: in a directory of ours. Independent."""
+    """Raise for a run directory of hpcckpt, which TensorFlow would report as damaged data. Independent."""
     if isinstance(save_path, str | os.PathLike) and not is_step(save_path) and step_numbers(Path(save_path)):
         raise OptionError(
             f"{os.fspath(save_path)} is a run directory; restore its newest step with "

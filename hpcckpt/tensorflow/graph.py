@@ -37,7 +37,7 @@ class Value(NamedTuple):
     parts: Mapping[str, str]
 
 
-class Slot(NamedTuple):
+class SlotVariable(NamedTuple):
     """A variable that an optimizer of TensorFlow 1 keeps for another one."""
 
     original: int
@@ -50,7 +50,7 @@ class Node(NamedTuple):
 
     children: Mapping[str, int]
     values: Mapping[str, Value]
-    slots: tuple[Slot, ...] = ()
+    slots: tuple[SlotVariable, ...] = ()
 
 
 Graph = tuple[Node, ...]
@@ -68,12 +68,12 @@ def tensor_name(key: str) -> str:
 
 
 def value_key(object_name: str, value: str) -> str:
-    """Return the key of a value of ours, in TensorFlow's form. Pure."""
+    """Return the key of one of hpcckpt's values, in TensorFlow's form. Pure."""
     return f"{object_name}/{_ATTRIBUTES}{value}" if object_name else f"{_ATTRIBUTES}{value}"
 
 
 def bind(graph: Graph, root: Any, children: Children) -> dict[int, Any]:
-    """Return which object of the program each node stands for, as far as there is one. Independent."""
+    """Return the program's object of each node, where there is one. Independent."""
     bound = {0: root}
     waiting = [0]
     for number in waiting:  # grows meanwhile
@@ -118,7 +118,7 @@ def _value_to_json(value: Value) -> str | list[Any]:
 
 
 def from_json(document: Any, name: str) -> Graph:
-    """Return a graph of a checkpoint, which may be anybody's. Pure.
+    """Return a graph of a checkpoint, which is untrusted. Pure.
 
     Raises
     ------
@@ -137,7 +137,9 @@ def from_json(document: Any, name: str) -> Graph:
 def _node_from_json(node: Any, n_nodes: int) -> Node:
     children = {str(name): _checked(child, n_nodes) for name, child in node.get("children", {}).items()}
     values = {str(name): _value_from_json(value) for name, value in node.get("values", {}).items()}
-    slots = [Slot(_checked(a, n_nodes), _text(name), _checked(b, n_nodes)) for a, name, b in node.get("slots", [])]
+    slots = [
+        SlotVariable(_checked(a, n_nodes), _text(name), _checked(b, n_nodes)) for a, name, b in node.get("slots", [])
+    ]
     return Node(children, values, tuple(slots))
 
 
@@ -173,20 +175,23 @@ def from_proto(proto: Any, dtypes: Mapping[str, str]) -> Graph:
     """
     keys = sorted({attribute.checkpoint_key for node in proto.nodes for attribute in node.attributes}, key=len)
     parts: dict[str, dict[str, str]] = {key: {key: dtypes[key]} if key in dtypes else {} for key in keys}
-    for tensor in dtypes.keys() - parts.keys():  # older savers put something behind the key
+    for tensor in dtypes.keys() - parts.keys():  # older savers append a suffix to the key
         parts[next(key for key in reversed(keys) if tensor.startswith(key))][tensor] = dtypes[tensor]
     return tuple(
         Node(
             {child.local_name: child.node_id for child in node.children},
             {a.name: Value(a.checkpoint_key, dict(sorted(parts[a.checkpoint_key].items()))) for a in node.attributes},
-            tuple(Slot(s.original_variable_node_id, s.slot_name, s.slot_variable_node_id) for s in node.slot_variables),
+            tuple(
+                SlotVariable(s.original_variable_node_id, s.slot_name, s.slot_variable_node_id)
+                for s in node.slot_variables
+            ),
         )
         for node in proto.nodes
     )
 
 
 def to_proto(graph: Graph, keys: Collection[str]) -> Any:
-    """Return TensorFlow's message for a graph, in which only values stand all of whose tensors are there. Pure."""
+    """Return TensorFlow's message for a graph, with only those values whose tensors are all there. Pure."""
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 
     proto = trackable_object_graph_pb2.TrackableObjectGraph()

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: TensorFlow's, over steps that are whole or absent. Every rank uses it alike."""
+"""`CheckpointManager`: TensorFlow's, with atomic steps. Use it identically on every rank."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpcckpt import layout
 from hpcckpt.checkpointer import Checkpointer, PendingSave
-from hpcckpt.config import Best, OnNewer
+from hpcckpt.core.options import Best, OnNewer
+from hpcckpt.core.results import Restored, SavedStep
 from hpcckpt.errors import ClosedError, NoRestorableStepError, OptionError, StateError
-from hpcckpt.run import Restored, SavedStep
-from hpcckpt.tensorflow import keeping as clock
-from hpcckpt.tensorflow.checkpoint import assign_comm, comm_of, is_step, restore_from, restore_ours_too
-from hpcckpt.tensorflow.gathering import is_checkpoint
-from hpcckpt.tensorflow.keeping import Keeping, look
+from hpcckpt.format import layout
+from hpcckpt.tensorflow import retention as clock
+from hpcckpt.tensorflow.checkpoint import assign_comm, comm_of, enable_steps, is_step, restore_from
+from hpcckpt.tensorflow.collect import is_checkpoint
+from hpcckpt.tensorflow.retention import Keeping, look
 from hpcckpt.tensorflow.state import be_lenient, last_status
 
 Number = int | Any  # an int, or an integer variable or tensor of TensorFlow's
@@ -28,29 +28,30 @@ class CheckpointManager:
     """Saves and restores what a ``tf.train.Checkpoint`` tracks, keeping some steps and deleting others. Collective.
 
     Like ``tf.train.CheckpointManager``, with these differences: a checkpoint is a directory ``step-0000000001``, atomic
-    and verified, and all ranks write it together; `save` returns when the values are held, and the rest goes on in the
-    background; and a damaged checkpoint is passed over for the one before.
+    and verified, and all ranks write it together; `save` returns when the snapshot is taken, and the rest runs in the
+    background; and a damaged checkpoint is skipped for the one before.
 
     Parameters
     ----------
     checkpoint : tf.train.Checkpoint
-        What is saved and restored; or anything else that TensorFlow tracks. Its ``restore`` then reads our steps too.
+        What is saved and restored; or anything else that TensorFlow tracks. Its ``restore`` then reads hpcckpt's steps
+        too.
     directory : path_like
         The run directory.
     max_to_keep : int or None
         How many of the newest are kept; ``None`` keeps all.
     keep_checkpoint_every_n_hours : float, optional
-        Keep one of those that would be deleted every so many hours, for good: it is pinned.
+        Of those that would be deleted, keep one every N hours permanently: it is pinned.
     checkpoint_name : str
-        Accepted, and of no effect: directories are always called ``step-…``.
+        Accepted, without effect: directories are always called ``step-…``.
     step_counter : tf.Variable, optional
         Counts the steps of the training, for `checkpoint_interval`.
     checkpoint_interval : int, optional
-        How many steps have to lie between two checkpoints.
+        The minimum number of steps between two checkpoints.
     init_fn : callable, optional
         Called by `restore_or_initialize` where there is nothing to restore.
     last_checkpoint_step : int, optional
-        The step of the last checkpoint, where it is not this manager's.
+        The step of the last checkpoint, if another manager saved it.
     comm : mpi4py communicator, optional
         The ranks that train together; ``None`` means those of the checkpoint, if it was given some, else
         MPI.COMM_WORLD when launched under MPI.
@@ -59,16 +60,16 @@ class CheckpointManager:
     backend_options : mapping, optional
         Options of the backend.
     async_save : bool
-        Whether training goes on while a checkpoint is written.
+        Whether training continues while a checkpoint is written.
     scratch : path_like, optional
         A faster directory, such as the disk of the node: checkpoints are committed there, and drained to the run
         directory in the background; they are listed once they are there.
     scratch_bandwidth : float, optional
-        Bytes per second that all ranks together may drain while the training goes on.
+        Bytes per second that all ranks together may drain while the training continues.
     keep_best : Best or str, optional
         Keep the best by one of the `metrics` that `save` is given besides.
     on_newer : {"error", "aside"}
-        What saving does when checkpoints stand there that are newer than the one that was restored.
+        What saving does if there are checkpoints newer than the restored one.
 
     Raises
     ------
@@ -102,7 +103,7 @@ class CheckpointManager:
         if max_to_keep is not None and max_to_keep <= 0:
             raise OptionError(f"Expected a positive integer or `None` for `max_to_keep`, got {max_to_keep}.")
         self._checkpoint = checkpoint if is_checkpoint(checkpoint) else tf.train.Checkpoint(root=checkpoint)
-        restore_ours_too(self._checkpoint)
+        enable_steps(self._checkpoint)
         assign_comm(self._checkpoint, comm)
         self._checkpointer = Checkpointer(
             directory,
@@ -123,7 +124,7 @@ class CheckpointManager:
         self._keeping = Keeping(max_to_keep, keep_checkpoint_every_n_hours)
         self._times: dict[int, float] = {}
         self._look()
-        self._checkpointer.on_drained(self._hear)
+        self._checkpointer.on_drained(self._on_drained)
         be_lenient(self._checkpoint)
 
     # -- what TensorFlow's has -------------------------------------------------------------------
@@ -140,7 +141,7 @@ class CheckpointManager:
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """How many steps have to lie between two checkpoints."""
+        """The minimum number of steps between two checkpoints."""
         return self._interval
 
     @property
@@ -283,7 +284,7 @@ class CheckpointManager:
         return self._restored
 
     def poll(self) -> None:
-        """Carry on what goes on in the background; never blocks. Call it after every step. Independent."""
+        """Advance background work; never blocks. Call it after every step. Independent."""
         self._checkpointer.poll()
 
     def close(self) -> None:
@@ -314,7 +315,7 @@ class CheckpointManager:
         keeping.times, keeping.last_preserved, self._problem = dict(found.times), found.last_preserved, found.problem
 
     def _has_any(self) -> bool:
-        """Say whether there is any checkpoint, be it damaged, or on scratch. Collective."""
+        """Return True if there is any checkpoint, even damaged or on scratch only. Collective."""
         self._checkpointer.wait(durable=True)
         return self._checkpointer.has_steps()
 
@@ -343,7 +344,7 @@ class CheckpointManager:
         values = {**(objects or {}), **self._keeping.note(number, now)}
         return self._checkpointer.save(number, self._checkpoint, metrics=metrics, objects=values, overwrite=True)
 
-    def _hear(self, saved: SavedStep) -> None:
+    def _on_drained(self, saved: SavedStep) -> None:
         self._keeping.took(saved.step, self._times.pop(saved.step, clock.now()))
 
     def _restore(self, save_path: str | os.PathLike[str] | int | None) -> Restored:

@@ -13,39 +13,23 @@ from typing import Any
 
 import numpy as np
 
+from hpcckpt.core.plan import Declaration
+from hpcckpt.core.tensors import Extent, Kind, TensorSpec
 from hpcckpt.errors import StateMismatchError
-from hpcckpt.keras.state import leaves as keras_leaves
-from hpcckpt.keras.variables import VariableLeaf, is_variable, tensorflow_variable, variable_leaf
-from hpcckpt.plan import Declaration
-from hpcckpt.snapshot import Array, Finish, Fitted, Leaf, ObjectLeaf, Open, TensorLeaf, declare, join
-from hpcckpt.tensorflow.deferring import read
-from hpcckpt.tensorflow.gathering import (
-    Gathered,
-    View,
-    gather,
-    hidden_generator,
-    is_trackable,
-    odd_dtype,
-)
-from hpcckpt.tensorflow.graph import (
-    GENERATOR,
-    PYTHON,
-    VARIABLE,
-    Graph,
-    bind,
-    from_json,
-    tensor_name,
-    to_json,
-)
-from hpcckpt.tensors import Extent, Kind, TensorSpec
+from hpcckpt.keras.model.state import leaves as keras_leaves
+from hpcckpt.state.tf_variables import VariableLeaf, is_variable, tensorflow_variable, variable_leaf
+from hpcckpt.state.tree import Array, DynamicPart, Finish, Leaf, ObjectLeaf, Resolved, TensorLeaf, declare, join
+from hpcckpt.tensorflow.collect import Gathered, View, gather, hidden_generator, is_trackable, odd_dtype
+from hpcckpt.tensorflow.deferred_restore import read
+from hpcckpt.tensorflow.graph import GENERATOR, PYTHON, VARIABLE, Graph, bind, from_json, tensor_name, to_json
 
 GRAPH = ".graph"
-"""Last part of the name under which the object graph stands."""
+"""Last part of the name of the object graph."""
 OWN = ".own"
 """Last part of the name of a rank's own Python state, beside rank 0's."""
 
 _STATUS = "_hpcckpt_status"
-"""Attribute of the restored object: the status refers to that object, so it cannot stand in a table of ours."""
+"""Attribute of the restored object. Not a table here: the status refers to the object, which would never be freed."""
 _LENIENT: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -71,7 +55,7 @@ def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
 
 
 def _is_walked(obj: Any) -> bool:
-    """Say whether something is a container, or has a state_dict: TensorFlow's own kinds of these are none of ours."""
+    """Return True for containers and objects with a state_dict that are not TensorFlow's own."""
     has_state_dict = hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")
     return has_state_dict or isinstance(obj, list | tuple | Mapping)
 
@@ -117,7 +101,7 @@ class _Part:
             for value_name, value in node.values.items():
                 for key in value.parts:
                     yield from self._tensor_leaves(gathered, number, value_name, key)
-        yield Open(lambda specs, objects: self._fit(gathered, specs, objects))
+        yield DynamicPart(lambda specs, objects: self._fit(gathered, specs, objects))
 
     def _tensor_leaves(self, gathered: Gathered, number: int, value_name: str, key: str) -> Iterator[TensorLeaf]:
         full, kind = join(self.name, tensor_name(key)), gathered.kind(number, value_name)
@@ -134,10 +118,10 @@ class _Part:
 
     # -- restoring -------------------------------------------------------------------------------
 
-    def _fit(self, gathered: Gathered, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Fitted:
+    def _fit(self, gathered: Gathered, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
         """Say what becomes of the leaves with a checkpoint. Independent."""
         if join(self.name, GRAPH) not in objects:
-            return Fitted()
+            return Resolved()
         graph = from_json(objects[join(self.name, GRAPH)], join(self.name, GRAPH))
         bound = bind(graph, self.view.root, self.view.children)
         left: dict[str, Array] = {}
@@ -156,7 +140,7 @@ class _Part:
             for name, (number, value_name) in self.own.items()
             if is_lenient or (id(gathered.objects.get(number)), value_name) in matched
         ]
-        return Fitted(fitted, dropped, Finish(lambda: self._finish(graph, left)))
+        return Resolved(fitted, dropped, Finish(lambda: self._finish(graph, left)))
 
     def _fitted_leaves(
         self, specs: Mapping[str, TensorSpec], variable: Any, value_name: str, key: str, left: dict[str, Array]
@@ -169,10 +153,10 @@ class _Part:
             yield _left_leaf(specs[own], left, key)  # after rank 0's, which it replaces
 
     def _finish(self, graph: Graph, left: dict[str, Array]) -> None:
-        """Let TensorFlow do what is left."""
+        """Let TensorFlow restore the rest."""
         hidden = {node.values[GENERATOR].key for node in graph if GENERATOR in node.values}
         status = read(self.root, graph, {key: array for key, array in left.items() if key not in hidden})
-        with contextlib.suppress(AttributeError):  # one without attributes: nobody will ask for it
+        with contextlib.suppress(AttributeError):  # an object without attributes: its status is not needed
             object.__setattr__(self.root, _STATUS, status)
 
 

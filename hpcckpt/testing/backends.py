@@ -27,13 +27,15 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout
+from hpcckpt import errors
 from hpcckpt.backends.base import FEATURES
 from hpcckpt.backends.registry import find_backend, load_class
-from hpcckpt.dtypes import numpy_dtype
-from hpcckpt.loading import open_step
-from hpcckpt.phases import PHASES
-from hpcckpt.tensors import ITEMSIZE, Extent
+from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.core.failpoints import PHASES
+from hpcckpt.core.tensors import ITEMSIZE, Extent
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.faults import Fault, InjectedError, armed
 from hpcckpt.testing.groups import MpiRanks, ThreadRanks, is_with_mpi, make_ranks
 
@@ -55,7 +57,7 @@ def any_bits(token: str, shape: tuple[int, ...], seed: int = 0) -> Array:
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Say whether two arrays are alike to the bit."""
+    """Return True if two arrays are bit-identical."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
@@ -484,7 +486,7 @@ _KILLED_JOB = """
 import ast, os, sys
 import numpy as np
 import hpcckpt as hc
-from hpcckpt import phases
+from hpcckpt.core import failpoints as phases
 from hpcckpt.backends.registry import find_backend, load_class
 
 where, backend, options, *names = sys.argv[1:]

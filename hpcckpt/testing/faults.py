@@ -8,7 +8,7 @@ Tests of a backend or of a training program arm a fault, run into it, and look a
     with faults.armed(Fault("2-write", "raise", rank=1, error=OSError(errno.ENOSPC, "full"))):
         ckpt.save(2, state)                                            # NoSpaceError on every rank
 
-The phases are those of :data:`hpcckpt.phases.PHASES`.  Phases that only root reaches (1, 4, 5, 6 and 8)
+The phases are those of :data:`hpcckpt.core.failpoints.PHASES`.  Phases that only root reaches (1, 4, 5, 6 and 8)
 spring on rank 0; `victims` makes them hit other ranks, which takes their process ids (:func:`process_ids`).
 """
 
@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hpcckpt import phases
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.core import failpoints
 
 Action = Literal["kill", "stop", "raise"]
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -66,8 +66,8 @@ class Fault:
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
-        if self.phase not in phases.PHASES:
-            raise ValueError(f"no phase {self.phase!r}; there are {', '.join(phases.PHASES)}")
+        if self.phase not in failpoints.PHASES:
+            raise ValueError(f"no phase {self.phase!r}; there are {', '.join(failpoints.PHASES)}")
 
 
 @dataclass(slots=True)
@@ -118,12 +118,12 @@ def arm(*faults: Fault, pids: Sequence[int] = ()) -> None:
     pids : sequence of int
         Process ids by rank; needed where a fault's victims are other ranks.
     """
-    phases.install_hook(_Trap(faults, tuple(pids)))
+    failpoints.install_hook(_Trap(faults, tuple(pids)))
 
 
 def disarm() -> None:
     """Take all faults of this process away. Independent."""
-    phases.install_hook(None)
+    failpoints.install_hook(None)
 
 
 @contextmanager

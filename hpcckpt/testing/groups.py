@@ -74,10 +74,10 @@ class MpiRanks:
 
 
 def is_with_mpi(config: pytest.Config) -> bool:
-    """Say whether the tests run under MPI (``--with-mpi``, of pytest-mpi)."""
+    """Return True if the tests run under MPI (``--with-mpi``, of pytest-mpi)."""
     return bool(config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False))
 
 
 def make_ranks(asked: int | str) -> ThreadRanks | MpiRanks:
-    """Return so many threads, or the ranks of the MPI job for ``"mpi"``."""
+    """Return ranks as `asked` threads, or those of the MPI job for ``"mpi"``."""
     return ThreadRanks(asked) if isinstance(asked, int) else MpiRanks()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.deadlines import Patience
+from hpcckpt.core.system import CLOCK, EXECUTOR, Clock, Executor
 
 T = TypeVar("T")
 
@@ -61,10 +62,19 @@ class ThreadCommunicator(Communicator):
         This thread's rank.
     patience : Patience, optional
         How long it waits; by default until the time-out of the group.
+    clock, executor : Clock, Executor
+        The time and the threads of this rank.
     """
 
-    def __init__(self, group: _Group, rank: int, patience: Patience | None = None) -> None:
-        super().__init__(patience)
+    def __init__(
+        self,
+        group: _Group,
+        rank: int,
+        patience: Patience | None = None,
+        clock: Clock = CLOCK,
+        executor: Executor = EXECUTOR,
+    ) -> None:
+        super().__init__(patience, clock, executor)
         self._group = group
         self.rank = rank
         self.size = group.size
@@ -94,9 +104,10 @@ class ThreadCommunicator(Communicator):
         raise SystemExit(code)
 
     def duplicate(self) -> ThreadCommunicator:
-        """Return a communicator on a group of its own. Collective."""
+        """Return a communicator on a separate group. Collective."""
         self._n_duplicates += 1
-        return ThreadCommunicator(self._group.duplicate(self._n_duplicates), self.rank, self.patience)
+        group = self._group.duplicate(self._n_duplicates)
+        return ThreadCommunicator(group, self.rank, self.patience, self.clock, self.executor)
 
     def free(self) -> None:
         """Do nothing. Collective."""
@@ -112,10 +123,12 @@ def run_ranks(
     timeout_s: float = 180.0,
     patience: Patience | None = None,
     main_rank: int | None = None,
+    clock: Clock = CLOCK,
 ) -> list[T]:
     """Run `body` on `n_ranks` ranks, one thread each, and return their results in rank order.
 
     `main_rank`, if given, runs on the calling thread: where Python handles signals, if that is the main thread.
+    `clock` is the time of all ranks.
 
     Raises
     ------
@@ -125,7 +138,7 @@ def run_ranks(
     group = _Group(n_ranks, timeout_s)
 
     def run(rank: int) -> T:
-        comm = ThreadCommunicator(group, rank, patience or Patience().within(timeout_s))
+        comm = ThreadCommunicator(group, rank, patience or Patience().within(timeout_s), clock)
         try:
             return body(comm)
         except BaseException:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 from hpcckpt.tmci import checkpoint, plugins
-from hpcckpt.tmci.checkpoint import load_variables, load_weights, save_variables, save_weights
+from hpcckpt.tmci.functions import load_variables, load_weights, save_variables, save_weights
 from hpcckpt.tmci.library import get_library, get_library_dir
 
 if TYPE_CHECKING:

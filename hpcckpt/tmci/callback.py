@@ -9,10 +9,11 @@ from typing import Any
 
 from keras.callbacks import Callback
 
-from hpcckpt.collective.communicator import Communicator, as_communicator
-from hpcckpt.tmci.checkpoint import find_plugin, save_weights
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.connect import as_communicator
 from hpcckpt.tmci.configs import Config, check
 from hpcckpt.tmci.frequency import Frequency
+from hpcckpt.tmci.functions import find_plugin, save_weights
 
 __all__ = ["CheckpointCallback"]
 
@@ -25,27 +26,27 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
     backend, config, include_optimizer, everything
         As for `save_weights`.
     frequency : dict
-        When to save; several keys may stand together:
+        When to save; keys can be combined:
 
         ``epoch``
-            After every so many epochs: with 2, after the second, the fourth, … (TMCI saved after the first, the
+            After every N epochs: with 2, after the second, the fourth, … (TMCI saved after the first, the
             third, …, so never the last one of an even number.)
         ``batch``
-            After every so many batches of an epoch; each epoch counts anew.
+            After every N batches of an epoch; the count restarts in each epoch.
         ``step``
-            After every so many batches, counted through all epochs of a ``fit``.
+            After every N batches, counted over all epochs of a ``fit``.
         ``minutes``
-            After the first batch that ends so many minutes after the last save, or after the beginning. With a
-            backend in Python rank 0's clock counts.
+            After the first batch that ends N minutes or more after the last save, or after the beginning. With a
+            backend in Python, by rank 0's clock.
 
-        After the last batch of an epoch that is saved anyway the other keys do not save once more.
+        If an epoch is saved, the other keys do not save again after its last batch.
 
     Raises
     ------
     TypeError
         If an argument is of a wrong type.
     OptionError
-        If `frequency` has a key or a value that makes no sense.
+        If `frequency` has an invalid key or value.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
         self._op: Any = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Begin to count. Collective if ranks must agree on the time."""
+        """Start counting. Collective if ranks must agree on the time."""
         del logs
         self._epoch = self._batch = self._step = 0
         self._saved_at = time.monotonic()
@@ -80,12 +81,12 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
             self._comm = as_communicator(None)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Count batches anew. Independent."""
+        """Restart the count of batches. Independent."""
         del logs
         self._epoch, self._batch = epoch, 0
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Save if `batch`, `step` or `minutes` says so."""
+        """Save if `batch`, `step` or `minutes` is due."""
         del logs
         n_new = batch + 1 - self._batch  # several, with steps_per_execution
         of_epoch, in_all = (range(n + 1, n + n_new + 1) for n in (self._batch, self._step))
@@ -96,14 +97,14 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
             self._save()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Save if `epoch` says so."""
+        """Save if `epoch` is due."""
         del logs
         self._epoch = epoch
         if self._is_epoch_due():
             self._save()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Give back what was needed to agree. Collective if ranks must agree on the time."""
+        """Release the communicator. Collective if ranks must agree on the time."""
         del logs
         if self._comm is not None:
             self._comm.free()
@@ -113,7 +114,7 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
         return self.frequency.is_due_after_epoch(self._epoch + 1)
 
     def _is_time(self) -> bool:
-        """Say whether the minutes are over; by rank 0's clock where all ranks save together."""
+        """Return True if `minutes` is due; by rank 0's clock where all ranks save together."""
         is_time = self.frequency.is_due_after_minutes((time.monotonic() - self._saved_at) / 60)
         return is_time if self._comm is None else self._comm.bcast(is_time)
 
@@ -123,7 +124,7 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
             self._op = save_weights(
                 self.model, self.backend, self.config, self.include_optimizer, everything=self.everything
             )
-        if self._op is not None:  # only where Keras runs its model in a Session; made once, or the graph would grow
+        if self._op is not None:  # only if Keras runs its model in a Session; made once: the graph would grow
             _run(self._op)
 
 

@@ -54,13 +54,13 @@ class OpenPlugin:
         self.token = self.ops.module.open(backend.address, self._instance.address)
 
     def close(self) -> None:
-        """End the instance, once no call of it is under way."""
+        """End the instance, after its last call."""
         self.ops.module.close(self.token)
         self._instance.close()
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Raise what a call fails of as an error of ours."""
+        """Raise a failed call's error as an `HpcckptError`."""
         import tensorflow as tf
 
         try:
@@ -190,7 +190,7 @@ def load(plugin: OpenPlugin, variables: Sequence[Named]) -> Any:
 
 
 def _is_for_session() -> bool:
-    """Say whether a graph is built that is no function's."""
+    """Return True while a graph is built that is not a function's."""
     import tensorflow as tf
 
     return not (tf.executing_eagerly() or tf.inside_function())
@@ -227,7 +227,7 @@ def _attributes(plugin: OpenPlugin, variables: Sequence[Named], split: _Split) -
 
 
 def _is_ref(variable: Any) -> bool:
-    """Say whether it is a variable of TensorFlow 1, which is no resource but a reference to its buffer."""
+    """Return True for a variable of TensorFlow 1: not a resource but a reference to its buffer."""
     return not hasattr(variable, "handle")
 
 
@@ -236,7 +236,7 @@ def _ref(variable: Any) -> Any:
 
 
 def _is_on_host(variable: Any) -> bool:
-    """Say whether a variable is in the host's memory; in a graph that need not be decided yet."""
+    """Return True if a variable is in the host's memory; in a graph it may not be placed yet."""
     import tensorflow as tf
 
     device = variable.device

@@ -1,4 +1,4 @@
-"""What stands in ``config``: for a plugin a text of its own form, for a backend in Python options."""
+"""The value of ``config``: for a plugin a text in its format, for a backend in Python options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Config = str | Mapping[str, Any]
 
 
 def check(backend: Any, config: Any, include_optimizer: Any) -> None:
-    """Refuse arguments of other types.
+    """Raise if an argument has a wrong type.
 
     Raises
     ------

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from hpcckpt.checkpointer import Checkpointer
-from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import OptionError, StateMismatchError
-from hpcckpt.keras.holding import hold
-from hpcckpt.keras.state import MODEL
-from hpcckpt.snapshot import RootOnly
+from hpcckpt.keras.model.state import MODEL
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.state.tf_hold import hold
+from hpcckpt.state.tree import RootOnly
 from hpcckpt.tmci.configs import Config, as_options
 from hpcckpt.tmci.variables import Named, weights_of
 

@@ -44,15 +44,15 @@ class Frequency:
         return cls(**given)
 
     def is_due_after_epoch(self, n_epochs: int) -> bool:
-        """Say whether to save after the last batch of an epoch: the first one is epoch number 1."""
+        """Return True if a save is due after an epoch; the first one is epoch number 1."""
         return self.epoch is not None and n_epochs % self.epoch == 0
 
     def is_due_after_batches(self, of_epoch: range, in_all: range) -> bool:
-        """Say whether to save after some batches, given which they were, counted from 1, in the epoch and in all."""
+        """Return True if a save is due after some batches, given their numbers, from 1, in the epoch and in all."""
         return _passed(self.batch, of_epoch) or _passed(self.step, in_all)
 
     def is_due_after_minutes(self, minutes: float) -> bool:
-        """Say whether to save so many minutes after the last time."""
+        """Return True if a save is due `minutes` after the last one."""
         return self.minutes is not None and minutes >= self.minutes
 
 

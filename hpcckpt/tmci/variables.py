@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from hpcckpt.core.tensors import Kind
 from hpcckpt.errors import StateError
-from hpcckpt.keras.layers import is_layer, named_weights
-from hpcckpt.keras.optimizers import build, own_variables
-from hpcckpt.keras.state import MODEL
-from hpcckpt.keras.variables import tensorflow_variable
-from hpcckpt.snapshot import TensorLeaf, flatten, join
-from hpcckpt.tensors import Kind
+from hpcckpt.keras.model.layers import is_layer, named_weights
+from hpcckpt.keras.model.optimizers import build, own_variables
+from hpcckpt.keras.model.state import MODEL
+from hpcckpt.state.tf_variables import tensorflow_variable
+from hpcckpt.state.tree import TensorLeaf, flatten, join
 
 
 class Named(NamedTuple):
@@ -90,9 +90,7 @@ def named(variables: Mapping[str, Any] | Iterable[Any]) -> list[Named]:
     pairs = list(variables.items()) if isinstance(variables, Mapping) else [(_own_name(v), v) for v in variables]
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if twice:
-        raise StateError(
-            f"several variables are called {', '.join(twice)}: hand them in as a dict, with names of yours"
-        )
+        raise StateError(f"several variables are called {', '.join(twice)}: pass them as a dict, with your own names")
     return [Named(name, tensorflow_variable(variable, name)) for name, variable in pairs]
 
 

@@ -7,9 +7,9 @@ A state that holds PyTorch's things, ``{"model": model, "optimizer": optimizer}`
 ``model/<key>``
     Parameters and buffers, by the keys of ``model.state_dict()``.
 ``optimizer/param_groups``, ``optimizer/state/<number>/<slot>``
-    As in ``optimizer.state_dict()``; what is JSON stands in the manifest.
+    As in ``optimizer.state_dict()``; JSON values are in the manifest.
 ``scheduler/<attribute>``
-    As in its ``state_dict()``; so with anything that has one.
+    As in its ``state_dict()``; the same for any object that has one.
 
 `save` and `restore` take a training by its parts; a `Checkpointer` takes them in its state.  ``save(state_dict, FILE)``
 and ``load(FILE)`` write and read one safetensors file.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.torch.functions import load, restore, save

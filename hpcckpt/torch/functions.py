@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast, overload
 
 from hpcckpt.checkpointer import Checkpointer, PendingSave
+from hpcckpt.core.results import Restored
 from hpcckpt.errors import OptionError
-from hpcckpt.run import Restored
-from hpcckpt.snapshot import Parts, is_json
+from hpcckpt.state.tree import Parts, is_json
 
 Where = str | os.PathLike[str] | Checkpointer
 

@@ -1,11 +1,11 @@
 """The values of an ``nn.Module``: its ``state_dict``, restored in the memory of parameters and buffers.
 
-Names are PyTorch's own: ``model/layer1.0.weight``.  Wrappers change nothing of them: what ``torch.compile``,
-`DataParallel` and `DistributedDataParallel` put before a name is left out.
+Names are PyTorch's own: ``model/layer1.0.weight``.  Wrappers do not change them: the prefixes of ``torch.compile``,
+`DataParallel` and `DistributedDataParallel` are removed.
 
-Parameters are equal on all ranks.  Buffers need not be (statistics of BatchNorm, which nobody averages): rank 0's
-count.  With ``batch_norm(model, "per-rank")`` each rank's are saved beside them, and come back on as many ranks; on
-another number of ranks, rank 0's do.
+Parameters are equal on all ranks.  Buffers may differ (statistics of BatchNorm are not averaged): rank 0's are saved.
+With ``batch_norm(model, "per-rank")`` each rank's are saved beside them, and come back on as many ranks; on another
+number of ranks, rank 0's do.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from hpcckpt.errors import OptionError
-from hpcckpt.keras.packing import pack, unpack
-from hpcckpt.snapshot import Array, Finish, Leaf, TensorLeaf, declare, join
-from hpcckpt.statedicts import state_dict_leaves
+from hpcckpt.state.packing import pack, unpack
+from hpcckpt.state.tree import Array, Finish, Leaf, TensorLeaf, declare, join, state_dict_leaves
 from hpcckpt.torch.tensors import CpuLeaf, as_array, from_array, plain, tensor_leaf
 
 Policy = Literal["rank0", "per-rank"]

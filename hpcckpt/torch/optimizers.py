@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
+from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import StateMismatchError
-from hpcckpt.snapshot import Fitted, Leaf, Open, join
-from hpcckpt.statedicts import state_dict_leaves
-from hpcckpt.tensors import TensorSpec
+from hpcckpt.state.tree import DynamicPart, Leaf, Resolved, join, state_dict_leaves
 
 GROUPS = "param_groups"
 
@@ -28,11 +27,11 @@ def optimizer_leaves(optimizer: torch.optim.Optimizer, name: str) -> Iterator[Le
         If its state holds what cannot be saved.
     """
 
-    def check(_specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Fitted:
+    def check(_specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
         _check_groups(optimizer, objects.get(join(name, GROUPS)), name)
-        return Fitted()
+        return Resolved()
 
-    yield Open(check)
+    yield DynamicPart(check)
     held = optimizer.state_dict()
     yield from state_dict_leaves(held, name, lambda found: _load(optimizer, found), is_free=True, default="torch")
 

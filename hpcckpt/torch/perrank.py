@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcckpt.dtypes import dtype_token
-from hpcckpt.keras.packing import pack, unpack
-from hpcckpt.snapshot import Finish, PerRank, flatten
-from hpcckpt.tensors import TensorSpec
+from hpcckpt.core.dtypes import dtype_token
+from hpcckpt.core.tensors import TensorSpec
+from hpcckpt.state.packing import pack, unpack
+from hpcckpt.state.tree import Finish, PerRank, flatten
 
 
 class PerRankState:
@@ -27,7 +27,7 @@ class PerRankState:
         """Hand its state to the object. Independent."""
         arrays, values = unpack(state["state"].value)
         specs = {name: TensorSpec(name, dtype_token(array.dtype), array.shape) for name, array in arrays.items()}
-        tree = flatten(self._obj).fitted(specs, values)
+        tree = flatten(self._obj).resolved(specs, values)
         for name in arrays.keys() & tree.tensors.keys():
             tree.tensors[name].assign(arrays[name])
         for name in values.keys() & tree.objects.keys():

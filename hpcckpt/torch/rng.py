@@ -15,8 +15,8 @@ import torch
 
 from hpcckpt.collective.communicator import launched_rank, launched_size
 from hpcckpt.errors import StateError
-from hpcckpt.keras.packing import pack, unpack
-from hpcckpt.snapshot import Array, PerRank
+from hpcckpt.state.packing import pack, unpack
+from hpcckpt.state.tree import Array, PerRank
 from hpcckpt.torch.tensors import as_array
 
 _BITS = np.dtype("<u8")
@@ -82,7 +82,7 @@ def _streams() -> dict[str, Stream]:
 
 
 def _derive(*identity: int) -> None:
-    """Seed all streams anew, from nothing but `identity`."""
+    """Seed all streams from `identity` alone."""
     seeds = _words(repr(identity).encode(), count=6)
     random.seed(seeds[0])
     _NUMPY.seed(seeds[1:5])

@@ -1,4 +1,4 @@
-"""Which rank trains on which samples, counted in samples, so that any number of ranks can go on within an epoch."""
+"""Which rank trains on which samples, counted in samples, so that any number of ranks can resume within an epoch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcckpt.errors import OptionError
 
 
 class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may be absent where types are checked
-    """Deals the samples of each epoch to the ranks in batches, shuffled by seed and epoch, from where it stands.
+    """Deals the samples of each epoch to the ranks in batches, shuffled by seed and epoch, from its position on.
 
-    `loader` makes a ``DataLoader`` of it, with any number of workers: what was trained on is what `advance` was told,
-    not what the workers have read ahead.
+    `loader` makes a ``DataLoader`` of it, with any number of workers: samples count as trained on when `advance` is
+    called, not when workers prefetch them.
 
     A step takes `batch_size` samples per rank from the epoch's order, rank after rank. A run on another number of
-    ranks begins with the very next sample: none is seen twice. What is left of an epoch and too little for a step is
+    ranks begins with the very next sample: none is seen twice. The rest of an epoch that is too small for a step is
     dropped.
 
     Parameters
@@ -28,7 +28,7 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
     batch_size : int
         Samples per rank and step.
     rank, size : int, optional
-        This rank and the number of ranks; by default what the launcher says.
+        This rank and the number of ranks; by default those of the launcher.
     seed : int
         Of all epochs' orders.
     shuffle : bool
@@ -74,14 +74,14 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
 
     @property
     def step(self) -> int:
-        """Steps of this run's size that all epochs together have behind them."""
+        """Steps of this run's size done in all epochs."""
         return self.epoch * (self.n_samples // self._per_step) + self.samples // self._per_step
 
     def loader(self, data: Any, **options: Any) -> Any:
-        """Return a ``DataLoader`` that is in nobody's way when a training is resumed.
+        """Return a ``DataLoader`` that does not draw from the program's random stream.
 
-        Else a loader draws from the program's own random stream whenever it is iterated over, and so once more in a
-        run that resumes within an epoch: dropout would not be the same.
+        Otherwise a loader draws from that stream at each iteration, and so once more in a run that resumes within an
+        epoch: dropout would differ.
 
         Parameters
         ----------

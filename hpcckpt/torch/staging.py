@@ -1,9 +1,9 @@
 """Tensors of accelerators brought to the host's memory and back, in pieces of bounded size.
 
-From CUDA a tensor comes piece by piece into two pinned buffers, on a stream of its own: while one piece crosses, the
-one before it is copied to where it belongs.  The stream waits for what the program has asked of the device so far, and
-the caller waits for the stream, so what is held is what the program has computed, and later steps leave it alone.
-The pinned memory is allocated once per device.
+From CUDA a tensor is copied in chunks into two pinned buffers, on a separate stream: while one chunk is transferred,
+the previous one is copied to its destination. The stream waits for the work that the program has queued so far, and the
+caller waits for the stream, so the snapshot is what the program has computed, and later steps do not change it. The
+pinned memory is allocated once per device.
 
 Not tested on any GPU: there was none.  The tests run the same code with a CPU in the accelerator's place.
 """
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcckpt.dtypes import numpy_dtype
-from hpcckpt.snapshot import Array, as_bytes
+from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.state.tree import Array, as_bytes
 
 PIECE_BYTES = 32 << 20
 """What crosses at a time; two buffers of this size are pinned."""
@@ -40,10 +40,10 @@ def stage(tensor: torch.Tensor, piece_nbytes: int = PIECE_BYTES) -> Array:
     """Return a copy of a tensor in the host's memory. Independent."""
     array = np.empty(tuple(tensor.shape), numpy_dtype(str(tensor.dtype).removeprefix("torch.")))
     if tensor.numel():
-        road = _road(tensor.device, piece_nbytes)
-        with road.beside(tensor):
+        copier = _copier(tensor.device, piece_nbytes)
+        with copier.beside(tensor):
             line = _bytes_of(tensor)
-            road.fetch(line, as_bytes(array))
+            copier.fetch(line, as_bytes(array))
     return array
 
 
@@ -59,11 +59,11 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _road(device: torch.device, piece_nbytes: int) -> _Road:
-    return _CudaRoad(device, piece_nbytes) if device.type == "cuda" else _Road(device, piece_nbytes)
+def _copier(device: torch.device, piece_nbytes: int) -> _Copier:
+    return _CudaCopier(device, piece_nbytes) if device.type == "cuda" else _Copier(device, piece_nbytes)
 
 
-class _Road:
+class _Copier:
     """How bytes come from a device to the host: two buffers, filled in turn.
 
     Parameters
@@ -91,7 +91,7 @@ class _Road:
         return _no_wait
 
     def fetch(self, line: torch.Tensor, into: Array) -> None:
-        """Copy a line of bytes, one piece under way while the one before it is put down. Independent."""
+        """Copy bytes, transferring one chunk while the previous one is stored. Independent."""
         under_way: tuple[slice, torch.Tensor, Callable[[], None]] | None = None
         for number, span in enumerate(_spans(line.numel(), self._buffers[0].numel())):
             buffer = self._buffers[number % 2][: span.stop - span.start]
@@ -101,8 +101,8 @@ class _Road:
         _put_down(under_way, into)
 
 
-class _CudaRoad(_Road):
-    """From CUDA: pinned buffers, and a stream of its own."""
+class _CudaCopier(_Copier):
+    """From CUDA: pinned buffers, and a separate stream."""
 
     def __init__(self, device: torch.device, piece_nbytes: int) -> None:
         self._stream = torch.cuda.Stream(device)

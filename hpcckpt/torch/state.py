@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpcckpt.snapshot import Array, Leaf, TensorLeaf, declare
+from hpcckpt.state.tree import Array, Leaf, TensorLeaf, declare
 from hpcckpt.torch.modules import module_leaves
 from hpcckpt.torch.optimizers import optimizer_leaves, stateful_leaves
 from hpcckpt.torch.tensors import as_array, from_array, tensor_leaf
@@ -43,7 +43,7 @@ def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
 
 
 def _is_tolerant(obj: Any) -> bool:
-    """Say whether something is PyTorch's own, whose ``state_dict`` differs between its versions."""
+    """Return True for PyTorch's own classes whose ``state_dict`` differs between versions."""
     if isinstance(obj, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler):
         return True
     is_own = type(obj).__module__.partition(".")[0] == "torch"

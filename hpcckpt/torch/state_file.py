@@ -2,7 +2,7 @@
 
 Tensors have the names that they have in the state dict, so any reader of safetensors loads the file of a model.
 Nested dicts give names joined with '/'; what names do not show (lists, integer keys) is in ``.types``, as in a step
-(`hpcckpt.statedicts`).
+(`hpcckpt.state.state_dict`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from typing import Any
 
 import torch
 
-from hpcckpt.atomic import atomic_path
-from hpcckpt.containers import dict_like
-from hpcckpt.dtypes import dtype_token
+from hpcckpt.core.dtypes import dtype_token
+from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import CorruptError, OptionError, Problem, StateError, StateMismatchError, list_problems
-from hpcckpt.exporting.safetensors import CODES, aligned, encode_header
-from hpcckpt.importing.recognise import source_format
-from hpcckpt.importing.safetensors import map_safetensors
-from hpcckpt.importing.torch_file import load_weights_only
-from hpcckpt.leaves import ObjectLeaf, Open, TensorLeaf, leaf_name
-from hpcckpt.snapshot import Array, as_bytes
-from hpcckpt.statedicts import state_dict_leaves
-from hpcckpt.streaming import Source
-from hpcckpt.tensors import TensorSpec
+from hpcckpt.restoring.segments import StoredArray
+from hpcckpt.rundir.atomic_files import atomic_path
+from hpcckpt.state.leaves import DynamicPart, ObjectLeaf, TensorLeaf, dict_like, leaf_name
+from hpcckpt.state.tree import Array, as_bytes, state_dict_leaves
+from hpcckpt.tools.convert.detect import source_format
+from hpcckpt.tools.convert.read_safetensors import map_safetensors
+from hpcckpt.tools.convert.read_torch import load_weights_only
+from hpcckpt.tools.convert.write_safetensors import CODES, aligned, encode_header
 from hpcckpt.torch.tensors import new
 
 KEY = "hpcckpt.state_dict"
@@ -150,9 +148,9 @@ def _decoded(value: Any) -> Any:
     return {key: _decoded(item) for key, item in value["dict"].items()}
 
 
-def _source(leaf: TensorLeaf) -> Source:
+def _source(leaf: TensorLeaf) -> StoredArray:
     spec = leaf.declaration.spec
-    return Source(spec.name, spec, spec.shape)
+    return StoredArray(spec.name, spec, spec.shape)
 
 
 def _tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -168,8 +166,8 @@ def _nested(arrays: Mapping[str, Array], objects: Mapping[str, Any]) -> dict[Any
     """Return a state dict with the containers that it was saved with."""
     found: dict[Any, Any] = {}
     (part,) = state_dict_leaves({}, "", found.update, is_free=True, default="torch")
-    assert isinstance(part, Open)
-    fitted = part.fit({name: _spec(name, array) for name, array in arrays.items()}, objects)
+    assert isinstance(part, DynamicPart)
+    fitted = part.resolve({name: _spec(name, array) for name, array in arrays.items()}, objects)
     for leaf in fitted.leaves:
         leaf.assign(arrays[leaf_name(leaf)] if isinstance(leaf, TensorLeaf) else objects[leaf.name])
     if fitted.finish is not None:

@@ -7,20 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hpcckpt.dtypes import numpy_dtype
+from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.core.plan import Declaration
+from hpcckpt.core.tensors import Extent, Kind, TensorSpec
 from hpcckpt.errors import ConfigError, StateError
-from hpcckpt.plan import Declaration
-from hpcckpt.snapshot import Array, TensorLeaf, declare
-from hpcckpt.tensors import Extent, Kind, TensorSpec
+from hpcckpt.state.tree import Array, TensorLeaf, declare
 from hpcckpt.torch.staging import hold_elsewhere, stage, unstage
 
 _AS_INTEGERS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 """What dtypes that NumPy itself lacks are viewed as on the way, by their size in bytes."""
-
-
-def is_tensor(obj: Any) -> bool:
-    """Say whether `obj` is a tensor."""
-    return isinstance(obj, torch.Tensor)
 
 
 def dtype_of(tensor: torch.Tensor) -> np.dtype[Any]:
@@ -95,7 +90,7 @@ def from_array(array: Array, dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Like(NamedTuple):
-    """What `declare` looks at."""
+    """What `declare` reads."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -114,7 +109,7 @@ class CpuLeaf(TensorLeaf):
         self.is_alias = is_alias  # another leaf has the same memory, and fills it
 
     def read(self) -> Array:
-        """Return the values; without a copy if they stand in a row."""
+        """Return the values; without a copy if they are contiguous."""
         return np.ascontiguousarray(as_array(self.source)).reshape(self.source.shape)
 
     def target(self) -> Array | None:
@@ -167,7 +162,7 @@ def tensor_leaf(tensor: Any, name: str, kind: Kind = "replicated") -> TensorLeaf
 
 
 def new(spec: TensorSpec) -> tuple[torch.Tensor, TensorLeaf]:
-    """Return a tensor that holds nothing yet, and a leaf to restore into it; see `hpcckpt.statedicts.Maker`."""
+    """Return a tensor that holds nothing yet, and a leaf to restore into it; see `hpcckpt.state.state_dict.Maker`."""
     found = getattr(torch, spec.dtype, None)
     if not isinstance(found, torch.dtype):
         raise StateError(f"{spec.name}: this PyTorch has no dtype {spec.dtype}")

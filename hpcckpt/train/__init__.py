@@ -21,20 +21,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
-    from hpcckpt.train.custom_loop import CustomTrainLoop
-    from hpcckpt.train.environment import Environment
-    from hpcckpt.train.exporting import export_config
-    from hpcckpt.train.loops import KerasTrainLoop, TrainLoop
+    from hpcckpt.train.loop.custom_loop import CustomTrainLoop
+    from hpcckpt.train.loop.train_loop import KerasTrainLoop, TrainLoop
+    from hpcckpt.train.names.export_config import export_config
+    from hpcckpt.train.run.environment import Environment
 
 _HOME = {
-    "CustomTrainLoop": "custom_loop",
-    "Environment": "environment",
-    "KerasTrainLoop": "loops",
-    "TrainLoop": "loops",
-    "export_config": "exporting",
+    "CustomTrainLoop": "loop.custom_loop",
+    "Environment": "run.environment",
+    "KerasTrainLoop": "loop.train_loop",
+    "TrainLoop": "loop.train_loop",
+    "export_config": "names.export_config",
 }
 _ROOMS = {"datasets", "losses", "models"}
 

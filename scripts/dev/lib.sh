@@ -45,14 +45,14 @@ step() {
     mkdir -p "$LOGS"
     log=$LOGS/$name.log
     printf '[%s %d/%d] %s ... ' "$STACK" "$STEP_N" "$STEP_OF" "$title" >&2
-    # A subshell of its own, so that `set -e` holds inside COMMAND: as part of an `if` or `||` it would not.
+    # A subshell, so that `set -e` holds inside COMMAND: as part of an `if` or `||` it would not.
     set +e
     (set -e; "$@") >"$log" 2>&1 </dev/null
     rc=$?
     set -e
     if [ "$rc" != 0 ]; then
         say "failed after $((SECONDS - t0)) s"
-        # The reason often stands far above the end.
+        # The reason is often far above the end.
         { grep -E 'error:|Error at|ERROR:' "$log" | head -n 5 || true; echo ...; tail -n 12 "$log"; } | sed 's/^/    | /' >&2
         say "  what to do: $help"
         say "  whole log:  $log"

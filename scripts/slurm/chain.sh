@@ -9,7 +9,7 @@ set -euo pipefail
 N=${1:?how many jobs? scripts/slurm/chain.sh 5 --time=02:00:00 scripts/slurm/train.sbatch CONFIG}
 case $N in '' | *[!0-9]* | 0*) echo "chain.sh: '$N' is no number of jobs" >&2 && exit 2 ;; esac
 [ $# -gt 1 ] || { echo "chain.sh: which script? scripts/slurm/chain.sh $N scripts/slurm/train.sbatch CONFIG" >&2 && exit 2; }
-# sbatch hands on what is exported here; these are another job's, where this is called within one
+# sbatch passes on what is exported here; within a job, these variables are of that job
 unset HPCCKPT_JOB_END HPCCKPT_JOB_START HPCCKPT_RESTARTS
 export HPCCKPT_CHAIN=${HPCCKPT_CHAIN:-hpcckpt-chain-$(date +%Y%m%d-%H%M%S)-$$}
 SUBMIT=(sbatch --parsable "--job-name=$HPCCKPT_CHAIN" --dependency=singleton "${@:2}")

@@ -26,8 +26,8 @@ command -v hpcckpt >/dev/null || {
     exit 127
 }
 
-# One rank that has checkpointed and exits with 75 is no reason to kill the others, which are as far a moment later; one that
-# is left alone is (--wait). What sbatch was told of cores per task, srun wants to be told again since Slurm 22.05.
+# A rank that has checkpointed and exits with 75 is no reason to kill the others, which exit a moment later; a rank that
+# remains alone is killed (--wait). Since Slurm 22.05 srun needs the cores per task again that sbatch was given.
 LAUNCH=(srun --kill-on-bad-exit=0 --wait=120)
 if [ -n "${HPCCKPT_MPI:-}" ]; then LAUNCH+=("--mpi=$HPCCKPT_MPI"); fi
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then

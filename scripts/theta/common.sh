@@ -4,7 +4,7 @@
 #   HPCCKPT_SETUP         a file to source in place of the modules below                  ~/.hpcckpt.sh, if it is there
 #   HPCCKPT_RUN           the run directory                                               runs/ and the name of CONFIG
 #   HPCCKPT_RANKS_PER_NODE                                                                4
-#   HPCCKPT_LEAD          how long before its end a job is told to save and stop          300 (seconds)
+#   HPCCKPT_LEAD          how long before its end a job is signalled to save and stop        300 (seconds)
 #   HPCCKPT_MAX_RESTARTS  how often a job submits itself again                            20
 #   HPCCKPT_DRY_RUN       1: say what would be done, and do nothing; on a laptop too
 set -eo pipefail

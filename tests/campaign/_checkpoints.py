@@ -18,12 +18,12 @@ import numpy as np
 from _reference_state import Variable
 
 import hpcckpt as hc
-from hpcckpt import layout
 from hpcckpt.backends.rankfile import frozen
+from hpcckpt.format import layout
 from hpcckpt.testing.ranks import run_ranks
 
 STEPS = (10, 20, 30)
-_FIRST = (1, 2)  # saved before and retired: an unchanged tensor gets a file of its own with the third save
+_FIRST = (1, 2)  # saved before and retired: an unchanged tensor gets its own file with the third save
 MakeState = Callable[[int, int, int], dict[str, Any]]
 """From step, rank and number of ranks to the state that this rank saves."""
 
@@ -158,7 +158,7 @@ def _unless_same(old: Any, new: Any) -> Any:
 
 
 def _check(run: Run) -> None:
-    """Check what was loaded against what was saved, so that later comparisons stand on it."""
+    """Check what was loaded against what was saved, so that later comparisons can rely on it."""
     for step in STEPS:
         for rank in range(run.shape.n_ranks):
             for name, value in run.shape.state(step, rank, run.shape.n_ranks).items():
@@ -176,13 +176,13 @@ def make_runs(scratch: Path) -> list[Run]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Say whether two arrays are equal bit by bit."""
+    """Return True if two arrays are equal bit by bit."""
     a, b = np.asarray(a), np.asarray(b)
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def same_all(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Say whether two loaded steps are equal bit by bit."""
+    """Return True if two loaded steps are equal bit by bit."""
     return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
 
 

@@ -38,7 +38,7 @@ DEFAULT_SEED = 1
 Verdict = Literal["good", "detected", "lost", "wrong", "hung", "skipped"]
 """How a case ended.
 
-``good``: the promise held, and there was nothing to detect.  ``detected``: the fault was noticed and told of as
+``good``: the promise held, and there was nothing to detect.  ``detected``: the fault was noticed and reported as
 promised.  ``lost``: something that was committed is gone.  ``wrong``: anything else that breaks the promise: other
 values came back, an error of the wrong type, a false alarm, a crash.  ``hung``: it did not end in time.  ``skipped``:
 it could not be run here; it does not count as run.
@@ -76,7 +76,7 @@ class Case:
     Attributes
     ----------
     scratch : Path
-        An empty directory of its own, removed after the case.
+        A separate empty directory, removed after the case.
     prepared : Any
         What the campaign's `prepare` returned in this worker.
     """

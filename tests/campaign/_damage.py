@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcckpt import layout
+from hpcckpt.format import layout
 
 PAGE = 4096
 

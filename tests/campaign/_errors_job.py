@@ -1,7 +1,7 @@
 """One fault among the calls of a save or of a restore, and all that must hold afterwards.
 
-Runs with ``_errors_shim.c`` preloaded.  As a server it reads trials, a line of JSON each, and plays each in a child of
-its own, with threads as ranks; as a rank of MPI, ``_errors_job.py SHIM '{…}'``, it plays one.
+Runs with ``_errors_shim.c`` preloaded.  As a server it reads trials, a line of JSON each, and plays each in its own
+child, with threads as ranks; as a rank of MPI, ``_errors_job.py SHIM '{…}'``, it plays one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ import _mutants
 from _reference_state import State, differences
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout, phases
+from hpcckpt.core import failpoints
 from hpcckpt.errors import CollectiveError, HpcckptError, from_os_error
-from hpcckpt.loading import open_step
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.ranks import run_ranks
 
 HERE = Path(__file__)
@@ -248,7 +250,7 @@ class _Rank:
             ckpt.restore(self.state.tree)
         self.comm.barrier()
         if self.arms:
-            phases.install_hook(_Ender(self.trial) if self.trial.phase else None)
+            failpoints.install_hook(_Ender(self.trial) if self.trial.phase else None)
             is_spared = bool(self.trial.ranks) and self.comm.rank not in self.trial.ranks
             self.shim.arm(replace(self.trial, first=-1, last=-1) if is_spared else self.trial)
         self.comm.barrier()
@@ -256,7 +258,7 @@ class _Rank:
         told = self._attempt(ckpt, began)
         self.comm.barrier()
         calls = self.shim.disarm() if self.arms else []
-        phases.install_hook(None)
+        failpoints.install_hook(None)
         self.logs = self.comm.allgather(calls)
         self.poisoned = set().union(*self.comm.allgather(self.shim.poisoned()))
         return told
@@ -304,7 +306,7 @@ class _Rank:
         return problems + self._judge_storage(told)
 
     def _judge_error(self, error: tuple[str, str, str]) -> list[str]:
-        """Check that the error is one of ours, and says what happened."""
+        """Check that the error is hpcckpt's, and says what happened."""
         name, kind, text = error
         failed = {call.error for call in self._failed()}
         if kind == "not ours":
@@ -362,7 +364,7 @@ class _Rank:
         return problems
 
     def _could_not_undo(self) -> bool:
-        """Say whether the rename that takes the step's name away again failed too."""
+        """Return True if the rename that takes the step's name away again failed too."""
         renames = [call for call in self._failed() if call.kind == "rename"]
         return bool(renames) and self.trial.last - self.trial.first > 1
 

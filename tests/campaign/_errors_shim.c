@@ -1,7 +1,7 @@
 /* Preloaded before libc: file operations below one directory fail, are cut short or are slow, at a chosen position.
  *
  * Calls on paths below the watched directory that have `selected` in them (any of their names, as /proc sees it) are
- * counted; those at positions first <= n < last fail.  With `wanted` = 0 each kind of call fails in one of its own
+ * counted; those at positions first <= n < last fail.  With `wanted` = 0 each kind of call fails in a separate one
  * ways, chosen by `variant`; else only the calls that can fail with the error `wanted` count.  All of it is armed, and
  * asked afterwards what it did, through ctypes. */
 #define _GNU_SOURCE

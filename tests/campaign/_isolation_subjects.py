@@ -1,6 +1,6 @@
 """Things that train: what is saved of them, and how they change, each in the way of its library.
 
-All start from the same values on every rank and change alike, so that replicated tensors stay equal.
+All start from the same values on every rank and change the same, so that replicated tensors stay equal.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import hpcckpt as hc
-from hpcckpt.loading import rank_name
-from hpcckpt.snapshot import flatten
+from hpcckpt.restoring.reader import rank_name
+from hpcckpt.state.tree import flatten
 
 Array = np.ndarray[Any, Any]
 SHAPES = {"kernel": (613, 217), "bias": (217,), "deep": (3, 5, 7, 11), "scalar": (), "wide": (2, 150_001)}
@@ -43,7 +43,7 @@ class Subject:
         self.rank = rank
 
     def reset(self, seed: int) -> None:
-        """Begin anew, with values that follow from the seed."""
+        """Begin again, with values that follow from the seed."""
         raise NotImplementedError
 
     @property
@@ -176,7 +176,7 @@ def tensorflow() -> Any:
 
 
 class TensorFlow(Subject):
-    """Variables of TensorFlow, made once and set anew for each case; subclasses say how they are updated."""
+    """Variables of TensorFlow, made once and set again for each case; subclasses say how they are updated."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
@@ -279,7 +279,7 @@ class Sparse(TensorFlow):
 
 
 class Frozen(TensorFlow):
-    """Large variables that stand still for some steps, and then change; saved incrementally."""
+    """Large variables that do not change for some steps, and then change; saved incrementally."""
 
     incremental = True
 

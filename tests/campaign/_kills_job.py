@@ -1,7 +1,7 @@
 """A job like a training: restore, then change the state and save it, step by step, until it ends or is killed.
 
-Before it goes on it writes down, durably and outside of the run directory, what it was told: so whoever comes after
-the kill knows what must still be there.  Started on ranks of MPI as ``_kills_job.py '{"directory": …}'``.
+Before it continues it writes down, durably and outside of the run directory, what was reported to it: so the process
+after the kill knows what must still be there.  Started on ranks of MPI as ``_kills_job.py '{"directory": …}'``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import _mutants
 from _reference_state import State
 
 import hpcckpt as hc
-from hpcckpt import phases
+from hpcckpt.core import failpoints
 from hpcckpt.errors import StepNotFoundError
 from hpcckpt.testing import faults
 
@@ -126,7 +126,7 @@ def make_board(path: Path) -> None:
 def read_board(path: Path, rank: int) -> str:
     """Return the phase that a rank reached last; "" before the first one."""
     number = path.read_bytes()[rank]
-    return phases.PHASES[number - 1] if number else ""
+    return failpoints.PHASES[number - 1] if number else ""
 
 
 class _Watch:
@@ -142,11 +142,11 @@ class _Watch:
         if exact:
             fault = faults.Fault(strike.phase, "kill", strike.rank, strike.occurrence, strike.victims)
             faults.arm(fault, pids=pids)
-        self.trap = phases._hook if exact else None
-        phases.install_hook(self)
+        self.trap = failpoints._hook if exact else None
+        failpoints.install_hook(self)
 
     def __call__(self, phase: str, rank: int) -> None:
-        self.board[rank] = phases.PHASES.index(phase) + 1
+        self.board[rank] = failpoints.PHASES.index(phase) + 1
         strike = self.order.strike
         if self.trap is not None:
             self.trap(phase, rank)

@@ -16,22 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt import (
-    checkpointer,
-    errors,
-    holding,
-    layout,
-    native,
-    phases,
-    retention,
-    saving,
-    settling,
-    writing,
-)
+from hpcckpt import errors, native
 from hpcckpt.backends import base
-from hpcckpt.collective import commit
-from hpcckpt.discovery import step_numbers
-from hpcckpt.workspace import Workspace
+from hpcckpt.checkpointer import checkpointer
+from hpcckpt.core import failpoints
+from hpcckpt.format import layout
+from hpcckpt.native.arena import ArenaPool
+from hpcckpt.rundir import commit, retention
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.rundir.workspace import Workspace
+from hpcckpt.saving import outcome, save, snapshot, write
 
 VARIABLE = "HPCCKPT_MUTANT"
 
@@ -43,62 +37,71 @@ def apply_from_environment() -> None:
         MUTANTS[name]()
 
 
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace a function of the engine, which has to be there: else the mutant would mutate nothing."""
+    if not callable(getattr(owner, name)):
+        raise TypeError(f"{owner.__name__}.{name} is not a function")
+    setattr(owner, name, function)
+
+
 # -- commit and retention ----------------------------------------------------------------------------
 
 
 def _visible_before_it_is_whole() -> None:
     """The step gets its name first, then its manifest."""
 
-    def publish(staged: Any, manifest: Any, lock: Any, way: Any = commit.CLEAR, **_: Any) -> Path:
+    def commit_step(staged: Any, manifest: Any, lock: Any, conflicts: Any = commit.NO_CONFLICTS, **_: Any) -> Path:
         final: Path = staged.directory / layout.step_dirname(manifest.step)
-        commit._take_name(staged, final, way)
-        commit._write_manifest(dataclasses.replace(staged, name=final.name), manifest)
+        commit._rename_to_step(staged, final, conflicts, lock.system.files)
+        commit._write_manifest(dataclasses.replace(staged, name=final.name), manifest, lock.system.files)
         return final
 
-    commit.publish = publish
+    _replace(commit, "commit_step", commit_step)
 
 
 def _retired_before_its_successor() -> None:
     """Room is made for the new step before it is there."""
-    original = commit.publish
+    original = commit.commit_step
 
-    def publish(staged: Any, *more: Any, **named: Any) -> Path:
+    def commit_step(staged: Any, *more: Any, **named: Any) -> Path:
         for step in step_numbers(staged.directory):
             Workspace.at(staged.directory).retire(layout.step_dirname(step))
         return original(staged, *more, **named)
 
-    commit.publish = publish
+    _replace(commit, "commit_step", commit_step)
 
 
 def _removed_in_sight() -> None:
     """A retired step loses its files first, then its name."""
     original = retention.take_out_of_sight
 
-    def take_out_of_sight(path: Path, retired: Path) -> None:
+    def take_out_of_sight(path: Path, retired: Path, files: Any) -> None:
         for file in (path / layout.DATA).iterdir():
             file.unlink()
-        phases.reached("8-retired", 0)
-        original(path, retired)
+        failpoints.reached("8-retired", 0)
+        original(path, retired, files)
 
-    retention.take_out_of_sight = take_out_of_sight
+    _replace(retention, "take_out_of_sight", take_out_of_sight)
 
 
 def _told_before_it_is_committed() -> None:
     """A result is made up before there is one."""
 
     def result(self: Any) -> Any:
-        this = self._underway
-        if this.answer is not None:
-            return saving.outcome_of(this)
+        this = self._save
+        if this.outcome is not None:
+            return this.result()
         name = layout.step_dirname(this.request.step)
-        return checkpointer.SavedStep(this.request.step, self._run.directory / name, 0, 0, 0.0, 0.0, 0, "rankfile")
+        return checkpointer.SavedStep(
+            this.request.step, self._session.rundir.path / name, 0, 0, 0.0, 0.0, 0, "rankfile"
+        )
 
-    checkpointer.PendingSave.result = result
+    _replace(checkpointer.PendingSave, "result", result)
 
 
 def _nothing_is_swept() -> None:
     """What killed jobs left stays."""
-    Workspace.sweep = lambda *_: []
+    _replace(Workspace, "sweep", lambda *_: [])
 
 
 # -- holding still -----------------------------------------------------------------------------------
@@ -107,22 +110,22 @@ def _nothing_is_swept() -> None:
 def _not_copied() -> None:
     """The writer looks at the program's own memory."""
 
-    def hold(tree: Any, items: Any, pool: Any, threads: int) -> Any:
-        return dataclasses.replace(holding.live(tree, items), is_live=False)
+    def take(tree: Any, items: Any, pool: Any, threads: int) -> Any:
+        return dataclasses.replace(snapshot.view(tree, items), is_view=False)
 
-    writing.hold = hold
+    _replace(write, "take", take)
 
 
 def _one_arena_for_all() -> None:
     """A second save copies into the arena that the first one is being written from."""
-    original = holding.ArenaPool.take
+    original = ArenaPool.take
 
     def take(self: Any, nbytes: int) -> Any:
         arena = original(self, nbytes)
         self._free.append(arena)
         return arena
 
-    holding.ArenaPool.take = take
+    _replace(ArenaPool, "take", take)
 
 
 def _unowned(data: Any) -> Any:
@@ -136,26 +139,27 @@ def _unowned(data: Any) -> Any:
 
 def _held_by_nobody() -> None:
     """TensorFlow's buffers are looked at, and not held: the next update changes them in place."""
-    from hpcckpt.keras import holding as tensorflow
+    from hpcckpt.state import tf_hold as tensorflow
 
     each, at_once = tensorflow._view, tensorflow._hold_at_once
-    tensorflow._view = lambda tensor: _unowned(each(tensor))
-    tensorflow._hold_at_once = lambda ops, variables: [_unowned(array) for array in at_once(ops, variables)]
+    _replace(tensorflow, "_view", lambda tensor: _unowned(each(tensor)))
+    _replace(tensorflow, "_hold_at_once", lambda ops, variables: [_unowned(array) for array in at_once(ops, variables)])
 
 
 def _a_pointer_is_enough() -> None:
-    """What has the same pointer as before counts as unchanged, though nobody held it meanwhile."""
+    """What has the same pointer as before counts as unchanged, though it was not referenced meanwhile."""
 
-    def let_go(self: Any) -> None:
+    def release(self: Any) -> None:
         self._data = _unowned(self._data)
 
-    def landed(self: Any, crcs: Sequence[int], file: Any = None, n_in_file: int = 0) -> None:
+    def written(self: Any, crcs: Sequence[int], file: Any = None, n_in_file: int = 0) -> None:
         if self.is_held:
-            where = base.InFile(file, n_in_file, tuple(crcs)) if file is not None else None
-            self.known = base.Known(tuple(crcs), _unowned(self._data), where)
+            where = base.LinkSource(file, n_in_file, tuple(crcs)) if file is not None else None
+            self.known = base.BlockRecord(tuple(crcs), _unowned(self._data), where)
         self._data = None
 
-    base.Payload.let_go, base.Payload.landed = let_go, landed
+    _replace(base.Payload, "release", release)
+    _replace(base.Payload, "written", written)
 
 
 # -- failures ----------------------------------------------------------------------------------------
@@ -173,7 +177,8 @@ def _fsync_is_tried_again() -> None:
 
         return again
 
-    native.fsync, native.fdatasync = twice(native.fsync), twice(native.fdatasync)
+    _replace(native, "fsync", twice(native.fsync))
+    _replace(native, "fdatasync", twice(native.fdatasync))
 
 
 def _a_failure_is_dropped() -> None:
@@ -186,32 +191,34 @@ def _a_failure_is_dropped() -> None:
         except OSError:
             return [native.crc32c_blocks(data, named.get("block_bytes", 1 << 20)) for data, _ in pieces]
 
-    native.write_blocks = write_blocks
+    _replace(native, "write_blocks", write_blocks)
 
 
 def _each_rank_tells_its_own() -> None:
     """Ranks raise different errors."""
-    original = settling._settle
+    original = save.report
 
-    def settle(run: Any, this: Any, outcome: Any) -> None:
-        original(run, this, outcome)
-        if this.answer is not None and this.answer.failures and run.comm.rank:
+    def report(queue: Any, this: Any, result: Any) -> None:
+        original(queue, this, result)
+        if this.outcome is not None and this.outcome.failures and queue.comm.rank:
             failures = {0: errors.Failure("storage", "something failed on another rank")}
-            this.answer = this.answer._replace(failures=failures)
+            this.outcome = this.outcome._replace(failures=failures)
 
-    settling._settle = settle
+    _replace(save, "report", report)
+    _replace(outcome, "report", report)
 
 
 def _failed_steps_stay() -> None:
     """A name that could not be made durable is kept, though the save has failed."""
 
-    def take_name(staged: Any, final: Path, way: Any) -> None:
+    def rename_to_step(staged: Any, final: Path, *_: Any) -> None:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(final)
         os.rename(staged.path, final)
         native.fsync_dir(str(staged.directory))
 
-    commit._take_name = take_name
+    assert callable(commit._rename_to_step)
+    _replace(commit, "_rename_to_step", rename_to_step)
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

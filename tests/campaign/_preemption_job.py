@@ -1,7 +1,7 @@
 """A job like a training that is to be asked to stop: steps, validations, saves in the background, a worker process.
 
 Started on ranks of MPI as ``_preemption_job.py '{"directory": …}'``.  Each rank shows on a board what it does at the
-moment, so that whoever sends the signal can choose; and it writes down how it ended.
+moment, so that the sender of the signal can choose; and it writes down how it ended.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Job:
         from mpi4py import MPI
 
         import hpcckpt as hc
-        from hpcckpt import phases
+        from hpcckpt.core import failpoints
 
         self.order, self.comm = order, MPI.COMM_WORLD
         self.rng = random.Random(f"{order.seed}/{self.comm.rank}")
@@ -153,7 +153,7 @@ class _Job:
         self.state = {"w": np.zeros(4096), "mine": hc.PerRank(np.zeros(8))}
         self.gradient = np.zeros(8)
         self.ckpt = hc.Checkpointer(order.directory, comm=self.comm, max_to_keep=None)
-        phases.install_hook(self._at_phase)
+        failpoints.install_hook(self._at_phase)
         self.guard = hc.preemption.watch(self.ckpt, **order.watch)
         self.ckpt.on_saved(lambda saved: self.board.show(is_draining=False))
         self.worker = None

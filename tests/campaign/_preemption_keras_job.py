@@ -18,13 +18,13 @@ from typing import Any
 from _preemption_job import Board, Order, write
 
 import hpcckpt as hc
-from hpcckpt import phases
+from hpcckpt.core import failpoints
 
 N_FEATURES, N_ROWS = 8, 4
 
 
 def main(order: Order) -> None:
-    """Train until the job is asked to stop, or has done so many steps as were ordered."""
+    """Train until the job is asked to stop, or has done N steps as were ordered."""
     hc.preemption.catch_signals()
     board = Board(order.board, int(os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
     board.show(activity="warm-up")
@@ -61,7 +61,7 @@ def train(order: Order, board: Board, hvd: Any) -> None:
         max_to_keep=None,
         state={"w": w},
     )
-    phases.install_hook(_at_phase(order, board))
+    failpoints.install_hook(_at_phase(order, board))
     data = tf.data.Dataset.from_tensor_slices((tf.ones((N_ROWS, N_FEATURES)), tf.ones((N_ROWS, 1))))
     model.fit(
         data.repeat().batch(N_ROWS),

@@ -119,7 +119,7 @@ class Running:
         return [job.read_board(Path(self.order.board), rank) for rank in range(self.n_ranks)]
 
     def wait_for(self, is_there: Any, timeout_s: float = JOB_TIMEOUT_S) -> bool:
-        """Wait until all that is shown is as wanted; say whether it came to that."""
+        """Wait until all that is shown is as wanted; return False after a time-out."""
         began = time.monotonic()
         while not is_there(self.shown()):
             if self.process.poll() is not None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 import hpcckpt as hc
-from hpcckpt import snapshot
-from hpcckpt.loading import rank_name
-from hpcckpt.snapshot import Leaf, TensorLeaf
+from hpcckpt.restoring.reader import rank_name
+from hpcckpt.state import tree as snapshot
+from hpcckpt.state.tree import Leaf, TensorLeaf
 
 Array = np.ndarray[Any, Any]
 TABLE = (7, 30)

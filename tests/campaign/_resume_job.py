@@ -108,7 +108,7 @@ def train_keras(order: Order) -> None:
     import keras
     import tensorflow as tf
 
-    from hpcckpt.keras.levels import enable_exact_resume
+    from hpcckpt.keras.callbacks.reproducibility import enable_exact_resume
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -143,7 +143,7 @@ def train_keras(order: Order) -> None:
 
 
 def _keras_tensors(model: Any) -> list[tuple[str, Any]]:
-    from hpcckpt.snapshot import flatten
+    from hpcckpt.state.tree import flatten
 
     return [(name, leaf.read()) for name, leaf in flatten({"model": model}).tensors.items()]
 
@@ -192,7 +192,7 @@ class Alone:
         return cls(0.02)
 
     def begin(self, model: Any) -> None:
-        """Begin alike on all ranks."""
+        """Begin the same on all ranks."""
 
     def averaging(self) -> list[Any]:
         """Return callbacks that average metrics."""

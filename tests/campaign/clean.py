@@ -1,4 +1,4 @@
-"""Steps that nobody damaged: every way to read gives what was saved, and raises no alarm.
+"""Steps that are not damaged: every way to read gives what was saved, and raises no alarm.
 
 One case: a state of random tensors, saved by some number of ranks, in two steps, and read in every way, restored on
 another number of ranks.
@@ -17,8 +17,9 @@ from _checkpoints import same
 from _common import Campaign, Case, Outcome
 
 import hpcckpt as hc
-from hpcckpt import cli, layout
-from hpcckpt.loading import open_step, rank_name
+from hpcckpt import cli
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step, rank_name
 from hpcckpt.testing.ranks import run_ranks
 
 Values = dict[str, tuple[str, Any]]

@@ -19,10 +19,11 @@ from _common import Campaign, Case, Outcome
 from _reference_state import Variable
 
 import hpcckpt as hc
-from hpcckpt import cli, errors, layout
-from hpcckpt.discovery import step_numbers
-from hpcckpt.loading import open_step
-from hpcckpt.snapshot import PerRank, RootOnly, Sharded
+from hpcckpt import cli, errors
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.state.tree import PerRank, RootOnly, Sharded
 from hpcckpt.testing.ranks import run_ranks
 
 Picture = dict[str, Any]
@@ -87,7 +88,7 @@ def _part(step: int, whole: Picture) -> Picture:
 
 
 def _is_good(step: int, pristine: Picture, damaged: Picture) -> bool:
-    """Say whether a step is as it was saved: nothing of it is changed, whatever was added."""
+    """Return True if a step is as it was saved: nothing of it is changed, whatever was added."""
     before, after = _part(step, pristine), _part(step, damaged)
     return all(after.get(path) == content for path, content in before.items())
 

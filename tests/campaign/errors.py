@@ -23,7 +23,7 @@ import _errors_job as job
 from _common import HERE, Campaign, Case, Outcome
 from _errors_job import SCENES, Trial
 
-from hpcckpt.phases import PHASES
+from hpcckpt.core.failpoints import PHASES
 
 sys.path.insert(0, str(HERE.parent / "mpi"))
 
@@ -75,7 +75,7 @@ random.Random(0).shuffle(PLANS)  # any part of the campaign has something of all
 
 
 class Server:
-    """A process with the shim, which plays trials in children of its own."""
+    """A process with the shim, which plays trials in its own children."""
 
     def __init__(self, scratch: Path) -> None:
         self.shim = scratch / "errors_shim.so"

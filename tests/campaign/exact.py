@@ -49,7 +49,7 @@ def prepare(scratch: Path) -> dict[str, Any]:
     import keras  # noqa: F401 - for the processes that are forked
     import tensorflow as tf  # noqa: F401 - the same
 
-    import hpcckpt.keras.callbacks  # noqa: F401 - the same
+    import hpcckpt.keras.callbacks.backup_and_restore  # noqa: F401 - the same
 
     ended = _in_child(scratch / "elements.json", _elements)
     return ended.told
@@ -157,7 +157,7 @@ def _trained(directory: Path, names: list[str], every: int, kill_at: int) -> dic
     import numpy as np
 
     import hpcckpt as hc
-    from hpcckpt.snapshot import flatten
+    from hpcckpt.state.tree import flatten
 
     hc.enable_exact_resume(seed=7)
     import training_elements
@@ -182,7 +182,7 @@ def _trained(directory: Path, names: list[str], every: int, kill_at: int) -> dic
         "tensors": digests,
         "level": backup.level,
         "reasons": backup.reasons,
-        "began": backup._backup.begins.level,  # type: ignore[union-attr]  # the same
+        "began": backup._backup.start.level,  # type: ignore[union-attr]  # the same
     }
 
 

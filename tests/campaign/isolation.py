@@ -19,7 +19,7 @@ from _common import Campaign, Case, Outcome
 from _isolation_subjects import KINDS, NUMPY, TF, TORCH, Subject, subject
 
 import hpcckpt as hc
-from hpcckpt import phases
+from hpcckpt.core import failpoints
 from hpcckpt.testing.ranks import run_ranks
 
 SAVES = 5
@@ -43,7 +43,7 @@ def _slow_down(rng: random.Random) -> None:
         if phase in {"2-write", "2-written", "4-check"}:
             time.sleep(rng.random() * pause_s)
 
-    phases.install_hook(hook)
+    failpoints.install_hook(hook)
 
 
 class _Rank:

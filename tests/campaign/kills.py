@@ -27,9 +27,10 @@ from _kills_job import Order, Strike
 from _reference_state import differences
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout
-from hpcckpt.loading import open_step
-from hpcckpt.phases import PHASES
+from hpcckpt.core.failpoints import PHASES
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery, pins
 from hpcckpt.testing.ranks import run_ranks
 
 sys.path.insert(0, str(HERE.parent / "mpi"))
@@ -151,7 +152,7 @@ def _check_time(began: float, errors: Path) -> None:
 
 
 def prepare(scratch: Path) -> Durations:
-    """Measure how long jobs take that nobody kills, so that timers fall into them."""
+    """Measure how long jobs take that are not killed, so that timers fall into them."""
     _mutants.apply_from_environment()
     found: Durations = {}
     for size in ("small", "large", "variables"):
@@ -351,7 +352,7 @@ class Life:
         if left:
             raise BrokenPromiseError("wrong", f"left after the last job: {left}")
         kept = sorted(self.visible)[-self.options["max_to_keep"] :]
-        extra = set(self.visible) - set(kept) - discovery.pins(self.directory)
+        extra = set(self.visible) - set(kept) - pins.pins(self.directory)
         if extra:
             raise BrokenPromiseError("wrong", f"retention left {extra} beside {kept}")
 

@@ -23,8 +23,9 @@ from _preemption_job import Order, Shown
 from _preemption_running import BrokenPromiseError, Plan, Request, Running, ask, find_mpirun, is_in
 
 import hpcckpt as hc
-from hpcckpt import discovery, journal, layout
-from hpcckpt.loading import open_step
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery, journal
 from hpcckpt.testing.ranks import run_ranks
 
 SITUATIONS = ("warm-up", "step", "validation", "drain", "any time")
@@ -124,13 +125,13 @@ def stop(running: Running, request: Request, case: Case) -> dict[str, float]:
 
 
 def is_bounded(plan: Plan) -> bool:
-    """Say whether it can be said which step was going on when the job was asked."""
+    """Return True if it can be said which step was going on when the job was asked."""
     is_direct = plan.request.by.startswith("SIG") and plan.request.whom not in {"the launcher", "the script"}
     return plan.order.is_synchronous and is_direct
 
 
 def has_no_boundary(order: Order, shown: list[Shown]) -> bool:
-    """Say whether a rank is where no boundary comes before the next step has ended."""
+    """Return True if a rank is where no boundary comes before the next step has ended."""
     activities = {one.activity for one in shown}
     is_behind_it = not order.saves_first and any(one.is_draining and one.step % order.save_every == 0 for one in shown)
     return (

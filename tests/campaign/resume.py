@@ -1,4 +1,4 @@
-"""Trainings that are killed at any moment of any batch, and resumed: they end as if nobody had killed them.
+"""Trainings that are killed at any moment of any batch, and resumed: they end as if they had not been killed.
 
 One case is one training (:mod:`_resume_job`) with dropout, BatchNorm, shuffled data, a schedule of the learning rate,
 ReduceLROnPlateau and EarlyStopping.  It is killed with SIGKILL once or twice, one of its ranks or all of them, within a
@@ -25,7 +25,7 @@ import _resume_job as job
 from _common import HERE, Campaign, Case, Outcome
 from _resume_job import Order
 
-from hpcckpt import discovery
+from hpcckpt.rundir import discovery
 
 sys.path.insert(0, str(HERE.parent / "mpi"))
 
@@ -35,6 +35,7 @@ KINDS = ("keras", "horovod", "mpi4py", "torch")
 RANKS = {"keras": 1, "horovod": 2, "mpi4py": 2, "torch": 1}
 NEEDS = {"keras": "tensorflow", "horovod": "horovod", "mpi4py": "tensorflow", "torch": "torch"}
 RUN_TIMEOUT_S = 400.0
+LAUNCHER_S = 30.0
 
 
 class BrokenPromiseError(Exception):
@@ -88,7 +89,7 @@ class Running:
         return job.read_board(self.place, rank)[1]
 
     def kill(self, kill: Kill, n_batches: int) -> bool:
-        """Kill it behind so many batches; say whether it was still there."""
+        """Kill it after N batches; return True if it was still there."""
         watched = max(kill.rank, 0)
         while self.batches(watched) < n_batches:
             if self.process.poll() is not None:
@@ -103,8 +104,14 @@ class Running:
 
     def wait(self) -> int:
         """Wait for the end; return the exit code."""
+        last_seen = time.monotonic()
         while self.process.poll() is None:
             self._check_time()
+            pids = [job.read_board(self.place, rank)[0] for rank in range(self.n_ranks)]
+            if not all(pids) or any(map(is_running, pids)):
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > LAUNCHER_S:
+                self.process.kill()  # all ranks have ended, and Open MPI's launcher hangs
             time.sleep(0.005)
         for rank in range(self.n_ranks):  # the launcher has seen to that, or there is none
             pid = job.read_board(self.place, rank)[0]
@@ -170,7 +177,7 @@ def run(case: Case) -> Outcome:
 
 
 def _uninterrupted(known: dict[tuple[str, str], Any], order: Order) -> list[dict[str, Any]]:
-    """Return what the ranks tell of a run that nobody kills, and that saves nothing."""
+    """Return the reports of the ranks of a run that is not killed, and that saves nothing."""
     key = (order.kind, order.data)
     if key not in known:
         place = known["", "place"] / "-".join(key)
@@ -227,7 +234,7 @@ def _newest(directory: Path) -> int | None:
 
 
 def _compare(told: list[dict[str, Any]], expected: list[dict[str, Any]], newest: int | None, running: Running) -> None:
-    """Refuse what is not as in the run that nobody killed."""
+    """Refuse what is not as in the run that was not killed."""
     for rank, (own, straight) in enumerate(zip(told, expected, strict=True)):
         where = f"rank {rank}, resumed from {own['from']}"
         if own["from"] != newest:

@@ -1,8 +1,8 @@
 """The native parts under AddressSanitizer with UBSan, and under ThreadSanitizer: no byte too far, no race, no leak.
 
-A case is one run of a program, with its own seed: the core, the parts of LMS that need no TensorFlow, the mover of LMS
-with TensorFlow's tensors; or tests of the TensorFlow ops, built with AddressSanitizer, whose library is preloaded
-into Python.  Programs are compiled when a worker needs them first.
+A case is one run of a program, with its own seed: the core, the parts of LMS that need no TensorFlow, the swap engine
+of LMS with TensorFlow's tensors; or tests of the TensorFlow ops, built with AddressSanitizer, whose library is
+preloaded into Python.  Programs are compiled when a worker needs them first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PROGRAMS = {
         "blockio child_signal copying copying_x86 crc32c crc32c_arm crc32c_x86 file nonfinite prefault workers",
         False,
     ),
-    "parts": (HERE.parent / "lms/native/parts.cpp", "lms_src", "pool lane extents file_store", False),
-    "mover": (
-        HERE / "_stress_mover.cpp",
+    "parts": (HERE.parent / "lms/native/parts.cpp", "lms_src", "pool io_queue extents file_store", False),
+    "swap_engine": (
+        HERE / "_stress_swap_engine.cpp",
         "lms_src",
-        "mover lane parcel room extents pool file_store figures",
+        "swap_engine io_queue swapped_tensor tier_space extents pool file_store figures",
         True,
     ),
 }
@@ -116,7 +116,7 @@ def run(case: Case) -> Outcome:
         command = [builder.program(name, sanitizer), *(["stress"] if name == "parts" else []), case.scratch]
         command = [*command, str(case.rng.randrange(1 << 20))]
         environment |= {
-            "ASAN_OPTIONS": "detect_leaks=0" if name == "mover" else "detect_leaks=1",
+            "ASAN_OPTIONS": "detect_leaks=0" if name == "swap_engine" else "detect_leaks=1",
             "TSAN_OPTIONS": f"halt_on_error=1:exitcode=66:suppressions={builder.suppressions}",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
@@ -140,8 +140,8 @@ def reason_to_skip() -> str:
 
 CAMPAIGN = Campaign(
     "sanitizers",
-    "The native core, the parts of LMS, its mover and the TensorFlow ops run without a report of AddressSanitizer, "
-    "UBSan or ThreadSanitizer.",
+    "The native core, the parts of LMS, its swap engine and the TensorFlow ops run without a report of "
+    "AddressSanitizer, UBSan or ThreadSanitizer.",
     full=600,
     run=run,
     prepare=Builder,

@@ -15,24 +15,26 @@ import numpy as np
 from _common import Campaign, Case, Outcome
 
 import hpcckpt as hc
-from hpcckpt import copying, discovery, layout
-from hpcckpt.inspecting import check_step
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tiers import copy
+from hpcckpt.tools.inspect import check_step
 
 SAVES = 250
-_publish = copying.publish
+_commit = copy.commit_staged
 
 
 def _slow_down(rng: random.Random) -> None:
-    """Hold the publishing of a drain up at random, when its step has its name already."""
+    """Delay the commit of a drain at random, when its step has its name already."""
     pause_s = rng.choice([0.0, 0.002, 0.01])
 
-    def publish(*args: Any) -> Path:
-        path = _publish(*args)
+    def commit_staged(*args: Any) -> Path:
+        path = _commit(*args)
         time.sleep(rng.random() * pause_s)  # only makes it likelier that drains overlap
         return path
 
-    copying.publish = publish
+    copy.commit_staged = commit_staged
 
 
 def _state(rank: int, step: int, length: int) -> dict[str, Any]:

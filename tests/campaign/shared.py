@@ -21,7 +21,7 @@ from _common import Campaign, Case, Outcome
 
 import hpcckpt as hc
 from hpcckpt import errors
-from hpcckpt.loading import open_step
+from hpcckpt.restoring.reader import open_step
 
 N_CHECKPOINTERS = 3
 SECONDS = float(os.environ.get("HPCCKPT_SHARED_SECONDS", "10"))

@@ -1,4 +1,4 @@
-"""Steps that nobody damaged, in a short form."""
+"""Steps that are not damaged, in a short form."""
 
 from __future__ import annotations
 

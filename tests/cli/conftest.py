@@ -50,7 +50,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
 
 
 def spawn_tool(*words: object, **variables: str) -> Result:
-    """Run the command line in a process of its own."""
+    """Run the command line in a separate process."""
     command = [sys.executable, "-m", "hpcckpt", *map(str, words)]
     done = subprocess.run(
         command, env=clean_environment(**variables), capture_output=True, text=True, timeout=240, check=False
@@ -85,7 +85,7 @@ def save() -> Callable[..., Path]:
 
 @pytest.fixture
 def spawn() -> Callable[..., Result]:
-    """Run the command line in a process of its own."""
+    """Run the command line in a separate process."""
     return spawn_tool
 
 
@@ -125,7 +125,9 @@ def saved(tmp_path: Path) -> Path:
 @pytest.fixture
 def busy(saved: Path) -> Iterator[Path]:
     """The same run, while another process holds its lock."""
-    code = f"from hpcckpt.lock import RunLock; l = RunLock.take({str(saved)!r}); print('held', flush=True); input()"
+    code = (
+        f"from hpcckpt.rundir.lock import RunLock; l = RunLock.take({str(saved)!r}); print('held', flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:

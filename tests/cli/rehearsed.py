@@ -2,7 +2,7 @@
 
 ``waits``    Killed it must be: the first run of an interrupted training waits before its end.
 ``forgets``  Does not restore its random numbers.
-``anew``     Does not restore at all.
+``fresh``    Does not restore at all.
 ``requeue``  Ends with 75 in the middle, to be started again.
 ``deletes``  Leaves no checkpoint.
 """
@@ -32,7 +32,7 @@ def main() -> None:
     is_to_be_killed = "waits" in WORDS and RUN.name != "straight" and not list(RUN.glob("step-*"))
     with hc.Checkpointer(RUN, max_to_keep=None, on_newer="aside") as ckpt:
         first = 0
-        if ckpt.latest_step() is not None and "anew" not in WORDS:
+        if ckpt.latest_step() is not None and "fresh" not in WORDS:
             found = ckpt.restore(state)
             first = found.step
             losses = {int(step): loss for step, loss in found.objects["losses"].items()}
@@ -45,7 +45,7 @@ def main() -> None:
                 time.sleep(300)
             if step % 2 == 0:
                 about = {"rng": rng.bit_generator.state, "losses": {str(at): loss for at, loss in losses.items()}}
-                told = {"metrics": {"loss": losses[step]}, "objects": about, "overwrite": "anew" in WORDS}
+                told = {"metrics": {"loss": losses[step]}, "objects": about, "overwrite": "fresh" in WORDS}
                 ckpt.save(step, state, **told).result()
                 if "waits" in WORDS and RUN.name != "straight":
                     time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What ``repair`` and ``reshard`` change in a run by hand stands in its journal, and in what shows it."""
+"""What ``repair`` and ``reshard`` change in a run by hand is in its journal, and in what shows it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any
 
 import pytest
 
-from hpcckpt import discovery, layout
-from hpcckpt.journal import NAME, read_journal
-from hpcckpt.reporting.frames import frame_of, lines_of
-from hpcckpt.reporting.reading import read_story
-from hpcckpt.workspace import Workspace
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
+from hpcckpt.rundir.journal import NAME, read_journal
+from hpcckpt.rundir.workspace import Workspace
+from hpcckpt.tools.report.read_history import read_run_history
+from hpcckpt.tools.report.watch_view import frame_of, lines_of
 
 Cli = Callable[..., Any]
 
 
 def told(run: Path) -> list[dict[str, Any]]:
-    """Return what the journal tells of changes by hand, without the times."""
+    """Return what the journal has of changes by hand, without the times."""
     return [{key: entry[key] for key in entry if key != "time"} for entry in read_journal(run) if "by" in entry]
 
 
 def by_hand(run: Path) -> str:
-    return dict(lines_of(frame_of(read_story(run), time.time())))["by hand"]
+    return dict(lines_of(frame_of(read_run_history(run), time.time())))["by hand"]
 
 
 def test_a_repaired_step_is_told(cli: Cli, saved: Path) -> None:
@@ -35,7 +36,11 @@ def test_a_repaired_step_is_told(cli: Cli, saved: Path) -> None:
     facts = {"step": 20, "save_id": manifest.save_id, "bytes": manifest.nbytes}
     assert told(saved) == [{"event": "repaired", **facts, "by": "repair"}]
     assert by_hand(saved).startswith("repaired step 20 (hpcckpt repair)")
-    assert {save.step: save.state for save in read_story(saved).saves} == {10: "stands", 20: "stands", 30: "stands"}
+    assert {save.step: save.state for save in read_run_history(saved).saves} == {
+        10: "stands",
+        20: "stands",
+        30: "stands",
+    }
 
 
 def test_evidence_that_gets_its_name_back_is_told(cli: Cli, saved: Path) -> None:
@@ -79,7 +84,7 @@ def test_what_is_left_of_a_step_that_was_replaced_in_place_is_no_failure(
 
     words = ("reshard", saved, "30", "--files", 2, "--drop-per-rank", "--in-place", "--yes")
     with monkeypatch.context() as patch:
-        patch.setattr("hpcckpt.files.remove_tree", refuse)
+        patch.setattr("hpcckpt.core.files.remove_tree", refuse)
         assert cli(*words).code == 0
     assert discovery.read_manifest(saved / layout.step_dirname(30)).n_ranks == 2
     Workspace.at(saved).retire(layout.step_dirname(10))

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import hpcckpt as hc
 from hpcckpt.cli.convert import NAMES, READ_WITH_MODEL
-from hpcckpt.exporting.formats import FORMATS, OWN
+from hpcckpt.tools.convert.formats import FORMATS, OWN
 
 pytestmark = pytest.mark.stack_b
 Cli = Callable[..., Any]
@@ -116,7 +116,7 @@ def test_weights_of_keras_need_neither_keras_nor_tensorflow(spawn: Cli, tmp_path
         (["absent", "o.npz"], 4, "absent does not exist"),
         (["run", "o.npz", "--step", "99"], 4, "99"),
         (["run", "o.dat"], 2, "cannot tell the format from 'o.dat'; pass --to npz"),
-        (["run", "other", "--to", "hpcckpt"], 2, "'hpcckpt reshard' rewrites one"),
+        (["run", "other", "--to", "hpcckpt"], 2, "'hpcckpt reshard' rewrites a checkpoint"),
         (["run", "o.npz", "--only", "nothing"], 2, "matches no tensor"),
         (["run", "o.npz", "--model", "m.json"], 2, "leave out --model"),
         (["run", "o.keras"], 2, "--model model.json"),

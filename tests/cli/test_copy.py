@@ -16,13 +16,16 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout
-from hpcckpt.cli.copy import Bandwidth
-from hpcckpt.journal import NAME, read_journal
-from hpcckpt.lock import RunLock
-from hpcckpt.reporting.frames import frame_of, lines_of, news
-from hpcckpt.reporting.reading import read_story
+from hpcckpt.cli.copy import BandwidthType
+from hpcckpt.core.system import OperatingSystem
+from hpcckpt.format import layout
+from hpcckpt.native.posix_files import POSIX
+from hpcckpt.rundir import discovery
+from hpcckpt.rundir.journal import NAME, read_journal
+from hpcckpt.rundir.lock import RunLock
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tools.report.read_history import read_run_history
+from hpcckpt.tools.report.watch_view import frame_of, lines_of, news
 
 Cli = Callable[..., Any]
 
@@ -107,7 +110,7 @@ def test_damage_of_the_source_ends_with_3_and_of_some_of_all_with_6(cli: Cli, tm
     damage(run, 2)
     result = cli("copy", run, out, "2")
     assert result.code == 3
-    assert "nothing was published" in result.err
+    assert "nothing was committed" in result.err
     assert "[rank" not in result.err
     result = cli("copy", run, out, "all", "--json")
     assert (result.code, [line["state"] for line in result.json["steps"]]) == (6, ["copied", "failed", "copied"])
@@ -141,11 +144,10 @@ def test_what_cannot_be_is_told_with_its_code(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_directory_that_a_job_writes_in_is_busy(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_a_job_writes_in_is_busy(cli: Cli, tmp_path: Path) -> None:
     run, out = save(tmp_path / "run", 1), tmp_path / "out"
     out.mkdir()
-    with RunLock.take(out):
-        monkeypatch.setattr(RunLock, "_held", {})  # as in another process
+    with RunLock.take(out, system=OperatingSystem(POSIX)):
         assert cli("copy", run, out).code == 8
 
 
@@ -154,7 +156,7 @@ def test_a_directory_that_a_job_writes_in_is_busy(cli: Cli, tmp_path: Path, monk
     [("100", 100), ("2k", 2048), ("200M", 200 << 20), ("1.5GiB/s", 1.5 * (1 << 30)), ("3 MB", 3e6), ("2kB/s", 2000)],
 )
 def test_rates_are_read_as_their_units_are_written(text: str, expected: float) -> None:
-    assert Bandwidth().convert(text, None, None) == expected
+    assert BandwidthType().convert(text, None, None) == expected
 
 
 @pytest.mark.slow
@@ -190,12 +192,12 @@ def test_the_journal_there_is_told_where_a_step_came_from_and_watch_and_the_repo
     cli: Cli, tmp_path: Path
 ) -> None:
     run, out = save(tmp_path / "run", 1, 2, 3), save(tmp_path / "out", 1)
-    before = read_story(out)
+    before = read_run_history(out)
     cli("copy", run, out, "3")
     (entry,) = [entry for entry in read_journal(out) if entry["event"] == "copied"]
     expected = {"step": 3, "save_id": ids(run)[3], "from": str(run / layout.step_dirname(3)), "by": "copy"}
     assert {name: entry[name] for name in expected} == expected
-    after = read_story(out)
+    after = read_run_history(out)
     assert [job.last for job in after.jobs] == [job.last for job in before.jobs], "nobody heard of the job again"
     (line,) = [line for line in news(before, after) if "copied" in line]
     assert line.endswith(f"copied step 3 from {run / layout.step_dirname(3)} (hpcckpt copy)")
@@ -209,8 +211,8 @@ def test_a_step_that_was_removed_and_is_brought_back_stands_again(cli: Cli, tmp_
     cli("copy", run, out, "1")
     cli("prune", run, "--keep-last", 1, "--yes")
     cli("copy", out, run, "1")
-    assert [(save.step, save.state) for save in read_story(run).saves] == [(1, "stands"), (2, "stands")]
-    assert [change.verb for change in read_story(run).changes] == ["prune", "copy"]
+    assert [(save.step, save.state) for save in read_run_history(run).saves] == [(1, "stands"), (2, "stands")]
+    assert [change.verb for change in read_run_history(run).changes] == ["prune", "copy"]
 
 
 def test_a_step_that_is_there_already_is_not_told_again_and_a_new_directory_gets_no_journal(

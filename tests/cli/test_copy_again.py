@@ -1,4 +1,4 @@
-"""``hpcckpt copy --overwrite`` where the same save stands already: it is verified, and copied again if it is rotten."""
+"""``hpcckpt copy --overwrite`` where the same save exists already: it is verified, and copied again if it is rotten."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout
-from hpcckpt.copying import Rules, copy_step
-from hpcckpt.inspecting import check_step
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tiers.copy import Rules, copy_step
+from hpcckpt.tools.inspect import check_step
 
 Cli = Callable[..., Any]
 STEP = layout.step_dirname(1)

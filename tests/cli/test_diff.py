@@ -125,7 +125,7 @@ def test_dtypes_without_differences(compared: Callable[..., Any]) -> None:
 def test_large_tensors_are_compared_piece_by_piece(
     monkeypatch: pytest.MonkeyPatch, compared: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("hpcckpt.streaming.pieces.__defaults__", (1000,))
+    monkeypatch.setattr("hpcckpt.restoring.segments.pieces.__defaults__", (1000,))
     before = np.random.default_rng(0).normal(size=(7, 1, 41, 13))
     after = before.copy()
     after[6, 0, 40, 12] += 1

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hpcckpt.diagnosis import builds, hardware, mpi, probe, quota, software, storage
-from hpcckpt.mounts import Mount, mount_of
+from hpcckpt.core.mounts import Mount, mount_of
+from hpcckpt.tools.doctor import hardware, mpi, probe, quota, software, storage, tf_builds
 
 Cli = Callable[..., Any]
 
@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the installation alone: no child processes."""
     monkeypatch.setattr(software, "findings", lambda **_: iter(()))
     monkeypatch.setattr(mpi, "findings", lambda: iter(()))
-    monkeypatch.setattr(builds, "findings", lambda: iter(()))
+    monkeypatch.setattr(tf_builds, "findings", lambda: iter(()))
 
 
 def test_findings_about_the_installation(cli: Cli) -> None:
@@ -78,7 +78,7 @@ def test_a_job_script_gets_its_answer_at_once(spawn: Cli, tmp_path: Path) -> Non
         ({}, "note", "nothing says when this job ends"),
         ({"HPCCKPT_JOB_END": "+7200"}, "ok", "HPCCKPT_JOB_END"),
         ({"SLURM_JOB_END_TIME": "+100"}, "warning", "SLURM_JOB_END_TIME"),
-        ({"SLURM_JOB_END_TIME": "+-100"}, "warning", "it is not believed"),
+        ({"SLURM_JOB_END_TIME": "+-100"}, "warning", "; ignored"),
         ({"HPCCKPT_JOB_END": "soon"}, "problem", "HPCCKPT_JOB_END"),
     ],
 )

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mp
 
 @pytest.fixture
 def mpirun(environment: Callable[..., dict[str, str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command line on two ranks, each in a shell of its own."""
+    """Run the command line on two ranks, each in its own shell."""
     pytest.importorskip("mpi4py")
 
     def run(*words: object, before: str = "", under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -28,7 +28,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path) -> Callab
         def scan(_directory: object) -> None:
             raise error
 
-        monkeypatch.setattr("hpcckpt.discovery.scan", scan)
+        monkeypatch.setattr("hpcckpt.rundir.discovery.scan", scan)
         return cli("list", tmp_path, "--json")
 
     return run
@@ -60,7 +60,7 @@ def test_library_errors_become_exit_codes(
 
 
 def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path) -> None:
-    monkeypatch.setattr("hpcckpt.discovery.scan", None)
+    monkeypatch.setattr("hpcckpt.rundir.discovery.scan", None)
     result = cli("list", tmp_path, "--json")
     assert (result.code, result.json["error"]["kind"]) == (1, "internal")
     assert "Traceback" in result.err
@@ -172,7 +172,7 @@ def test_messages_that_cannot_be_written_change_no_exit_code(
 
 def test_an_interrupt_exits_with_130(saved: Path, environment: Callable[..., dict[str, str]]) -> None:
     code = (
-        "import sys, time; from hpcckpt import discovery; from hpcckpt.cli import main\n"
+        "import sys, time; from hpcckpt.rundir import discovery; from hpcckpt.cli import main\n"
         "def scan(directory): print('ready', file=sys.stderr, flush=True); time.sleep(60)\n"
         f"discovery.scan = scan; sys.exit(main(['list', {str(saved)!r}]))"
     )

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout
 from hpcckpt.cli.halt import read_moment
 from hpcckpt.errors import OptionError
+from hpcckpt.format import layout
 from hpcckpt.preemption import watch
 from hpcckpt.preemption.halt import Halt, read_halt
+from hpcckpt.rundir import discovery
 
 Cli = Callable[..., Any]
 LIMIT_S = 240.0
@@ -132,7 +133,7 @@ def test_in_a_run_of_cycles_a_request_that_was_handed_on_counts_too(cli: Cli, sa
         (["--at", "2020-01-01"], 2, "is past"),
         (["--at", "+5"], 2, "is no duration"),
         (["--at", "+999999d"], 2, "less than 1000 years"),
-        (["--at", "+360000d"], 2, "is behind the year 2999"),
+        (["--at", "+360000d"], 2, "is after the year 2999"),
         (["--after-step", "-1"], 2, "range"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Under a launcher: rank 0 acts, every rank exits with its code, and nobody hangs."""
+"""Under a launcher: rank 0 acts, every rank exits with its code, and no rank hangs."""
 
 from __future__ import annotations
 

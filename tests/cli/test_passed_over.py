@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcckpt import layout
+from hpcckpt.format import layout
 
 Cli = Callable[..., Any]
 NEWEST = "step-0000000030"

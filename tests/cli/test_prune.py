@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from listing import listed
 
-from hpcckpt.journal import NAME, read_journal
-from hpcckpt.reporting.frames import news
-from hpcckpt.reporting.reading import read_story
-from hpcckpt.workspace import Workspace
+from hpcckpt.rundir.journal import NAME, read_journal
+from hpcckpt.rundir.workspace import Workspace
+from hpcckpt.tools.report.read_history import read_run_history
+from hpcckpt.tools.report.watch_view import news
 
 Cli = Callable[..., Any]
 LEFT = (".step-0000000040.tmp-abcdef", ".retired-abcdef")
@@ -173,11 +173,11 @@ def told(run: Path, event: str) -> list[dict[str, Any]]:
 def test_the_journal_is_told_of_the_steps_that_are_gone_and_the_report_and_watch_show_it(
     cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = read_story(saved)
+    before = read_run_history(saved)
     cli("prune", saved, "--keep-last", 1, "--yes")
     (entry,) = told(saved, "removed")
     assert (entry["steps"], entry["n_steps"], entry["by"]) == ([10, 20], 2, "prune")
-    after = read_story(saved)
+    after = read_run_history(saved)
     assert [(save.step, save.state) for save in after.saves] == [(10, "removed"), (20, "removed"), (30, "stands")]
     assert [job.last for job in after.jobs] == [job.last for job in before.jobs], "nobody heard of the job again"
     assert [line.partition("removed")[2] for line in news(before, after)] == [" steps 10, 20 (hpcckpt prune)"]

@@ -16,10 +16,11 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import errors, native, resharding
-from hpcckpt.discovery import read_manifest
-from hpcckpt.loading import open_step
+from hpcckpt import errors, native
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tools import reshard
 
 Cli = Callable[..., Any]
 
@@ -61,7 +62,7 @@ def same_bytes(one: Path, other: Path) -> bool:
 def test_every_tensor_comes_back_to_the_bit_on_any_number_of_ranks(
     cli: Cli, tmp_path: Path, n_before: int, n_files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resharding, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(reshard, "PART_BYTES", 1 << 20)
     run, out = save(tmp_path / "run", n_before), tmp_path / "deep" / "out"
     result = cli("reshard", run, "--files", n_files, "--out", out, "--json")
     assert result.code == 0
@@ -190,11 +191,11 @@ def test_a_running_job_makes_it_exit_with_8(cli: Cli, busy: Path, tmp_path: Path
 def test_a_step_replaced_since_it_was_opened_is_not_replaced_again(tmp_path: Path) -> None:
     run = save(tmp_path / "run", 1)
     reader = open_step(run)
-    plan = resharding.plan_reshard(reader, 2)
+    plan = reshard.plan_reshard(reader, 2)
     with hc.Checkpointer(run) as ckpt:
         ckpt.save(10, shared(10), metrics={"loss": 0.25}, overwrite=True).result()
     with pytest.raises(errors.StepExistsError, match="meanwhile"):
-        resharding.reshard(reader, plan, run, is_replacing=True)
+        reshard.reshard(reader, plan, run, is_replacing=True)
     assert read_manifest(run / "step-0000000010").metrics == {"loss": 0.25}
 
 
@@ -209,7 +210,7 @@ def test_memory_stays_bounded(tmp_path: Path, environment: Callable[..., dict[st
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(1, {"w": np.arange(1 << 25, dtype=np.int64)}).result()
     code = (
-        "import resource, sys; from hpcckpt.cli import main; import hpcckpt.resharding; "
+        "import resource, sys; from hpcckpt.cli import main; import hpcckpt.tools.reshard; "
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
         "assert main(sys.argv[1:]) == 0; "
         "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

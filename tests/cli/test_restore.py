@@ -48,7 +48,7 @@ def test_narrow_types_become_float32_in_npz_and_it_is_said(cli: Cli, saved: Path
 
 
 def test_large_tensors_are_written_piece_by_piece(monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path) -> None:
-    monkeypatch.setattr("hpcckpt.streaming.pieces.__defaults__", (1000,))
+    monkeypatch.setattr("hpcckpt.restoring.segments.pieces.__defaults__", (1000,))
     state = {"w": np.random.default_rng(0).normal(size=(7, 1, 41, 13)), "s": np.float32(3), "e": np.empty((0, 4))}
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(1, state)
@@ -86,7 +86,8 @@ def test_nor_is_one_that_appears_meanwhile(
 ) -> None:
     out = tmp_path / "o.npz"
     monkeypatch.setattr(
-        "hpcckpt.exporting.npz.write_npz", lambda path, *_: [path.touch(), out.write_text("theirs", encoding="utf-8")]
+        "hpcckpt.tools.convert.write_npz.write_npz",
+        lambda path, *_: [path.touch(), out.write_text("theirs", encoding="utf-8")],
     )
     assert cli("restore", saved, "--out", out).code == 2
     assert out.read_text(encoding="utf-8") == "theirs"
@@ -111,7 +112,7 @@ def test_what_the_disk_says(
         path.write_text("half", encoding="utf-8")
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("hpcckpt.exporting.safetensors.write_safetensors", fail)
+    monkeypatch.setattr("hpcckpt.tools.convert.write_safetensors.write_safetensors", fail)
     assert cli("restore", saved, "--out", tmp_path / "o.safetensors").code == code
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

@@ -120,7 +120,7 @@ def test_two_models_in_one_checkpoint_are_told_apart(trained: Any, cli: Cli) -> 
 
 
 def test_prefixes() -> None:
-    from hpcckpt.keras.fitting import find_prefix
+    from hpcckpt.keras.files.match import find_prefix
 
     wanted = ["dense/kernel", "dense/bias"]
     assert find_prefix(wanted, ["dense/kernel", "dense/bias"]) == ""

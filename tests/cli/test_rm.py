@@ -13,7 +13,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.cli.verbs import MEANT, find_verb
-from hpcckpt.journal import read_journal
+from hpcckpt.rundir.journal import read_journal
 
 Cli = Callable[..., Any]
 

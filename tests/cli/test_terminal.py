@@ -1,4 +1,4 @@
-"""On a terminal: colours, a progress bar, a prompt; and none of it where nobody looks or wants it."""
+"""On a terminal: colours, a progress bar, a prompt; and none of it where it is not seen or wanted."""
 
 from __future__ import annotations
 

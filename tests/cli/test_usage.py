@@ -12,7 +12,8 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import layout, phases
+from hpcckpt.core import failpoints
+from hpcckpt.format import layout
 
 Cli = Callable[..., Any]
 
@@ -128,11 +129,11 @@ def test_a_step_that_is_written_now_is_neither_valid_nor_not(cli: Cli, tmp_path:
 
     with hc.Checkpointer(tmp_path / "run", max_to_keep=None) as ckpt:
         ckpt.save(1, {"w": np.ones(1000)}).result()
-        phases.install_hook(look)
+        failpoints.install_hook(look)
         try:
             ckpt.save(2, {"w": np.ones(1000)}).result()
         finally:
-            phases.install_hook(None)
+            failpoints.install_hook(None)
     (shown,) = seen
     row = next(line for line in shown.out.splitlines() if line.endswith("saving"))
     assert "NO" not in row

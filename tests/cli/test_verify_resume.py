@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from hpcckpt.errors import ConfigError
-from hpcckpt.rehearsal.programs import Program, _session
-from hpcckpt.rehearsal.story import draw_kills
-from hpcckpt.rehearsal.words import Seen, Settings
+from hpcckpt.tools.verify_resume.child_program import Program, _session
+from hpcckpt.tools.verify_resume.procedure import draw_kills
+from hpcckpt.tools.verify_resume.results import ObservedStep, VerifySettings
 
 PROGRAM = str(Path(__file__).with_name("rehearsed.py"))
 Cli = Callable[..., Any]
@@ -63,7 +63,7 @@ def test_a_training_that_forgets_its_random_numbers_is_found_out(rehearse: Any) 
 
 
 def test_a_training_that_begins_anew_is_told_of(rehearse: Any) -> None:
-    code, found = rehearse("anew", options=("--kill-after", "8"))
+    code, found = rehearse("fresh", options=("--kill-after", "8"))
     assert code == 0  # what it computes is the same, only later
     (note,) = found["notes"]
     assert note.startswith("the resumed run saved step 2 first, though step")
@@ -103,7 +103,7 @@ def test_the_table_is_for_people(cli: Cli, tmp_path: Path) -> None:
     result = cli("verify-resume", *words)
     assert result.code == 0
     assert result.out.splitlines()[0].split() == ["RUN", "EXIT", "SECONDS", "FROM", "SAVED", "KILLED"]
-    assert "s behind step 6" in result.out
+    assert "s after step 6" in result.out
     assert result.out.splitlines()[-1] == "same: the resumed run ended at step 20 as the straight one (level state)"
 
 
@@ -132,10 +132,10 @@ def test_a_place_that_is_in_use_is_refused(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_kills_follow_from_the_seed_and_never_come_behind_the_last_step(tmp_path: Path) -> None:
-    seen = [Seen(step, step / 10) for step in range(5, 55, 5)]
+    seen = [ObservedStep(step, step / 10) for step in range(5, 55, 5)]
 
     def kills(seed: int, n_kills: int = 2, number: int = 0) -> Any:
-        return list(draw_kills(Settings(("x",), tmp_path, seed=seed, n_kills=n_kills), seen, 6.0, number))
+        return list(draw_kills(VerifySettings(("x",), tmp_path, seed=seed, n_kills=n_kills), seen, 6.0, number))
 
     assert kills(1) == kills(1)
     assert len({tuple(kills(seed)) for seed in range(20)}) > 10
@@ -146,7 +146,7 @@ def test_kills_follow_from_the_seed_and_never_come_behind_the_last_step(tmp_path
 
 def test_a_step_that_no_run_gets_to_cannot_be_killed_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run gets to step 7; the last one is 5"):
-        list(draw_kills(Settings(("x",), tmp_path, kill_after=7), [Seen(5, 1.0)], 2.0))
+        list(draw_kills(VerifySettings(("x",), tmp_path, kill_after=7), [ObservedStep(5, 1.0)], 2.0))
 
 
 def test_all_that_a_program_has_started_is_killed_with_it(tmp_path: Path) -> None:

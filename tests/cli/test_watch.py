@@ -18,8 +18,8 @@ import pytest
 from made_runs import MadeRun, long_run
 
 import hpcckpt as hc
-from hpcckpt.reporting.frames import frame_of, lines_of, news
-from hpcckpt.reporting.reading import read_story
+from hpcckpt.tools.report.read_history import read_run_history
+from hpcckpt.tools.report.watch_view import frame_of, lines_of, news
 
 Cli = Callable[..., Any]
 LIMIT_S = 240.0
@@ -51,7 +51,7 @@ def job(tmp_path: Path, environment: Callable[..., dict[str, str]]) -> Iterator[
 
 @pytest.fixture
 def watching(environment: Callable[..., dict[str, str]]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start the command in a process of its own: ``watching(directory, …)``."""
+    """Start the command in a separate process: ``watching(directory, …)``."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: object) -> subprocess.Popen[str]:
@@ -221,7 +221,7 @@ def test_no_run_is_said_so(cli: Cli, tmp_path: Path) -> None:
 
 def held(directory: Path) -> Any:
     """Hold the lock of a run."""
-    from hpcckpt.lock import RunLock
+    from hpcckpt.rundir.lock import RunLock
 
     return RunLock.take(directory)
 
@@ -235,7 +235,7 @@ def test_a_save_is_expected_by_the_usual_interval(tmp_path: Path, after_s: float
     made.start()
     made.train(5)
     with held(made.write()):
-        frame = frame_of(read_story(tmp_path), made.now + after_s)
+        frame = frame_of(read_run_history(tmp_path), made.now + after_s)
     assert frame.is_late == is_late
     assert words in dict(lines_of(frame))["next save"]
 
@@ -259,10 +259,10 @@ def test_news_are_told_once_and_in_order(tmp_path: Path) -> None:
     made = MadeRun(tmp_path)
     made.start()
     made.train(3)
-    before = read_story(made.write())
+    before = read_run_history(made.write())
     made.train(2, fails=(1,))
     made.stop("USR1 on rank 0")
-    after = read_story(made.write())
+    after = read_run_history(made.write())
     lines = [line.split(" ", 3)[3] for line in news(before, after)]
     assert [line.split(",")[0].split(":")[0] for line in lines] == [
         "saved step 2000",
@@ -276,9 +276,9 @@ def test_a_last_save_that_failed_is_shown(tmp_path: Path) -> None:
     made = MadeRun(tmp_path)
     made.start()
     made.train(3, fails=(2,))
-    assert "step 1500: no room" in dict(lines_of(frame_of(read_story(made.write()), made.now)))["failed"]
+    assert "step 1500: no room" in dict(lines_of(frame_of(read_run_history(made.write()), made.now)))["failed"]
     made.train(1)
-    assert "failed" not in dict(lines_of(frame_of(read_story(made.write()), made.now)))
+    assert "failed" not in dict(lines_of(frame_of(read_run_history(made.write()), made.now)))
 
 
 def test_names_steer_no_terminal(cli: Cli, tmp_path: Path) -> None:
@@ -289,10 +289,10 @@ def test_names_steer_no_terminal(cli: Cli, tmp_path: Path) -> None:
     assert "\x1b]" not in cli("watch", tmp_path, "--once").out
     from rich.console import Console
 
-    from hpcckpt.reporting.frames import panel_of
+    from hpcckpt.tools.report.watch_view import panel_of
 
     console = Console(file=io.StringIO(), record=True, width=120)
-    console.print(panel_of(frame_of(read_story(tmp_path), made.now)))
+    console.print(panel_of(frame_of(read_run_history(tmp_path), made.now)))
     shown = console.export_text()
     assert "[bold]x" in shown, "nor is a name markup"
     assert "\x1b" not in shown
@@ -303,7 +303,7 @@ def test_three_hundred_saves_are_read_quickly(tmp_path: Path) -> None:
 
     def cpu_seconds() -> float:
         began = time.process_time()
-        read_story(run)
+        read_run_history(run)
         return time.process_time() - began
 
     assert any(cpu_seconds() < 1.0 for _ in range(10)), "what shares caches and cores with it costs it time as well"

@@ -1,4 +1,4 @@
-"""Models from anybody: what would run code is refused, by a checkpoint's architecture and by Keras' own files alike."""
+"""Models from anybody: what would run code is refused, by a checkpoint's architecture and by Keras' own files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import small_models
 import hpcckpt as hc
 from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError
 from hpcckpt.keras import describe, load_model
-from hpcckpt.keras.architecture import NAME, build_architecture
-from hpcckpt.keras.safe_config import refuse_code
-from hpcckpt.keras.weights_file import build_model
+from hpcckpt.keras.files.architecture import NAME, build_architecture
+from hpcckpt.keras.files.safe_config import refuse_code
+from hpcckpt.keras.files.weights_file import build_model
 
 DENSE = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 2}, "registered_name": None}
 

@@ -22,8 +22,6 @@ from converting import assert_same, save_plain
 from safetensors.numpy import load_file, save_file
 
 import hpcckpt as hc
-from hpcckpt import atomic
-from hpcckpt.discovery import read_manifest
 from hpcckpt.errors import (
     ConfigError,
     CorruptError,
@@ -33,10 +31,12 @@ from hpcckpt.errors import (
     StepExistsError,
     StepNotFoundError,
 )
-from hpcckpt.importing.recognise import source_format
-from hpcckpt.keras import tf_files
-from hpcckpt.note import Note, decode, encode
+from hpcckpt.format.note import Note, decode, encode
+from hpcckpt.keras.files import tf_files
+from hpcckpt.rundir import atomic_files
+from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tools.convert.detect import source_format
 
 PLAIN = ["npz", "safetensors"]
 
@@ -325,7 +325,7 @@ def test_whatever_bytes_change_the_error_is_one_of_ours(suffix: str, saved: Path
 
 
 def keras_layers(group: Any, layers: dict[str, list[str]]) -> None:
-    """Write weights as Keras 2 lays them out; each is filled with a number of its own."""
+    """Write weights as Keras 2 lays them out; each is filled with its own number."""
     group.attrs["layer_names"] = [name.encode() for name in layers]
     for layer, weights in layers.items():
         room = group.create_group(layer)
@@ -480,7 +480,7 @@ def test_an_archive_of_nothing_but_zeros_is_no_way_to_fill_the_memory(tmp_path: 
 @pytest.mark.usefixtures("no_leftovers")
 def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     def write(content: str, *, is_overwriting: bool = False) -> None:
-        with atomic.atomic_directory(tmp_path / "out", is_overwriting=is_overwriting) as temporary:
+        with atomic_files.atomic_directory(tmp_path / "out", is_overwriting=is_overwriting) as temporary:
             (temporary / "deep").mkdir(parents=True)
             (temporary / "deep" / "file").write_text(content, encoding="utf-8")
             if content == "bad":
@@ -495,7 +495,7 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     write("three", is_overwriting=True)
     assert (tmp_path / "out/deep/file").read_text(encoding="utf-8") == "three"
     (tmp_path / "file").touch()
-    with pytest.raises(OptionError, match="is a file"), atomic.atomic_directory(tmp_path / "file"):
+    with pytest.raises(OptionError, match="is a file"), atomic_files.atomic_directory(tmp_path / "file"):
         pass
 
 
@@ -538,7 +538,7 @@ def test_damage_and_failures_leave_nothing(saved: Path, tmp_path: Path, monkeypa
 
 
 def test_other_programs_may_read_it(saved: Path, tmp_path: Path) -> None:
-    """A pickled file under a name of ours is not unpickled to find out what it is."""
+    """A pickled file under a name of hpcckpt is not unpickled to find out what it is."""
     (tmp_path / "m.npz").write_bytes(pickle.dumps(Trap(tmp_path / "sprung"), protocol=2))
     with pytest.raises(HpcckptError):
         hc.import_checkpoint(tmp_path / "m.npz", tmp_path / "back")

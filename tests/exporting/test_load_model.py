@@ -18,7 +18,7 @@ from converting import assert_same
 import hpcckpt as hc
 from hpcckpt.errors import ConfigError, ForeignFormatError, OptionError, StateMismatchError, StepNotFoundError
 from hpcckpt.keras import ModelCheckpoint, describe, load_model, load_weights, signature
-from hpcckpt.keras.fitting import tensor_leaves
+from hpcckpt.keras.files.match import tensor_leaves
 
 LEGACY = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 IS_KERAS_3 = keras.__version__.startswith("3")

@@ -16,9 +16,9 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 import hpcckpt as hc
 from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError, HpcckptError, StateMismatchError
-from hpcckpt.keras.architecture import NAME, build_architecture, find_architecture
-from hpcckpt.keras.describing import describe
-from hpcckpt.keras.fitting import tensor_leaves
+from hpcckpt.keras.files.architecture import NAME, build_architecture, find_architecture
+from hpcckpt.keras.files.describe import describe
+from hpcckpt.keras.files.match import tensor_leaves
 
 IS_KERAS_3 = small_models.IS_KERAS_3
 keras_2_only = pytest.mark.skipif(IS_KERAS_3, reason="of Keras 2.15 only")

@@ -15,8 +15,8 @@ import tensorflow as tf
 from converting import assert_same
 
 import hpcckpt as hc
-from hpcckpt.exporting.exporter import VALUES
-from hpcckpt.snapshot import flatten
+from hpcckpt.state.tree import flatten
+from hpcckpt.tools.convert.export import VALUES
 
 IS_KERAS_3 = small_models.IS_KERAS_3
 SEEDS, RATE, OPTIMIZER = "seed_generator", "optimizer/learning_rate", "optimizer/"
@@ -161,7 +161,7 @@ def test_load_weights_reads_the_h5(case: Case, files: Files) -> None:
 @pytest.mark.parametrize("name", ["keras", "h5"])
 def test_load_model_rebuilds_the_training(name: str, case: Case, files: Files) -> None:
     model = keras.models.load_model(files.room / OUT[name])
-    lost = (SEEDS, OPTIMIZER) if IS_KERAS_3 and name == "h5" else (SEEDS,)  # Keras 3 loses the slots of its own files
+    lost = (SEEDS, OPTIMIZER) if IS_KERAS_3 and name == "h5" else (SEEDS,)  # Keras 3 loses the slots in its files
     assert_same(without(case.tensors, *lost), without(values(model), *lost))
 
 

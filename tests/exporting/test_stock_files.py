@@ -110,7 +110,7 @@ def test_an_h5_needs_no_model(build: Any, trained: Any, tmp_path: Path) -> None:
 def test_arrays_that_another_program_wrote_are_the_weights_of_a_model(
     kind: str, build: Any, trained: Any, tmp_path: Path
 ) -> None:
-    from hpcckpt.keras.fitting import weights_of
+    from hpcckpt.keras.files.match import weights_of
 
     values = {f"model/{name}": np.array(leaf.read()) for name, leaf in weights_of(trained).items()}
     if kind == "npz":

@@ -14,8 +14,8 @@ import pytest
 from converting import assert_same
 
 import hpcckpt as hc
-from hpcckpt.discovery import read_manifest
 from hpcckpt.errors import CorruptError, ForeignFormatError, HpcckptError, OptionError
+from hpcckpt.rundir.discovery import read_manifest
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

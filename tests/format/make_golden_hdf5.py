@@ -34,7 +34,7 @@ def state_of(rank: int, n_ranks: int) -> dict[str, Any]:
 
 
 def many(rank: int) -> np.ndarray[Any, Any]:
-    """Return a rank's own value that has a place of its own."""
+    """Return a rank's own value that has its own place."""
     return np.full((rank + 1) * 25_000, rank, np.uint8)
 
 

@@ -13,7 +13,7 @@ import pytest
 from make_golden import METRICS, N_RANKS, OBJECTS, STEP, replicated, save, state_of, table
 
 import hpcckpt as hc
-from hpcckpt.loading import open_step
+from hpcckpt.restoring.reader import open_step
 from hpcckpt.testing.ranks import run_ranks
 
 GOLDEN = sorted(Path(__file__).parent.glob("golden-*"))

@@ -14,9 +14,10 @@ from make_golden import N_RANKS, STEP, replicated, table
 from make_golden_hdf5 import CASES, many, packed, save, state_of
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout
 from hpcckpt.backends.hdf5.table import TRAILER_BYTES, read_trailer
-from hpcckpt.loading import open_step
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.stack_b

@@ -35,7 +35,7 @@ class RememberModel(tf.keras.callbacks.Callback):
 
 
 def refusal(act: Callable[[], object]) -> str:
-    """Return what an error of ours says."""
+    """Return what an error of hpcckpt says."""
     try:
         act()
     except HpcckptError as error:

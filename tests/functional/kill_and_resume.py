@@ -42,7 +42,7 @@ def finish(config: Path, run: Path) -> None:
 
 
 def kill_in(cycle: int, config: Path, run: Path) -> None:
-    """Train until a checkpoint amid an epoch stands in a cycle, then kill."""
+    """Train until a cycle has a checkpoint within an epoch, then kill."""
     job, limit = start(config, run), time.monotonic() + LIMIT_S
     while not is_amid(run / f"cycle-{cycle}"):
         assert job.poll() is None, f"the training ended with {job.returncode} before it could be killed"
@@ -53,7 +53,7 @@ def kill_in(cycle: int, config: Path, run: Path) -> None:
 
 
 def is_amid(cycle: Path) -> bool:
-    """Say whether there is a checkpoint that is not the end of an epoch, of 50 batches each."""
+    """Return True if there is a checkpoint that is not the end of an epoch, of 50 batches each."""
     return any(int(path.parent.name.removeprefix("step-")) % 50 for path in cycle.glob("step-*/manifest.json"))
 
 

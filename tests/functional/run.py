@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the functional tests, each from an empty directory of its own, and count.
+"""Run the functional tests, each from its own empty directory, and count.
 
     run.py [NAME...] [--directory DIR] [--timeout SECONDS]
 

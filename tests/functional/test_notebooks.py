@@ -34,7 +34,7 @@ print(sum(cell.cell_type == "code" for cell in notebook.cells), "cells")
 
 
 def execute(notebook: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
-    """Run a notebook with this Python, in an empty directory, in a process of its own: Jupyter warns of itself."""
+    """Run a notebook with this Python, in an empty directory, in a separate process: Jupyter warns of itself."""
     work, kernels = scratch / "work", scratch / "jupyter"
     work.mkdir()
     # A kernel of that name that somebody has installed would be another Python.

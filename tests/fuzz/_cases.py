@@ -2,8 +2,8 @@
 
 A description is ``{"manifest": …, "files": [{"path", "table", "document", "data"}, …], "edits": […]}``: the manifest
 without its checksum; of each data file the safetensors table, our document, and the number of data bytes; and changes
-of the texts that are made just before they are sealed.  ``"auto"`` stands for a value that :func:`build` finds: sizes
-and checksums.  Whatever is not ``"auto"`` is taken as it stands, so that a description can lie anywhere.
+of the texts that are made just before they are sealed.  ``"auto"`` represents a value that :func:`build` finds: sizes
+and checksums.  Whatever is not ``"auto"`` is taken unchanged, so that a description can lie anywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import layout, native
+from hpcckpt import native
+from hpcckpt.format import layout
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "format" / "golden-1" / "step-0000000042"

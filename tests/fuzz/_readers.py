@@ -1,4 +1,4 @@
-"""What must hold for a made-up checkpoint: it is read, or refused with an error of ours, in bounded memory."""
+"""What must hold for a made-up checkpoint: it is read, or refused with an error of hpcckpt, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt import cli, layout, native
+from hpcckpt import cli, native
+from hpcckpt.core.tensors import Extent
 from hpcckpt.errors import CorruptError, HpcckptError
-from hpcckpt.loading import StepReader, load, open_step
-from hpcckpt.manifest import decode
-from hpcckpt.tensors import Extent
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import decode
+from hpcckpt.restoring.reader import StepReader, load, open_step
 
 ROOM_FACTOR = 64
 """Bytes that may be allocated for each byte of a file: JSON becomes objects, of which an empty list is the dearest."""

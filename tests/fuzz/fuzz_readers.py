@@ -2,7 +2,7 @@
 
     fuzz_readers.py manifest|step CORPUS [options of libFuzzer]
 
-The bytes that the fuzzer makes up are not a checkpoint but the choices of our own mutator, which changes a checkpoint's
+The bytes that the fuzzer makes up are not a checkpoint but the choices of our mutator, which changes a checkpoint's
 description as a tree; every checksum is made to fit, so that what lies behind the checksums is reached.  A description
 that breaks a promise is left as ``found-….json``; what was wrong with it becomes a test in ``test_found.py``.
 """
@@ -47,7 +47,7 @@ with atheris.instrument_imports(include=["hpcckpt"]):
     import _cases
     import _readers
 
-    from hpcckpt import inspecting  # noqa: F401 - the verbs import it late
+    from hpcckpt.tools import inspect  # noqa: F401 - the verbs import it late
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
 VERB_EVERY = 16

@@ -19,7 +19,7 @@ import pytest
 import hpcckpt as hc
 from hpcckpt import cli
 from hpcckpt.errors import ConfigError, CorruptError, HpcckptError, ManifestError
-from hpcckpt.loading import open_step
+from hpcckpt.restoring.reader import open_step
 
 pytestmark = pytest.mark.stack_b
 

@@ -40,10 +40,10 @@ def train(model: Any, epochs: int, *callbacks: Any, first: int = 0) -> Any:
 
 
 class FirstStep(keras.callbacks.Callback):
-    """Notes the loss of the first batch: before it all ranks should be alike."""
+    """Notes the loss of the first batch: before it all ranks should be equal."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Note whether ranks are alike before the first step, and with which learning rate."""
+        """Record whether ranks are equal before the first step, and with which learning rate."""
         if not hasattr(self, "equal"):
             self.equal = failure(lambda: check_equal({"model": self.model}))
             self.rate = round(float(self.model.optimizer.learning_rate), 6)
@@ -91,7 +91,7 @@ def loaded() -> dict[str, Any]:
 
 
 def told(model: Any, first: FirstStep) -> dict[str, Any]:
-    """Return what there is to tell of a run."""
+    """Return the report of a run."""
     rate = round(float(model.optimizer.learning_rate), 6)
     differs = failure(lambda: check_equal({"model": model}))
     return {"weights": weights(model), "rate": rate, "first": first.equal, "first_rate": first.rate, "end": differs}

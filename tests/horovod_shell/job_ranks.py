@@ -77,7 +77,7 @@ def main() -> None:
     refused = failure(communicator)
     what = with_process_sets() if HOW == "sets" else with_communicator()
     tell(WORLD.rank, {**what, "too early": refused})
-    WORLD.Barrier()  # whoever leaves first ends Horovod for all
+    WORLD.Barrier()  # the first process that exits ends Horovod for all
     hvd.shutdown()
 
 

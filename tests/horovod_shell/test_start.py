@@ -1,4 +1,4 @@
-"""`hpcckpt.horovod.start` stands in for ``hvd.init()`` where the program, or we, talk over MPI besides."""
+"""`hpcckpt.horovod.start` replaces ``hvd.init()`` where the program, or hpcckpt, also sends messages by MPI."""
 
 from __future__ import annotations
 

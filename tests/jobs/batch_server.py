@@ -1,4 +1,4 @@
-"""Runs the jobs that the stand-ins of qsub have queued, one after the other, as PBS or Cobalt would."""
+"""Runs the jobs that the simulated qsub has queued, one after the other, as PBS or Cobalt would."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class BatchServer:
         (self.directory / "home" / ".bash_profile").write_text(profile, encoding="utf-8")
 
     def path(self) -> str:
-        """Return the PATH of a login node: the stand-ins first, then this environment."""
+        """Return the PATH of a login node: the simulated commands first, then this environment."""
         ours = [BIN / self.kind, BIN / "site", Path(sys.executable).parent]
         return os.pathsep.join([*map(str, ours), os.environ["PATH"]])
 

@@ -1,4 +1,4 @@
-"""Servers that stand in for PBS and for Cobalt."""
+"""Servers that simulate PBS and Cobalt."""
 
 from __future__ import annotations
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpcckpt.jobs.jobscript import Job, Request, read_request
-from hpcckpt.jobs.jobscript_filling import Texts, fill, gpu_line
-from hpcckpt.jobs.jobscript_systems import SYSTEMS
+from hpcckpt.jobs.jobscript import BatchJob, JobscriptRequest, read_request
+from hpcckpt.jobs.jobscript_template import TemplateTexts, fill, gpu_line
+from hpcckpt.jobs.site_profiles import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 TRAIN = 'hpcckpt train -c "$HPCCKPT_CONFIG" --run "$HPCCKPT_RUN"'
 COMMON = '# shellcheck source=scripts/theta/common.sh\n. "$(dirname "$0")/common.sh"'
 
 
-def door(system: str, nodes: int, time: str, ranks: int | None = None) -> Job:
+def door(system: str, nodes: int, time: str, ranks: int | None = None) -> BatchJob:
     """Return the job that a door asks for."""
     ranks_per_node = None if ranks is None else str(ranks)
     return read_request(
-        Request(("hpcckpt",), system=system, nodes=str(nodes), time=time, ranks_per_node=ranks_per_node, name="hpcckpt")
+        JobscriptRequest(
+            ("hpcckpt",), system=system, nodes=str(nodes), time=time, ranks_per_node=ranks_per_node, name="hpcckpt"
+        )
     )
 
 
@@ -38,7 +40,7 @@ name=${{HPCCKPT_CONFIG##*/}}
 export HPCCKPT_RUN=${{HPCCKPT_RUN:-runs/${{name%.*}}}}"""
     inputs += f'\nread -ra options <<<"${{HPCCKPT_OPTIONS:-}}"\n{gpu_line(SYSTEMS[system])}'
     command = f'{TRAIN} ${{options[@]+"${{options[@]}}"}}'
-    texts = Texts(header, command, '"$HPCCKPT_RUN"', inputs, lead='"${HPCCKPT_LEAD:-300}"')
+    texts = TemplateTexts(header, command, '"$HPCCKPT_RUN"', inputs, lead='"${HPCCKPT_LEAD:-300}"')
     return fill(door(system, 2, "1h"), texts, 300)
 
 
@@ -56,7 +58,7 @@ CONFIG=${1:?which configuration? qsub scripts/theta/train.qsub CONFIG}
 name=${CONFIG##*/}
 RUN=${HPCCKPT_RUN:-runs/${name%.*}}"""
     command = 'hpcckpt train -c "$CONFIG" --run "$RUN" "${@:2}"'
-    texts = Texts(header, command, '"$RUN"', inputs, lead='"${HPCCKPT_LEAD:-300}"', setup=COMMON)
+    texts = TemplateTexts(header, command, '"$RUN"', inputs, lead='"${HPCCKPT_LEAD:-300}"', setup=COMMON)
     return fill(door("theta", 8, "1h", 4), texts, 300)
 
 
@@ -73,7 +75,7 @@ RUN=${1:?which run directory? qsub scripts/theta/restart.qsub RUN}
 FROM=${2:-latest}
 if [ "${HPCCKPT_RESTARTS:-0}" != 0 ]; then FROM=latest; fi"""
     command = 'hpcckpt train -c "$RUN/config.json" --run "$RUN" --resume "$FROM" "${@:3}"'
-    texts = Texts(header, command, '"$RUN"', inputs, lead='"${HPCCKPT_LEAD:-300}"', setup=COMMON)
+    texts = TemplateTexts(header, command, '"$RUN"', inputs, lead='"${HPCCKPT_LEAD:-300}"', setup=COMMON)
     return fill(door("theta", 8, "1h", 4), texts, 300)
 
 

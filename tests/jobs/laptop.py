@@ -10,7 +10,7 @@ from pathlib import Path
 FOREIGN = ("SLURM_", "PBS_", "COBALT_", "HPCCKPT_")
 
 
-def rehearse(home: Path, *words: str, script: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+def dry_run(home: Path, *words: str, script: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
     """Run bash with these words, or with a script on its standard input, as a dry run."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     path = os.pathsep.join([str(Path(sys.executable).parent), clean["PATH"]])

@@ -17,7 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SERVER = "STANDIN_SERVER"
-"""The variable with the directory that stands in for the server."""
+"""The variable with the directory that simulates the server."""
 
 
 def die(text: str, code: int = 2) -> None:
@@ -55,7 +55,7 @@ def find(job_id: str) -> dict[str, Any]:
 
 def submission(dialect_name: str) -> tuple[Path, list[str], list[tuple[str, str]]]:
     """Check a command line and its script; return the script, its words, and all options, the last of each last."""
-    from hpcckpt.jobs.directives import DIALECTS, check_script, missing, read_script, read_words
+    from directives import DIALECTS, check_script, missing, read_script, read_words
 
     dialect = DIALECTS[dialect_name]
     given, rest, problems = read_words(sys.argv[1:], dialect, "the command line")
@@ -77,7 +77,7 @@ def submission(dialect_name: str) -> tuple[Path, list[str], list[tuple[str, str]
 
 def pbs_qsub() -> None:
     """Queue a job of PBS: the script is copied, what the directives and the command line ask for is remembered."""
-    from hpcckpt.jobs.directives_values import split_resources
+    from directives_values import split_resources
 
     script, words, options = submission("pbs")
     if words:
@@ -102,7 +102,7 @@ def pbs_qsub() -> None:
 
 
 def _variables(options: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return what -v hands on: a name alone stands for its value here."""
+    """Return what -v forwards: a name without a value means the value here."""
     listed = [part for name, value in options if name == "-v" for part in value.split(",")]
     pairs = [part.partition("=") for part in listed]
     unset = [name for name, equals, _ in pairs if not equals and name not in os.environ]
@@ -112,7 +112,7 @@ def _variables(options: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def pbs_qstat() -> None:
-    """Tell of a job as qstat -f -F json does."""
+    """Print a job as qstat -f -F json does."""
     if sys.argv[1:4] != ["-f", "-F", "json"] or len(sys.argv) != 5:
         die(f"usage: qstat -f -F json JOB, not {sys.argv[1:]}")
     job = find(sys.argv[4])
@@ -145,7 +145,7 @@ def pbs_qdel() -> None:
 
 def cobalt_qsub() -> None:
     """Queue a job of Cobalt: the script stays where it is, and a log tells how it was submitted."""
-    from hpcckpt.jobs.directives import DIALECTS, read_script
+    from directives import DIALECTS, read_script
 
     script, words, options = submission("cobalt")
     if not os.access(script, os.X_OK):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from directives import DIALECTS, check_script, dialect_of, missing, read_script, read_words
 from job_doors import DOORS
-
-from hpcckpt.jobs.directives import DIALECTS, check_script, dialect_of, missing, read_script, read_words
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for room in ("slurm", "pbs", "theta") for path in (ROOT / "scripts" / room).iterdir())

@@ -1,4 +1,4 @@
-"""The scripts of scripts/pbs and scripts/theta, from qsub to the completed run, with stand-ins for the machines."""
+"""The scripts of scripts/pbs and scripts/theta, from qsub to the completed run, with simulated machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from batch_server import BIN, ROOT, BatchServer
-from laptop import rehearse
+from laptop import dry_run
 from mpi_launch import find_mpirun
 
 PBS, THETA = ROOT / "scripts" / "pbs", ROOT / "scripts" / "theta"
@@ -52,7 +52,7 @@ ALLOWED = "--allow slurmpieces"
 @pytest.mark.parametrize("name", DOORS)
 def test_a_rehearsal_on_a_laptop_shows_the_command(name: str, tmp_path: Path) -> None:
     words, command = DOORS[name]
-    done = rehearse(tmp_path, *words, HPCCKPT_CONFIG="c.hjson")
+    done = dry_run(tmp_path, *words, HPCCKPT_CONFIG="c.hjson")
     assert done.returncode == 0, done.stderr
     assert command in " ".join((done.stdout + done.stderr).split())
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +60,7 @@ def test_a_rehearsal_on_a_laptop_shows_the_command(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["polaris", "train", "restart"])
 def test_a_door_without_what_it_needs_says_how_to_call_it(name: str, tmp_path: Path) -> None:
-    done = rehearse(tmp_path, DOORS[name][0][0])
+    done = dry_run(tmp_path, DOORS[name][0][0])
     assert done.returncode != 0
     assert "? qsub" in done.stderr
 
@@ -84,7 +84,7 @@ def test_a_chain_that_makes_no_sense_is_refused(words: list[str], pbs: BatchServ
     assert pbs.jobs() == []
 
 
-# -- the stand-ins themselves ----------------------------------------------------------------------
+# -- the simulated commands themselves ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from batch_server import ROOT
-from laptop import rehearse
+from directives import DIALECTS, check_script, missing, read_script
+from laptop import dry_run
 
-from hpcckpt.jobs.directives import DIALECTS, check_script, missing, read_script
-from hpcckpt.jobs.jobscript_systems import SYSTEMS
+from hpcckpt.jobs.site_profiles import SYSTEMS
 
 Script = Callable[..., tuple[int, str, str]]
 SIZE = ["--nodes", "2", "--time", "1:00:00"]
@@ -72,7 +72,7 @@ def test_a_rehearsal_on_a_laptop_names_the_whole_command(name: str, jobscript: S
     _, script, _ = jobscript(*request_of(name))
     (tmp_path / "setup").touch()
     script = script.replace("'/home/ada/my setup.sh'", str(tmp_path / "setup"))
-    done = rehearse(tmp_path, script=script)
+    done = dry_run(tmp_path, script=script)
     assert done.returncode == 0, done.stderr
     started = next(line for line in done.stderr.splitlines() if "would start: " in line)
     words = shlex.split(started.partition("would start: ")[2])
@@ -83,7 +83,7 @@ def test_a_rehearsal_on_a_laptop_names_the_whole_command(name: str, jobscript: S
 def test_a_node_is_counted_once_however_many_ranks_pbs_places_on_it(jobscript: Script, tmp_path: Path) -> None:
     _, script, _ = jobscript(*request_of("pbs"))
     (tmp_path / "nodes").write_text("n1\n" * 4 + "n2\n" * 4, encoding="utf-8")  # with mpiprocs=4, a line for each
-    done = rehearse(tmp_path, script=script, PBS_NODEFILE=str(tmp_path / "nodes"))
+    done = dry_run(tmp_path, script=script, PBS_NODEFILE=str(tmp_path / "nodes"))
     assert "would start: mpiexec -n 8 --ppn 4 " in done.stderr
 
 
@@ -95,7 +95,7 @@ def test_an_empty_array_ends_no_script_under_bash_before_4_4(name: str, jobscrip
 
 
 def unguarded(script: str) -> list[str]:
-    """Return the arrays that may be empty, which ``set -u`` took for unset, and that stand there unguarded."""
+    """Return the arrays that may be empty, which ``set -u`` took for unset, and that are used unguarded."""
     maybe_empty = set(re.findall(r"\b(\w+)=\(\)", script) + re.findall(r"read -ra (\w+)", script))
     return [name for name in maybe_empty if re.search(r'(?<!\+)"\$\{' + name + r'\[@\]\}"', script)]
 
@@ -140,7 +140,7 @@ def test_scratch_may_be_named_by_a_variable_of_the_node(jobscript: Script, tmp_p
     command = ["--", "python", "t.py"]
     _, script, _ = jobscript("--scheduler", "slurm", *SIZE, "--scratch", "${TMPDIR}/a b", *command)
     line = next(line for line in script.splitlines() if "HPCCKPT_SCRATCH" in line and line.startswith("export"))
-    shown = rehearse(tmp_path, script=f'{line}\nprintf %s "$HPCCKPT_SCRATCH"', TMPDIR="/local/7")
+    shown = dry_run(tmp_path, script=f'{line}\nprintf %s "$HPCCKPT_SCRATCH"', TMPDIR="/local/7")
     assert shown.stdout == "/local/7/a b"
 
 
@@ -283,7 +283,7 @@ WRONG = [
     ({"--scratch": "/a/$(id)"}, "--scratch: '/a/$(id)' – of what the shell fills in only $NAME"),
     ({"--scratch": '$A"; id'}, "--scratch: '$A\"; id' – of what the shell fills in only $NAME"),
     ({"--filesystems": "home eagle"}, "--filesystems: 'home eagle' – names with : between"),
-    ({"--filesystems": "home", "--scheduler": "slurm"}, "--filesystems: slurm is not told of them"),
+    ({"--filesystems": "home", "--scheduler": "slurm"}, "--filesystems: slurm does not take them"),
     ({"--array": "0-9"}, "--array: all its jobs would do the same"),
     ({"--array": "0-9", "--run": "runs/a"}, "--run: 'runs/a' – with --array each job needs its own: write {task}"),
     ({"--array": "9"}, "--array: '9' is not a range"),

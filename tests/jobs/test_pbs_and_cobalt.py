@@ -76,7 +76,7 @@ def test_where_qstat_does_not_help_the_script_and_our_variables_are_submitted(
     assert again is not None
     assert again.command[-3:] == ("-v", "HPCCKPT_CONFIG,HPCCKPT_LEAD,HPCCKPT_RESTARTS=1", script)
     assert again.command[:5] == ("qsub", "-N", "train", "-q", "prod")
-    assert ("qstat told nothing" in again.note) == (job is None)
+    assert ("qstat shows nothing" in again.note) == (job is None)
 
 
 def test_what_qstat_could_not_tell_at_the_start_is_asked_again_for_the_requeue(
@@ -89,7 +89,7 @@ def test_what_qstat_could_not_tell_at_the_start_is_asked_again_for_the_requeue(
     again = job.requeue()
     assert again is not None
     assert "-A" in again.command
-    assert "qstat told nothing" not in again.note
+    assert "qstat shows nothing" not in again.note
 
 
 PLAIN = """Job Id: 12.polaris
@@ -176,7 +176,17 @@ def test_a_cobalt_job_without_a_log_is_submitted_by_its_script(
     again = Cobalt({"COBALT_JOBID": "7", "HPCCKPT_SCRIPT": script}).requeue()
     assert again is not None
     assert again.command == ("qsub", "--env", "HPCCKPT_RESTARTS=1", script)
-    assert "7.cobaltlog does not tell" in again.note
+    assert "7.cobaltlog does not show" in again.note
+
+
+def test_a_cobalt_job_whose_log_has_an_unknown_option_is_submitted_by_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("7.cobaltlog").write_text("qsub -n 1 --newer 3 s.qsub\n", encoding="utf-8")
+    again = Cobalt({"COBALT_JOBID": "7", "HPCCKPT_SCRIPT": script}).requeue()
+    assert again is not None
+    assert again.command == ("qsub", "--env", "HPCCKPT_RESTARTS=1", script)
 
 
 def test_the_log_of_a_cobalt_job_may_stand_elsewhere(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Jobs of PBS and Cobalt that are checkpointed, submitted again and completed; stand-ins for both, a real mpirun."""
+"""Jobs of PBS and Cobalt that are checkpointed, submitted again and completed; both simulated, a real mpirun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Script = Callable[..., tuple[int, str, str]]
 SITE = {"pbs": ["-A", "mine", "-l", "filesystems=home"], "cobalt": ["-A", "mine"]}
 """By scheduler: what a job must say besides its script."""
 CHAIN = str(ROOT / "scripts" / "pbs" / "chain.sh")
-BEGINS = "begins behind step"
+BEGINS = "begins after step"
 LOOP = ["python", str(ROOT / "tests" / "slurm" / "slurmloop.py"), "run", "5", "0.05", "1"]
 
 
@@ -31,7 +31,7 @@ def assert_carried_on(ran: Sequence[Ran], n_jobs: int) -> None:
     codes = [each.code for each in ran]
     log = "\n".join(each.out for each in ran)
     assert codes == [75] * (n_jobs - 1) + [0], log
-    begun, stopped = numbers(r"begins behind step (\d+)", ran), numbers(r"stopped step=(\d+) exit=75", ran)
+    begun, stopped = numbers(r"begins after step (\d+)", ran), numbers(r"stopped step=(\d+) exit=75", ran)
     assert begun == [0, *stopped]
     assert "loop: done step=" in ran[-1].out
     assert [int(found) for each in ran for found in re.findall(r" restart=(\d+)/", each.out)] == list(range(len(ran)))
@@ -101,7 +101,7 @@ def test_a_chain_of_pbs_jobs_ends_with_the_job_that_is_done(pbs: BatchServer, jo
     assert len(pbs.jobs()) == 9
     ran = pbs.drain(1, BEGINS, held="run")
     assert [each.code for each in ran] == [75, 0]
-    assert len(pbs.jobs()) == 9  # nobody has submitted any besides
+    assert len(pbs.jobs()) == 9  # no others were submitted
     assert "loop: done step=" in ran[-1].out
 
 

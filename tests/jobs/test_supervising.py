@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hpcckpt.errors import RetryError
-from hpcckpt.jobs import judging, slurm, stepping, supervising, surveying
+from hpcckpt.jobs import child_process, latest_checkpoint, requeue_policy, slurm, supervisor
 from hpcckpt.jobs.schedulers import Scheduler, act, detect
-from hpcckpt.jobs.supervising import Settings, supervise, surroundings
+from hpcckpt.jobs.supervisor import SuperviseSettings, step_environment_of, supervise
 from hpcckpt.preemption import Halt, write_halt
 from hpcckpt.preemption.walltime import JobEnd
 
@@ -69,13 +69,15 @@ class Site:
         lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
         return [line for line in lines if line.startswith(f"{name} ")]
 
-    def supervise(self, *words: str, variables: dict[str, str] | None = None, **more: object) -> supervising.Report:
+    def supervise(
+        self, *words: str, variables: dict[str, str] | None = None, **more: object
+    ) -> supervisor.SuperviseResult:
         """Supervise a step of job 42 of Slurm."""
         scheduler = detect({"SLURM_JOB_ID": "42", **(variables or {})})
-        return supervise(Settings(words, is_talking=False, **more), scheduler, self.said.append)
+        return supervise(SuperviseSettings(words, shows_tables=False, **more), scheduler, self.said.append)
 
     def has_said(self, text: str) -> bool:
-        """Say whether supervise has said something."""
+        """Return True if supervise has logged something."""
         return any(text in line for line in self.said)
 
 
@@ -87,7 +89,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
             monkeypatch.delenv(name)
     found = Site(tmp_path)
     monkeypatch.setenv("PATH", f"{found.bin}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(supervising, "INSIST_AGAIN_S", 0.01)
+    monkeypatch.setattr(supervisor, "RETRY_PAUSE_S", 0.01)
     found.command("squeue", "echo RUNNING")
     found.command("scontrol")
     found.command("scancel")
@@ -100,7 +102,7 @@ def python(text: str, *words: str) -> tuple[str, ...]:
 
 
 def in_s(seconds: float) -> dict[str, str]:
-    """Return what says that the job ends in so many seconds."""
+    """Return what says that the job ends in N seconds."""
     return {"HPCCKPT_JOB_END": f"{time.time() + seconds:.3f}"}
 
 
@@ -108,7 +110,7 @@ def in_s(seconds: float) -> dict[str, str]:
 
 
 def test_a_save_that_ends_behind_the_time_limit_is_requeued(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "ENDING_S", 3600.0)
+    monkeypatch.setattr(requeue_policy, "ENDING_S", 3600.0)
     limit = time.time() + 3.0
     site.command("squeue", "echo COMPLETING")
     step = f"hear('SIGUSR1', 'SIGTERM'); ask('SIGUSR1'); wait('SIGUSR1'); time.sleep(max(0, {limit} - time.time()))"
@@ -158,7 +160,7 @@ def test_a_job_that_somebody_ends_behind_its_warning_is_not_requeued(site: Site)
     step = "hear('SIGUSR1', 'SIGTERM'); ask('SIGUSR1'); wait('SIGUSR1'); ask('SIGTERM'); wait('SIGTERM'); sys.exit(75)"
     site.supervise(*python(HEARING + step), variables=in_s(36000.0))
     assert site.told("scontrol requeue") == []
-    assert site.has_said("ended by somebody")
+    assert site.has_said("ended by a person")
 
 
 @pytest.mark.parametrize("is_telling", [True, False])
@@ -198,7 +200,7 @@ def test_a_run_directory_that_cannot_be_looked_at_does_not_cost_the_requeue(
         raise ValueError(f"what stands in {run}?")
 
     for look in ("latest", "halts"):
-        monkeypatch.setattr(surveying, look, fail)
+        monkeypatch.setattr(latest_checkpoint, look, fail)
     site.supervise("sh", "-c", "exit 75", run=tmp_path)
     assert site.told("scontrol requeue") == [REQUEUED]
     assert site.has_said("warning: ValueError: what stands in")
@@ -215,7 +217,7 @@ def test_a_warning_while_a_lock_is_waited_for_is_no_failure(chain: str, site: Si
             os.kill(os.getpid(), signal.SIGUSR1)
 
     scheduler = detect({"SLURM_JOB_ID": "42"})
-    report = supervise(Settings(("sh", "-c", "exit 8"), chain=chain, is_talking=False), scheduler, say)
+    report = supervise(SuperviseSettings(("sh", "-c", "exit 8"), chain=chain, shows_tables=False), scheduler, say)
     assert report.code == 8
     assert site.told("scontrol requeue") == ([] if chain else [REQUEUED])
     assert site.told("scancel") == []
@@ -263,13 +265,13 @@ def test_a_requeue_that_is_refused_for_good_is_told_at_once(site: Site) -> None:
 def test_a_job_is_submitted_anew_only_if_it_certainly_was_not(
     is_again: bool, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervising, "act", functools.partial(act, timeout_s=LIMIT_S if is_again else 1.0))
+    monkeypatch.setattr(supervisor, "act", functools.partial(act, timeout_s=LIMIT_S if is_again else 1.0))
     site.command("qstat", "exit 1")
     refused = f"[ $(grep -c '^qsub' {site.log}) -lt 3 ] || echo Unauthorized Request; exit 1"
     site.command("qsub", refused if is_again else "exec sleep 60")
     (tmp_path / "denied.pbs").write_text("#!/bin/sh\n", encoding="utf-8")
     scheduler = detect({"PBS_JOBID": "7.standin", "HPCCKPT_SCRIPT": str(tmp_path / "denied.pbs")})
-    supervise(Settings(("sh", "-c", "exit 75"), is_talking=False), scheduler, site.said.append)
+    supervise(SuperviseSettings(("sh", "-c", "exit 75"), shows_tables=False), scheduler, site.said.append)
     assert site.has_said("; tried again in") is is_again
     assert not is_again or len(site.told("qsub")) == 3
     assert site.has_said("submit the job again by hand")
@@ -278,7 +280,7 @@ def test_a_job_is_submitted_anew_only_if_it_certainly_was_not(
 def test_a_chain_that_cannot_be_ended_is_a_matter_of_its_own(site: Site) -> None:
     site.command("scancel", "echo access denied; exit 1")
     site.supervise("true", chain="night")
-    assert site.has_said("take the jobs of the chain night that wait out of the queue by hand")
+    assert site.has_said("remove the waiting jobs of the chain night from the queue by hand")
     assert not site.has_said("submit the job again")
 
 
@@ -292,7 +294,7 @@ def test_one_of_an_array_is_told_from_the_others(site: Site) -> None:
 
 
 def test_a_controller_that_hangs_does_not_hold_up_the_warning(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stepping.N_TRIES * (2 * slurm.SIGNAL_S + stepping.AGAIN_S) < 150.0
+    assert child_process.N_TRIES * (2 * slurm.SIGNAL_S + child_process.AGAIN_S) < 150.0
     for name, limit_s in {"squeue": 0.5, "scancel": 5.0}.items():  # before scancel, squeue has to answer in time
         monkeypatch.setattr(slurm, "SIGNAL_S", limit_s)
         site.command(name, "exec sleep 60")
@@ -325,8 +327,8 @@ DEAF = HEARING + "os.kill(int(os.environ['SUPERVISOR']), signal.SIGUSR1); time.s
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every step for an old one."""
-    monkeypatch.setattr(stepping, "YOUNG_S", 0.0)
-    monkeypatch.setattr(stepping, "LATER_LOOK_S", 0.1)
+    monkeypatch.setattr(child_process, "STARTUP_S", 0.0)
+    monkeypatch.setattr(child_process, "LATER_CHECK_S", 0.1)
 
 
 @pytest.mark.usefixtures("old")
@@ -337,7 +339,7 @@ def test_a_rank_that_is_long_in_listening_is_waited_for(site: Site) -> None:
 
 
 @pytest.mark.usefixtures("old")
-@pytest.mark.parametrize(("left_s", "is_ranked"), [(stepping.NEAR_END_S / 2, True), (3600.0, False)])
+@pytest.mark.parametrize(("left_s", "is_ranked"), [(child_process.NEAR_END_S / 2, True), (3600.0, False)])
 def test_a_rank_that_never_listens_or_is_not_seen_is_signalled(left_s: float, is_ranked: bool, site: Site) -> None:
     step = DEAF.format(deaf=LIMIT_S)
     report = site.supervise(mpirun(site, is_ranked=is_ranked), *python(step), variables=in_s(left_s))
@@ -378,7 +380,7 @@ def none() -> Scheduler:
 def test_ranks_find_the_run_and_the_end_that_supervise_goes_by(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCCKPT_RUN", "base")
     monkeypatch.setenv("HPCCKPT_JOB_END", "1700000000")
-    found = surroundings(Settings(("true",), Path("base/3")), none(), JobEnd(1900000000.0, "scontrol"))
+    found = step_environment_of(SuperviseSettings(("true",), Path("base/3")), none(), JobEnd(1900000000.0, "scontrol"))
     assert (found["HPCCKPT_RUN"], found["HPCCKPT_JOB_END"]) == ("base/3", "1900000000")
 
 

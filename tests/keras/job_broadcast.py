@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from mpi4py import MPI
 
-from hpcckpt.keras.holding import copied, hold
+from hpcckpt.state.tf_hold import copied, hold
 
 
 def broadcast(*, in_place: bool, is_sparse: bool) -> dict[str, object]:

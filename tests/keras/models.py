@@ -74,7 +74,7 @@ def rows(count: int = 50) -> tuple[Any, Any]:
 
 def values(model: Any) -> dict[str, Any]:
     """Return copies of all tensors that a checkpoint of the model has, by name."""
-    from hpcckpt.snapshot import flatten
+    from hpcckpt.state.tree import flatten
 
     return {name: leaf.read().copy() for name, leaf in flatten({"model": model}).tensors.items()}
 

@@ -152,7 +152,7 @@ def shares_of_an_epoch() -> dict[str, Any]:
 
 
 def of_steps(make: Callable[[int], dict[str, Any]], steps: int) -> Make:
-    """Return a pipeline whose epochs have so many steps, under a name that says so."""
+    """Return a pipeline with epochs of N steps, and N in its name."""
     made = functools.partial(make, steps)
     made.__name__ = f"{make.__name__}_{steps}"  # type: ignore[attr-defined]  # any object takes attributes
     return made
@@ -169,7 +169,7 @@ EXACT: list[Make] = [
 """Those whose place can be found again to the bit."""
 
 
-# -- what nobody can bring back ----------------------------------------------------------------------
+# -- what cannot be restored ----------------------------------------------------------------------
 
 
 def cache_behind_the_shuffle() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Killed anywhere, a run of ``fit`` goes on where its newest backup stands."""
+"""Killed anywhere, a run of ``fit`` resumes from its newest backup."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import tensorflow as tf
 from models import IS_KERAS_3, assert_equal, lenet5, rows, small, values
 
 import hpcckpt as hc
-from hpcckpt.discovery import scan
 from hpcckpt.errors import NoRestorableStepError, NoSpaceError, OptionError, StateError, StateMismatchError
 from hpcckpt.keras import BackupAndRestore
+from hpcckpt.rundir.discovery import scan
 from hpcckpt.testing.faults import Fault, armed
 
 STEPS = 10  # in an epoch of 50 rows, 5 in a batch
 
 
 class Killed(Exception):  # noqa: N818 - it is no error
-    """Stands for SIGKILL."""
+    """Simulates SIGKILL."""
 
 
 class KillAt(keras.callbacks.Callback):
-    """Ends a run from outside, after so many batches or epochs."""
+    """Ends a run from outside, after N batches or epochs."""
 
     def __init__(self, batches: int = 0, epochs: int = 0) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def test_the_train_counter_goes_on(run_dir: Path, fit: Any) -> None:
 
 
 class CountedRows:
-    """A pipeline that knows its position and trains each epoch in an order of its own."""
+    """A pipeline that knows its position and trains each epoch in another order."""
 
     def __init__(self) -> None:
         self.epoch = self.batch = 0

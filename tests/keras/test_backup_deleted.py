@@ -13,11 +13,13 @@ from models import rows, small
 from twotiers import Nodes
 
 import hpcckpt as hc
-from hpcckpt import layout, tiers
-from hpcckpt.discovery import pin, step_numbers
+from hpcckpt import tiers
+from hpcckpt.format import layout
 from hpcckpt.keras import BackupAndRestore
-from hpcckpt.keras.callbacks import _delete_scratch
-from hpcckpt.lock import RunLock
+from hpcckpt.keras.callbacks.backup_and_restore import _delete_scratch
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.rundir.lock import RunLock
+from hpcckpt.rundir.pins import pin
 from hpcckpt.testing.ranks import run_ranks
 
 Fit = Callable[..., Any]

@@ -18,11 +18,15 @@ from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
 from hpcckpt import tiers
-from hpcckpt.discovery import scan
 from hpcckpt.errors import OptionError, StepNotFoundError
-from hpcckpt.keras import BackupAndRestore, ModelCheckpoint, levels, progress, rng, statistics
-from hpcckpt.loading import open_step
+from hpcckpt.keras import BackupAndRestore, ModelCheckpoint
+from hpcckpt.keras.callbacks import reproducibility
+from hpcckpt.keras.data import skip_progress
+from hpcckpt.keras.model import batch_norm
 from hpcckpt.preemption import Halt, Preempted, write_halt
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir.discovery import scan
+from hpcckpt.state import random_streams
 
 HERE = Path(__file__).parent
 STEPS = 10
@@ -73,15 +77,15 @@ def test_the_level_is_written_once_with_the_reason_and_stored(run_dir: Path, fit
 
 
 def test_where_all_is_deterministic_the_level_is_exact(run_dir: Path, fit: Fit, monkeypatch: Any) -> None:
-    monkeypatch.setattr(levels, "_of_program", list)
+    monkeypatch.setattr(reproducibility, "_of_program", list)
     callback = backup(run_dir)
     fit(small(), rows(), 1, callback)
     assert (callback.level, callback.reasons, manifest_of(run_dir, 10).level) == ("exact", [], "exact")
 
 
 def test_without_a_seed_a_run_cannot_be_repeated(monkeypatch: Any) -> None:
-    monkeypatch.setattr(levels, "is_seeded", lambda: False)
-    assert "no seed was set" in levels.reasons_against_exact(small(), None, "rank0", 1)
+    monkeypatch.setattr(reproducibility, "is_seeded", lambda: False)
+    assert "no seed was set" in reproducibility.reasons_against_exact(small(), None, "rank0", 1)
     with pytest.raises(OptionError, match="needs a seed"):
         hc.enable_exact_resume()
 
@@ -89,11 +93,11 @@ def test_without_a_seed_a_run_cannot_be_repeated(monkeypatch: Any) -> None:
 def test_on_several_ranks_statistics_and_horovods_fusion_count_too(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "horovod", object())
     monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
-    of_ranks = "; ".join(levels.reasons_against_exact(small(), None, "rank0", 2))
+    of_ranks = "; ".join(reproducibility.reasons_against_exact(small(), None, "rank0", 2))
     assert "batch_norm='rank0' makes the statistics of all ranks equal" in of_ranks
     assert "HOROVOD_FUSION_THRESHOLD is not 0" in of_ranks
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
-    assert "ranks" not in "; ".join(levels.reasons_against_exact(small(), None, "per-rank", 2))
+    assert "ranks" not in "; ".join(reproducibility.reasons_against_exact(small(), None, "per-rank", 2))
 
 
 # -- the way through the data ----------------------------------------------------------------------
@@ -114,7 +118,7 @@ def test_where_exact_is_impossible_the_reason_is_given_and_what_to_do(run_dir: P
 
 
 def test_what_is_skipped_is_told_of_and_why(run_dir: Path, monkeypatch: Any, capfd: Any) -> None:
-    monkeypatch.setattr(progress, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(skip_progress, "PATIENCE_S", -1.0)
     for epochs in (1, 2):
         small().fit(
             python_rows(), epochs=epochs, verbose=0, shuffle=False, callbacks=[backup(run_dir, save_freq=4, verbose=1)]
@@ -157,9 +161,9 @@ def save_and_restore(group: Any, run_dir: Path, policy: Any) -> list[float]:
     def body(comm: Any) -> float:
         model, mean = models[comm.rank], moving_mean(models[comm.rank])
         mean.assign(np.full(3, OF_RANKS[comm.rank], "float32"))
-        statistics.choose(model, policy)
+        batch_norm.choose(model, policy)
         with hc.Checkpointer(run_dir, comm) as ckpt:
-            statistics.average(model, ckpt.comm)
+            batch_norm.average(model, ckpt.comm)
             ckpt.save(1, {"model": model}).result()
             assert float(np.asarray(mean)[0]) == OF_RANKS[comm.rank]  # training goes on with its own
             mean.assign(np.zeros(3, "float32"))
@@ -180,8 +184,8 @@ def test_statistics_are_those_of_rank_0_their_mean_or_each_ranks_own(
 def test_statistics_of_each_rank_give_way_to_rank_0s_on_another_number_of_ranks(group: Any, run_dir: Path) -> None:
     save_and_restore(group, run_dir, "per-rank")
     model = small()
-    statistics.choose(model, "per-rank")
-    statistics.fill_from_rank_0(model, "model", open_step(run_dir / "step-0000000001"))
+    batch_norm.choose(model, "per-rank")
+    batch_norm.fill_from_rank_0(model, "model", open_step(run_dir / "step-0000000001"))
     assert np.asarray(moving_mean(model)).tolist() == [1.0] * 3
 
 
@@ -191,7 +195,7 @@ def test_statistics_of_each_rank_give_way_to_rank_0s_on_another_number_of_ranks(
 def test_ranks_that_had_no_streams_are_given_new_ones_that_can_be_repeated() -> None:
     drawn = []
     for identity in ((1, 2, 0), (1, 2, 1), (1, 2, 0)):
-        rng.derive_streams(*identity)
+        random_streams.derive_streams(*identity)
         drawn.append(np.random.random())  # noqa: NPY002 - the stream that old programs share
     assert drawn[0] == drawn[2] != drawn[1]
 

@@ -17,9 +17,10 @@ import tensorflow as tf
 from models import IS_KERAS_3, rows, small
 
 import hpcckpt as hc
-from hpcckpt.discovery import scan
 from hpcckpt.errors import NoSpaceError, OptionError, StepExistsError
-from hpcckpt.keras import ModelCheckpoint, checkpoint_files
+from hpcckpt.keras import ModelCheckpoint
+from hpcckpt.keras.callbacks import checkpoint_files
+from hpcckpt.rundir.discovery import scan
 
 Theirs = keras.callbacks.ModelCheckpoint
 pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
@@ -106,7 +107,7 @@ def test_a_path_is_accepted_or_refused_as_keras_does(ending: str, is_weights_onl
     said = []
     for cls in (Theirs, ModelCheckpoint):
         try:
-            # a model of its own: of Keras 3 the first callback takes the optimizer out of what it was compiled with
+            # another model: of Keras 3 the first callback takes the optimizer out of what it was compiled with
             save(cls(str(tmp_path / f"cp{ending}"), save_weights_only=is_weights_only), model=trained(2))
             said.append((tmp_path / f"cp{ending}").read_bytes()[:8])
         except ValueError as error:

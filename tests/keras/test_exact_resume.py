@@ -179,7 +179,7 @@ def test_whatever_the_data_is_a_run_that_is_killed_twice_ends_as_if_never_killed
     _, second = train(tmp_path, data, KillAt(19))
     model, third = train(tmp_path, data)
     expected, callback = straight(data)
-    assert callback._backup.fit.feed.method == METHODS[data]
+    assert callback._backup.fit.data_source.method == METHODS[data]
     assert (resumed_at(second), resumed_at(third)) == ((1, 5), (3, 3))
     assert_equal(values(model), expected)
 

@@ -17,10 +17,10 @@ from training_elements import ELEMENTS, IS_KERAS_3
 
 from hpcckpt.errors import StateMismatchError
 from hpcckpt.keras import BackupAndRestore, stateless
-from hpcckpt.keras.exactness import Exactness
-from hpcckpt.keras.python_values import Values
-from hpcckpt.keras.traced import concrete_functions
-from hpcckpt.train.seeding import repeatable
+from hpcckpt.keras.callbacks.exactness import Exactness
+from hpcckpt.keras.program.python_values import Values
+from hpcckpt.keras.program.traced_steps import concrete_functions
+from hpcckpt.train.run.seeding import repeatable
 
 Names = Sequence[str]
 
@@ -163,11 +163,11 @@ def test_a_step_is_compiled_once_though_it_is_compiled_before_the_first_batch(tm
 def test_keras_global_generator_is_made_where_a_checkpoint_has_it() -> None:
     from keras.src.backend.common import global_state
 
-    from hpcckpt.keras import rng
+    from hpcckpt.state import random_streams
 
     training_elements.fresh()
     state = np.array([11, 3], "int64")
-    assert rng.write_streams({"keras.generator": state}) == []
+    assert random_streams.write_streams({"keras.generator": state}) == []
     assert np.asarray(global_state.get_global_attribute("global_seed_generator").state).tolist() == [11, 3]
 
 

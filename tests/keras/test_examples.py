@@ -16,13 +16,13 @@ import pytest
 from jobs import Story
 from sampler import EpochSampler
 
-from hpcckpt.keras.position import DataPosition
+from hpcckpt.keras.data.position import DataPosition
 
 
 def deal(
     n_ranks: int, n_steps: int | None, state: Any = None, n: int = 100, batch_size: int = 4
 ) -> tuple[list[int], Any]:
-    """Return what `n_ranks` ranks see in so many steps, or to the end of the epoch, and the position after."""
+    """Return what `n_ranks` ranks see in `n_steps` steps, or to the end of the epoch, and the position after."""
     seen: list[int] = []
     for rank in range(n_ranks):
         sampler = EpochSampler(100, 4, rank, n_ranks)

@@ -26,10 +26,10 @@ from models import IS_KERAS_3, rows, small
 from mpi_launch import find_mpirun, mpirun
 
 from hpcckpt.errors import HostMemoryError, StateError
-from hpcckpt.keras import holding
-from hpcckpt.keras.holding import available_nbytes, copied, hold, stage
 from hpcckpt.native import tf_ops
-from hpcckpt.snapshot import flatten
+from hpcckpt.state import tf_hold
+from hpcckpt.state.tf_hold import available_nbytes, copied, hold, stage
+from hpcckpt.state.tree import flatten
 
 HERE = Path(__file__).parent
 SHAPE = (64, 3)
@@ -47,7 +47,7 @@ def address(v: tf.Variable) -> int:
 
 
 def output_of(program: str, *args: str) -> str:
-    """Run a program in a process of its own; return what it prints after the word HERE."""
+    """Run a program in a separate process; return what it prints after the word HERE."""
     command = [sys.executable, "-W", "ignore", "-c", program, *args]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     out = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=240).stdout
@@ -169,7 +169,7 @@ def test_a_model_that_was_held_and_flattened_goes_when_it_is_dropped() -> None:
 FAULTS = """
 import ctypes; ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, or their faults are few
 import resource, sys, tensorflow as tf
-from hpcckpt.keras.holding import hold, warm
+from hpcckpt.state.tf_hold import hold, warm
 variables = [tf.Variable(tf.fill([1 << 22], float(n))) for n in range(4)]
 if sys.argv[1] == "warm":
     warm(variables)
@@ -393,18 +393,18 @@ def op() -> Any:
 
 @pytest.fixture
 def forged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that was built for another TensorFlow, in place of ours."""
+    """A library that was built for another TensorFlow, in place of hpcckpt's."""
     monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path))
     monkeypatch.delenv("HPCCKPT_NO_NATIVE", raising=False)
     (tmp_path / tf_ops.target()._replace(tensorflow="2.14.0").filename).write_bytes(b"")
     # as in a process that has not loaded any
     monkeypatch.setattr(tf_ops, "load_ops", tf_ops.load_ops.__wrapped__)
     monkeypatch.setattr(tf_ops, "_loaded", functools.cache(tf_ops._loaded.__wrapped__))
-    monkeypatch.setattr(holding, "_say_why_each", functools.cache(holding._say_why_each.__wrapped__))
+    monkeypatch.setattr(tf_hold, "_say_why_each", functools.cache(tf_hold._say_why_each.__wrapped__))
 
 
 def test_one_op_holds_all_variables(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "_hold_each", lambda left: pytest.fail(f"{len(left)} are read one by one"))
+    monkeypatch.setattr(tf_hold, "_hold_each", lambda left: pytest.fail(f"{len(left)} are read one by one"))
     shapes: list[tuple[int, ...]] = [(), (0, 3), (5,), (2, 3, 4)]
     variables = [variable(n, shape) for n, shape in enumerate(shapes * 100)]
     for v, array in zip(variables, hold(variables), strict=True):
@@ -428,7 +428,7 @@ def test_without_the_op_the_same_is_held_and_why_is_said_once(forged: None, capl
 def test_without_the_op_only_root_says_why(
     forged: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "launched_rank", lambda: 1)
+    monkeypatch.setattr(tf_hold, "launched_rank", lambda: 1)
     with caplog.at_level(logging.INFO):
         hold([variable()])
     assert caplog.messages == []
@@ -452,7 +452,7 @@ def test_what_is_held_within_fit_stays_as_it_was() -> None:
 
 
 def test_what_is_held_outlives_variables_and_the_order_in_which_arrays_are_dropped() -> None:
-    """Each array has a reference of its own: memory that was given to somebody else would show in the others."""
+    """Each array has its own reference: memory that was given to somebody else would show in the others."""
     variables = [variable(n, (1 << 16,)) for n in range(40)]
     expected = [v.numpy().tobytes() for v in variables]
     first, second = hold(variables), hold(variables)
@@ -473,7 +473,7 @@ def test_what_is_held_outlives_variables_and_the_order_in_which_arrays_are_dropp
 
 MIXED = """
 import json, numpy as np, tensorflow as tf
-from hpcckpt.keras.holding import copied, hold, stage
+from hpcckpt.state.tf_hold import copied, hold, stage
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 variables = []
@@ -512,11 +512,11 @@ def test_staging_copies_all_pieces(shape: tuple[int, ...], piece_nbytes: int) ->
 
 def test_staging_is_refused_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     v = variable()
-    monkeypatch.setattr(holding, "_ON_HOST", "GPU")  # as if the processor were the accelerator
+    monkeypatch.setattr(tf_hold, "_ON_HOST", "GPU")  # as if the processor were the accelerator
     monkeypatch.setattr(tf_ops, "loaded_if_built", lambda: None)  # for our op looks for itself
     assert hold([v])[0].tobytes() == v.numpy().tobytes()
     assert copied([v], hold([v])) == [True]
-    monkeypatch.setattr(holding, "available_nbytes", lambda: 64 * 3 * 4 - 1)
+    monkeypatch.setattr(tf_hold, "available_nbytes", lambda: 64 * 3 * 4 - 1)
     with pytest.raises(HostMemoryError, match="768 B of variables"):
         hold([v])
 

@@ -14,8 +14,9 @@ import pytest
 import tensorflow as tf
 from models import small
 
-from hpcckpt.keras import BackupAndRestore, levels, lines
-from hpcckpt.run import Restored, SavedStep
+from hpcckpt.core.results import Restored, SavedStep
+from hpcckpt.keras import BackupAndRestore, log_lines
+from hpcckpt.keras.callbacks import reproducibility
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -79,16 +80,16 @@ def test_a_file_with_standard_output_alone_gets_no_line_more(tmp_path: Path) -> 
 
 def test_lines_are_short_on_a_terminal_and_complete_in_a_log(monkeypatch: Any) -> None:
     def both() -> tuple[str, str, str]:
-        level = lines.level_line("exact", [], "saved", "")
-        return lines.saved_line(SAVED, 1), lines.resume_line(RESTORED, 1, 2, 1, "exact", "exact"), level
+        level = log_lines.level_line("exact", [], "saved", "")
+        return log_lines.saved_line(SAVED, 1), log_lines.resume_line(RESTORED, 1, 2, 1, "exact", "exact"), level
 
-    monkeypatch.setattr(lines, "is_terminal", lambda: True)
+    monkeypatch.setattr(log_lines, "is_terminal", lambda: True)
     assert both() == (
         "hpcckpt: saved step 250 (epoch 1): 46.75 KiB in 0.06 s",
         "hpcckpt: resume at epoch 1, batch 2, level exact, from run/step-0000000012",
         "hpcckpt: a resume will be at level exact",
     )
-    monkeypatch.setattr(lines, "is_terminal", lambda: False)
+    monkeypatch.setattr(log_lines, "is_terminal", lambda: False)
     saved, resume, level = both()
     assert saved.startswith("hpcckpt: saved step=250 epoch=1 bytes=46.75KiB stall=0.009s total=0.058s bw=")
     assert saved.endswith(" backend=rankfile files=1 kept=3")
@@ -106,7 +107,7 @@ def test_lines_are_short_on_a_terminal_and_complete_in_a_log(monkeypatch: Any) -
     ],
 )
 def test_a_line_with_level_state_names_what_to_do(reason: str, remedy: str) -> None:
-    line = lines.level_line("state", [reason], "saved", levels.remedy([reason]))
+    line = log_lines.level_line("state", [reason], "saved", reproducibility.remedy([reason]))
     assert line == f"hpcckpt: next resume level=state iterator=saved because {reason}; for level=exact {remedy}"
 
 
@@ -121,5 +122,7 @@ def test_a_step_that_a_shuffle_buffer_enlarges_is_reported_once_with_sizes(tmp_p
 
 
 def test_a_line_about_one_rank_has_one_rank() -> None:
-    assert lines.equal_line(3, "restored", 1) == "hpcckpt: 3 tensors restored, equal on 1 rank before the first batch"
-    assert lines.equal_line(3, "broadcast", 2).endswith("equal on 2 ranks before the first batch")
+    assert (
+        log_lines.equal_line(3, "restored", 1) == "hpcckpt: 3 tensors restored, equal on 1 rank before the first batch"
+    )
+    assert log_lines.equal_line(3, "broadcast", 2).endswith("equal on 2 ranks before the first batch")

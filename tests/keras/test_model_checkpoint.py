@@ -26,10 +26,11 @@ from models import IS_KERAS_3, rows, small
 from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
-from hpcckpt import phases, tiers
-from hpcckpt.discovery import scan
+from hpcckpt import tiers
+from hpcckpt.core import failpoints
 from hpcckpt.errors import NoSpaceError
 from hpcckpt.keras import BackupAndRestore, ModelCheckpoint
+from hpcckpt.rundir.discovery import scan
 from hpcckpt.testing.faults import Fault, armed
 
 Theirs = keras.callbacks.ModelCheckpoint
@@ -313,7 +314,7 @@ def test_the_tutorials_code_runs_after_changing_one_import(tmp_path: Path, monke
     assert np.array_equal(saved["model/dense/kernel"], model.get_weights()[0])
 
 
-# -- options of ours -------------------------------------------------------------------------------
+# -- options of hpcckpt -------------------------------------------------------------------------------
 
 
 def test_max_to_keep_keeps_the_newest_and_their_names(tmp_path: Path) -> None:
@@ -352,8 +353,8 @@ def test_with_scratch_a_step_gets_its_name_when_it_is_in_the_run_directory(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     held, seen = threading.Event(), []
-    phases.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
-    request.addfinalizer(lambda: phases.install_hook(None))
+    failpoints.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
+    request.addfinalizer(lambda: failpoints.install_hook(None))
 
     class Looks(ModelCheckpoint):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

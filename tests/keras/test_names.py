@@ -10,8 +10,8 @@ import pytest
 from models import IS_KERAS_3, lenet5, names, nested, recurrent, rows, small
 
 from hpcckpt.errors import StateError
-from hpcckpt.keras.naming import Namer, snake_case, stem
-from hpcckpt.snapshot import flatten
+from hpcckpt.keras.model.naming import Namer, snake_case, stem
+from hpcckpt.state.tree import flatten
 
 
 @pytest.mark.parametrize("make", [lenet5, small, nested, recurrent])
@@ -106,7 +106,7 @@ def test_an_optimizer_that_the_model_holds_besides_is_not_forgotten() -> None:
 
 
 def optimizers() -> list[Any]:
-    """Return optimizers whose variables are hard to find, each in a way of its own."""
+    """Return optimizers whose variables are hard to find, each in another way."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     return [
         keras.optimizers.Nadam(), keras.optimizers.Adam(schedule),

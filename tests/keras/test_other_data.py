@@ -12,8 +12,10 @@ import pytest
 import tensorflow as tf
 from models import KillAt, Killed, rows, small
 
-from hpcckpt.keras import BackupAndRestore, others, traced
-from hpcckpt.keras.training import Training
+from hpcckpt.keras import BackupAndRestore
+from hpcckpt.keras.callbacks import callback_state
+from hpcckpt.keras.callbacks.training_state import Training
+from hpcckpt.keras.program import traced_steps
 
 N_SAMPLES = 48
 BATCH = 4
@@ -153,7 +155,9 @@ def test_a_restored_learning_rate_that_is_not_the_compiled_one_is_reported(
 def test_a_callback_that_only_rank_0_has_is_not_missed_on_another_number_of_ranks() -> None:
     training = Training(small())
     training.room()
-    saved = others.take({"ModelCheckpoint": keras.callbacks.ModelCheckpoint("best.weights.h5", save_weights_only=True)})
+    saved = callback_state.take(
+        {"ModelCheckpoint": keras.callbacks.ModelCheckpoint("best.weights.h5", save_weights_only=True)}
+    )
     training._parts["callbacks"].value = saved
     lost = {rank: _lost_on(training, rank) for rank in range(2)}
     assert lost == {0: ["callbacks that are not there now: ModelCheckpoint"], 1: []}
@@ -166,8 +170,8 @@ def _lost_on(training: Training, rank: int) -> list[str]:
 
 @pytest.mark.usefixtures("keras_2")
 def test_the_reason_that_is_dropout_names_what_to_call_with_keras_2() -> None:
-    dropout = traced.Operation("RandomUniform", "dropout/random_uniform/RandomUniform")
-    (reason,) = traced._of_operations([dropout])
+    dropout = traced_steps.Operation("RandomUniform", "dropout/random_uniform/RandomUniform")
+    (reason,) = traced_steps._of_operations([dropout])
     assert "call hpcckpt.enable_exact_resume before the model is built" in reason
     assert "SeedGenerator" not in reason
 

@@ -14,11 +14,11 @@ import tensorflow as tf
 from models import IS_KERAS_3
 from pipelines import EXACT, LESS, N_BATCHES, Make
 
-from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import OptionError
+from hpcckpt.format.layout import step_dirname
 from hpcckpt.keras import BackupAndRestore
-from hpcckpt.layout import step_dirname
-from hpcckpt.train.seeding import repeatable
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.train.run.seeding import repeatable
 
 EPOCHS = 3
 Batches = list[bytes]

@@ -17,7 +17,7 @@ from models import IS_KERAS_3, assert_equal, lenet5, recurrent, rows, small, val
 
 import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
-from hpcckpt.snapshot import flatten
+from hpcckpt.state.tree import flatten
 
 IN_A_FRESH_PROCESS = """
 import json, sys

@@ -15,7 +15,7 @@ from models import assert_equal, rows, values
 import hpcckpt as hc
 from hpcckpt.errors import StateError
 from hpcckpt.keras import BackupAndRestore
-from hpcckpt.loading import open_step
+from hpcckpt.restoring.reader import open_step
 
 layers = keras.layers
 
@@ -122,7 +122,7 @@ class AtFirstBatch(keras.callbacks.Callback):
 
 
 def train(make: Callable[[], Any], data: dict[str, Any], run: Path, seed: int, stop_after: int = 0) -> Any:
-    """Train a model that nobody has built for two epochs; return it, and what it had at the first batch."""
+    """Train an unbuilt model for two epochs; return it, and what it had at the first batch."""
     keras.utils.set_random_seed(seed)
     model, first = make(), AtFirstBatch(stop_after)
     model.compile("adam", "mse", run_eagerly=data.pop("run_eagerly", False))

@@ -1,6 +1,6 @@
 """Trains each model with and without swapping, oneDNN off, and tells whether losses and weights are equal to the bit.
 
-A process of its own: oneDNN is chosen when TensorFlow is loaded, and `tests/lms/test_equality.py` looks at the outcome.
+A separate process: oneDNN is chosen when TensorFlow is loaded, and `tests/lms/test_equality.py` looks at the outcome.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.errors import MemoryBudgetError
-from hpcckpt.lms import LMS, engine, planning
+from hpcckpt.lms import LMS
+from hpcckpt.lms.planner import make_plan
+from hpcckpt.lms.runtime import native_engine
 
 v1 = tf.compat.v1
 DISTANCE = {"swapout_threshold": 2, "swapin_ahead": 1, "swapin_groupby": 0, "min_bytes": 1}
@@ -38,7 +40,7 @@ def told(without: str, with_lms: str, lms: LMS) -> dict[str, Any]:
         "swaps": plan.get("n_swap_outs", 0),
         "edges": moved,
         "digest": plan.get("digest"),
-        "live": engine.stats().live_handles if engine.settle() else -1,
+        "live": native_engine.stats().live_handles if native_engine.wait_until_idle() else -1,
     }
 
 
@@ -76,7 +78,7 @@ def of_cost(make: Any) -> dict[str, Any]:
 
 def _nearest(make: Any) -> int:
     """Return the least budget that can be kept, to the byte: the refusal names it rounded up."""
-    with mock.patch.object(planning, "refused", wraps=planning.refused) as refused, pytest.raises(MemoryBudgetError):
+    with mock.patch.object(make_plan, "refused", wraps=make_plan.refused) as refused, pytest.raises(MemoryBudgetError):
         models.fit(models.compiled(make), LMS(memory_budget=1, min_bytes=1))
     return int(refused.call_args.args[1])
 

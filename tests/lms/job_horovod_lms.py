@@ -19,7 +19,8 @@ import lmsmodels as models
 
 import hpcckpt as hc
 from hpcckpt.errors import PlanMismatchError
-from hpcckpt.lms import LMS, engine
+from hpcckpt.lms import LMS
+from hpcckpt.lms.runtime import native_engine
 
 PLACE = Path(sys.argv[1])
 
@@ -63,7 +64,7 @@ def main() -> None:
         "without": without, "with": with_lms, "digest": plan["digest"], "swaps": plan["n_swap_outs"],
         "collectives": [each.name for each in lms.report().traffic if "orovod" in each.name],
         "refused": refused, "within": within, "verified": budget.report().is_verified,
-        "live": engine.stats().live_handles if engine.settle() else -1,
+        "live": native_engine.stats().live_handles if native_engine.wait_until_idle() else -1,
         "names": sorted(saved), "n_weights": len(model.get_weights()),
     }  # fmt: skip
     (PLACE / f"rank-{hvd.rank()}.json").write_text(json.dumps(told), encoding="utf-8")

@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hpcckpt.lms.distance import plan_by_distance
-from hpcckpt.lms.edited import check
-from hpcckpt.lms.graph import Graph, Op, Output, Use
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.scene import Scene
+from hpcckpt.lms.graph.graph import Graph, Op, Output, Use
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.planner.distance_planner import plan_by_distance
+from hpcckpt.lms.planner.edited_graph import check
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.settings import Parameters
 
 SHAPE = (4, 8)
 
@@ -49,9 +49,11 @@ def hourglass(depth: int, shape: Any = SHAPE) -> Graph:
 # -- plans of them
 
 
-def planned(built: Graph, threshold: int = 3, groupby: int = 0, ahead: int = 1, sync: int = 0, **scene: object) -> Plan:
+def planned(
+    built: Graph, threshold: int = 3, groupby: int = 0, ahead: int = 1, sync: int = 0, **context: object
+) -> Plan:
     """Plan, and see that the plan fits."""
-    plan = plan_by_distance(Scene(built, **scene), Parameters(threshold, groupby, ahead, sync))  # type: ignore[arg-type]
+    plan = plan_by_distance(GraphContext(built, **context), Parameters(threshold, groupby, ahead, sync))  # type: ignore[arg-type]
     check(built, plan)
     return plan
 

@@ -73,7 +73,7 @@ def looping() -> tf.Graph:
 
 
 def train(graph: tf.Graph, steps: int = 4, batch: int = 8) -> str:
-    """Train in a session of its own; return losses and variables, to the bit."""
+    """Train in a separate session; return losses and variables, to the bit."""
     seen = []
     with v1.Session(graph=graph) as session:
         with graph.as_default():

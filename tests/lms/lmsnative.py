@@ -7,14 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpcckpt.lms import engine
-from hpcckpt.lms.graph import Graph, Slot, Use
-from hpcckpt.lms.plan import Copy, Plan, SwapIn, SwapOut
+from hpcckpt.lms.graph.graph import Graph, InputSlot, Use
+from hpcckpt.lms.planner.plan import Copy, Plan, SwapIn, SwapOut
+from hpcckpt.lms.runtime import native_engine
 
 
 def away_and_back(tensor: Any) -> Any:
     """Swap a tensor out and in, eagerly."""
-    ops = engine.load()
+    ops = native_engine.load()
     return ops.hpcckpt_swap_in(ops.hpcckpt_swap_out(tensor), T=tensor.dtype)
 
 
@@ -22,7 +22,7 @@ def is_backward(op: str) -> bool:
     return "gradient" in op.lower()
 
 
-def far_uses(graph: Graph, least: int) -> dict[Use, tuple[Slot, ...]]:
+def far_uses(graph: Graph, least: int) -> dict[Use, tuple[InputSlot, ...]]:
     """Return large tensors of the forward part that the backward part takes, outside of loops."""
     found = {}
     for op in graph.ops.values():
@@ -65,18 +65,18 @@ class Planned:
 
     def __init__(self, match: str, planner: Callable[[Graph], Plan | None], **more: Any) -> None:
         self.match, self.planner, self.more = match, planner, more
-        self.asked: list[engine.FunctionInfo] = []
+        self.asked: list[native_engine.FunctionInfo] = []
         self.graphs: list[Graph] = []
         self.plans: list[Plan | None] = []
 
     def __enter__(self) -> Planned:
-        engine.arm(self.match, self._plan, **self.more)
+        native_engine.arm(self.match, self._plan, **self.more)
         return self
 
     def __exit__(self, *_: object) -> None:
-        engine.disarm()
+        native_engine.disarm()
 
-    def _plan(self, graph: Graph, info: engine.FunctionInfo) -> Plan | None:
+    def _plan(self, graph: Graph, info: native_engine.FunctionInfo) -> Plan | None:
         self.asked.append(info)
         self.graphs.append(graph)
         self.plans.append(self.planner(graph))

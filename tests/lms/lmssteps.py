@@ -6,12 +6,12 @@ import random
 
 from lmsgraphs import graph, op
 
-from hpcckpt.lms.aliases import Aliases
-from hpcckpt.lms.edited import edited
-from hpcckpt.lms.graph import Graph, Op, Use
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.schedule import Waits
-from hpcckpt.lms.traits import IN_PLACE, is_resident
+from hpcckpt.lms.graph.aliases import Aliases
+from hpcckpt.lms.graph.graph import Graph, Op, Use
+from hpcckpt.lms.graph.op_traits import IN_PLACE, is_resident
+from hpcckpt.lms.planner.edited_graph import edited
+from hpcckpt.lms.planner.op_schedule import Waits
+from hpcckpt.lms.planner.plan import Plan
 
 MIB = 1 << 20
 WIDE = (512, 512)  # a MiB of float

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.errors import CodeError
-from hpcckpt.lms.apply_v1 import Swap, apply, is_edited
-from hpcckpt.lms.graph import Slot, Use
-from hpcckpt.lms.plan import Copy, Plan, SwapIn, SwapOut
+from hpcckpt.lms.graph.graph import InputSlot, Use
+from hpcckpt.lms.planner.plan import Copy, Plan, SwapIn, SwapOut
+from hpcckpt.lms.runtime.apply_to_graph import SwapOps, apply, is_edited
 
 v1 = tf.compat.v1
 
@@ -21,7 +21,7 @@ def through_host(tensor: Any, name: str, _: Any = None) -> Any:
         return tf.identity(tensor, name=name)
 
 
-HOST = Swap(through_host, through_host)
+HOST = SwapOps(through_host, through_host)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def graph() -> Any:
 
 PLAN = Plan(
     (SwapOut("lms/swapout_a_0", Use("a", 0), 24),),
-    (SwapIn("lms/swapin_a_0", "lms/swapout_a_0", (Slot("d", 0),)),),
+    (SwapIn("lms/swapin_a_0", "lms/swapout_a_0", (InputSlot("d", 0),)),),
     edges=(("b", "lms/swapin_a_0"),),
 )
 
@@ -80,7 +80,7 @@ def test_shapes_are_told_to_consumers(graph: Any) -> None:
 
 
 def test_an_op_that_is_computed_again_is_a_copy_with_its_attributes(graph: Any) -> None:
-    copy = Copy("lms/copy_b", "b", (Use("lms/swapin_a_0", 0),), ((0, Slot("d", 1)),))
+    copy = Copy("lms/copy_b", "b", (Use("lms/swapin_a_0", 0),), ((0, InputSlot("d", 1)),))
     before = value(graph)
     with tf.Graph().as_default() as other:
         tf.import_graph_def(graph.as_graph_def(), name="")

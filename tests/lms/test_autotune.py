@@ -5,36 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from lmsgraphs import chain, graph, hourglass, op, random_graphs
 
 from hpcckpt.errors import OptionError
 from hpcckpt.lms import messages
-from hpcckpt.lms.autotune import Found, is_wanted, search
-from hpcckpt.lms.distance import lay_out, plan_on
-from hpcckpt.lms.edited import check
-from hpcckpt.lms.filters import Filters
-from hpcckpt.lms.graph import Graph
-from hpcckpt.lms.histogram import histogram
-from hpcckpt.lms.levels import sort
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.scene import Scene
-from hpcckpt.lms.simulate import simulate
+from hpcckpt.lms.graph.filters import Filters
+from hpcckpt.lms.graph.graph import Graph
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.graph.levels import histogram, sort
+from hpcckpt.lms.planner.distance_planner import plan_on, serialize_levels
+from hpcckpt.lms.planner.edited_graph import check
+from hpcckpt.lms.planner.parameter_search import SearchResult, is_wanted, search
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.planner.simulate import simulate
+from hpcckpt.lms.settings import Parameters
 
 KIB = (4, 64)
 STEP = hourglass(20, shape=KIB)
 """20 layers of 1 KiB each way: 21 KiB at its peak."""
 
 
-def found(kib: float, built: Graph = STEP, **asked: int) -> Found:
-    return search(lay_out(Scene(built)), Parameters(**asked), int(kib * 1024))
+def found(kib: float, built: Graph = STEP, **asked: int) -> SearchResult:
+    return search(serialize_levels(GraphContext(built)), Parameters(**asked), int(kib * 1024))
 
 
 def fits(parameters: Parameters, kib: float, built: Graph = STEP) -> bool:
-    ground = lay_out(Scene(built))
-    return simulate(ground.scene, ground.levels, plan_on(ground, parameters), int(kib * 1024)).fits
+    level_layout = serialize_levels(GraphContext(built))
+    return simulate(level_layout.context, level_layout.levels, plan_on(level_layout, parameters), int(kib * 1024)).fits
 
 
 # -- when it is on
@@ -89,16 +87,16 @@ def test_a_placeholder_of_known_batch_or_of_none_is_not(shape: object) -> None:
 
 def test_a_batch_size_that_is_told_is_used() -> None:
     fed = op("x", kind="Placeholder", shape=(None, 256))
-    scene = Scene(graph(fed, op("y", "x", shape=(None, 256))), batch_size=4)
+    context = GraphContext(graph(fed, op("y", "x", shape=(None, 256))), batch_size=4)
 
-    assert search(lay_out(scene), Parameters(), 9 * 1024).without.peak == 8 * 1024
+    assert search(serialize_levels(context), Parameters(), 9 * 1024).without.peak == 8 * 1024
 
 
 def test_a_scope_that_matches_nothing_is_refused() -> None:
-    scene = Scene(STEP, filters=Filters.of(excl_input_by_scopes={"nowhere"}))
+    context = GraphContext(STEP, filters=Filters.of(excl_input_by_scopes={"nowhere"}))
 
     with pytest.raises(ValueError, match="No operations were found with scope nowhere"):
-        search(lay_out(scene), Parameters(), 99 * 1024)
+        search(serialize_levels(context), Parameters(), 99 * 1024)
 
 
 # -- what it finds
@@ -119,7 +117,7 @@ def test_what_does_not_fit_is_swapped_until_it_does() -> None:
 
     assert result.is_necessary
     assert result.trace.peak < 12 * 1024 < result.without.peak
-    assert result.plan == plan_on(lay_out(Scene(STEP)), result.parameters)
+    assert result.plan == plan_on(serialize_levels(GraphContext(STEP)), result.parameters)
     check(STEP, result.plan)
 
 
@@ -136,7 +134,8 @@ def test_the_largest_threshold_that_fits_is_found(kib: float) -> None:
 def test_the_largest_ahead_that_fits_and_has_triggers_is_found(kib: float) -> None:
     result = found(kib)
     start = replace(result.parameters, swapin_groupby=0)
-    shortest = min(level - each.level for each in lay_out(Scene(STEP)).reaches for level, _ in each.consumers
+    all_reaches = serialize_levels(GraphContext(STEP)).reaches
+    shortest = min(level - each.level for each in all_reaches for level, _ in each.consumers
                    if level - each.level > start.swapout_threshold)  # fmt: skip
     aheads = [value for value in range(1, shortest - 1) if fits(replace(start, swapin_ahead=value), kib)]
 
@@ -184,12 +183,13 @@ def branchy() -> Graph:
 
 
 def test_if_the_smallest_threshold_does_not_fit_synchronous_modes_are_tried() -> None:
-    ground = lay_out(Scene(branchy()))
+    level_layout = serialize_levels(GraphContext(branchy()))
     peaks = [
-        simulate(ground.scene, ground.levels, plan_on(ground, Parameters(1, 0, 1, mode))).peak for mode in range(4)
+        simulate(level_layout.context, level_layout.levels, plan_on(level_layout, Parameters(1, 0, 1, mode))).peak
+        for mode in range(4)
     ]
     tight = min(peaks) + 1
-    result = search(ground, Parameters(), tight)
+    result = search(level_layout, Parameters(), tight)
 
     assert result.parameters.sync_mode == peaks.index(min(peaks))
 
@@ -220,16 +220,16 @@ def test_a_search_again_finds_the_same() -> None:
 
 @given(random_graphs(), st.floats(0.3, 1.2))
 def test_what_is_found_fits(built: Graph, part: float) -> None:
-    ground = lay_out(Scene(built))
-    available = int(part * simulate(ground.scene, ground.levels, Plan()).peak)
+    level_layout = serialize_levels(GraphContext(built))
+    available = int(part * simulate(level_layout.context, level_layout.levels, Plan()).peak)
     try:
-        result = search(ground, Parameters(), available)
+        result = search(level_layout, Parameters(), available)
     except OptionError:
         return
     check(built, result.plan)
 
     assert result.trace.peak <= available
-    assert simulate(ground.scene, ground.levels, result.plan, available).fits
+    assert simulate(level_layout.context, level_layout.levels, result.plan, available).fits
 
 
 # -- the histogram of distances

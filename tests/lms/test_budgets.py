@@ -10,29 +10,27 @@ from typing import Any
 
 import lmsmodels as models
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from lmssteps import MIB, layers
 
+from hpcckpt.core.units import nbytes_text_up
 from hpcckpt.errors import MemoryBudgetError
 from hpcckpt.lms import LMS
-from hpcckpt.lms.cost import plan_by_cost
-from hpcckpt.lms.edited import check, edited
-from hpcckpt.lms.overhead import budget_for, refused, tensor_bytes
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.plan_text import text_of
-from hpcckpt.lms.scene import Scene
-from hpcckpt.lms.timeline import Bandwidth
-from hpcckpt.lms.verification import Measured, Watch
-from hpcckpt.units import nbytes_text_up
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.planner.cost_planner import plan_by_cost
+from hpcckpt.lms.planner.edited_graph import check, edited
+from hpcckpt.lms.planner.memory_limits import budget_for, refused, tensor_bytes
+from hpcckpt.lms.planner.plan import Plan, text_of
+from hpcckpt.lms.planner.swap_timeline import TierBandwidth
+from hpcckpt.lms.planner.verify_step import Measured, MemoryWatch
 
-DISK = Bandwidth(write=1.2e9, read=0.8e9)
+DISK = TierBandwidth(write=1.2e9, read=0.8e9)
 
 TRAINING = """
 import json, sys
 import keras, numpy as np
 from hpcckpt.errors import MemoryBudgetError
-from hpcckpt.lms import LMS, verification
+from hpcckpt.lms import LMS; from hpcckpt.lms.planner import verify_step as verification
 L = keras.layers
 convolutions = [L.Conv2D(32, 3, padding="same", activation="relu") for _ in range(3)]
 model = keras.Sequential([keras.Input((28, 28, 1)), *convolutions, L.Flatten(), L.Dense(10)])
@@ -79,15 +77,15 @@ def test_a_budget_out_of_reach_is_refused_before_the_first_step(tmp_path: Any) -
 
 
 def heavier(monkeypatch: Any, *peaks: int) -> None:
-    """Let steps take so many bytes: the first plan's, the next one's."""
+    """Let steps take these numbers of bytes: the first plan's, the next one's."""
     left = list(peaks)
-    end = Watch.end
+    end = MemoryWatch.end
 
-    def told(watch: Watch) -> Measured:
+    def told(watch: MemoryWatch) -> Measured:
         end(watch)
         return Measured(left.pop(0) if len(left) > 1 else left[0])
 
-    monkeypatch.setattr(Watch, "end", told)
+    monkeypatch.setattr(MemoryWatch, "end", told)
 
 
 def test_a_worse_plan_does_not_replace_a_better_one(monkeypatch: Any) -> None:
@@ -135,7 +133,7 @@ def test_question_and_answer_are_in_the_same_unit() -> None:
 
 def released(budget: int) -> tuple[Any, Plan]:
     g = layers(12)
-    return g, plan_by_cost(Scene(g), budget * MIB, DISK, release=True)
+    return g, plan_by_cost(GraphContext(g), budget * MIB, DISK, release=True)
 
 
 def test_memory_that_a_pool_keeps_is_given_back_after_the_last_user() -> None:
@@ -150,7 +148,7 @@ def test_memory_that_a_pool_keeps_is_given_back_after_the_last_user() -> None:
 
 def test_with_and_without_releases_tensors_move_the_same() -> None:
     g, plan = released(9)
-    without = plan_by_cost(Scene(g), 9 * MIB, DISK)
+    without = plan_by_cost(GraphContext(g), 9 * MIB, DISK)
     assert without.releases == ()
     assert (plan.swap_outs, plan.swap_ins) == (without.swap_outs, without.swap_ins)
     assert Plan.from_json(plan.to_json()).releases == plan.releases

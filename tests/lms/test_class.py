@@ -13,7 +13,7 @@ import tensorflow as tf
 import hpcckpt as hc
 from hpcckpt.errors import OptionError
 from hpcckpt.lms import LMS
-from hpcckpt.lms.autotune import is_wanted
+from hpcckpt.lms.planner.parameter_search import is_wanted
 from hpcckpt.lms.settings import checked
 
 ORIGINAL = {

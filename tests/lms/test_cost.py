@@ -10,34 +10,33 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from lmsgraphs import graph, op
 from lmssteps import MIB, WIDE, layers, peak_of_an_execution
 
 from hpcckpt.errors import ConfigError, MemoryBudgetError
-from hpcckpt.lms.cost import plan_by_cost
-from hpcckpt.lms.edited import check, edited, find_cycle
-from hpcckpt.lms.frontier import Search
-from hpcckpt.lms.graph import Slot, Use
-from hpcckpt.lms.moves import problem
-from hpcckpt.lms.op_times import Rates
-from hpcckpt.lms.scene import Scene
-from hpcckpt.lms.schedule import orders, refined
-from hpcckpt.lms.timeline import Bandwidth, timeline
+from hpcckpt.lms.graph.graph import InputSlot, Use
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.graph.op_times import Rates
+from hpcckpt.lms.planner.budget_search import Search
+from hpcckpt.lms.planner.cost_planner import plan_by_cost
+from hpcckpt.lms.planner.edited_graph import check, edited, find_cycle
+from hpcckpt.lms.planner.op_schedule import orders, refined
+from hpcckpt.lms.planner.swap_candidates import problem
+from hpcckpt.lms.planner.swap_timeline import TierBandwidth, timeline
 
-DISK = Bandwidth(write=1.2e9, read=0.8e9)
+DISK = TierBandwidth(write=1.2e9, read=0.8e9)
 SLOW = Rates(flops=1e9, nbytes=1e9)
 FAST = Rates(flops=1e15, nbytes=2e10, start_ns=1000)
 
 
 def plan(g, budget, rates=SLOW, bandwidth=DISK, **more):
-    return plan_by_cost(Scene(g), budget, bandwidth, rates=rates, **more)
+    return plan_by_cost(GraphContext(g), budget, bandwidth, rates=rates, **more)
 
 
 def steps(g, rates=SLOW, **more):
-    scene = Scene(g)
-    return problem(scene, next(orders(scene, MIB // 8)), MIB // 8, rates, **more)
+    context = GraphContext(g)
+    return problem(context, next(orders(context, MIB // 8)), MIB // 8, rates, **more)
 
 
 @pytest.mark.parametrize("budget", [6, 9, 14])
@@ -55,7 +54,7 @@ def test_without_a_plan_executions_take_more():
 
 
 def test_gradients_of_weights_come_before_the_gradient_of_the_next_layer():
-    order = next(orders(Scene(layers(6)), MIB // 8))
+    order = next(orders(GraphContext(layers(6)), MIB // 8))
     assert order.index("d04") < order.index("r03")
     assert order.index("u04") < order.index("r03")
 
@@ -120,7 +119,7 @@ def test_an_alias_is_made_again_of_what_came_back():
     found = plan(g, 6 * MIB)
     check(g, found)
     copy = next(copy for copy in found.copies if copy.op == "s02")
-    assert [slot for _, slot in copy.consumers] == [Slot("d03", 0)]
+    assert [slot for _, slot in copy.consumers] == [InputSlot("d03", 0)]
     assert copy.inputs[0].op.startswith("lms/swapin_z02")
     assert peak_of_an_execution(g, found, random.Random(1)) <= 6 * MIB
 
@@ -153,16 +152,16 @@ def test_conditional_ops_are_in_no_edge():
 
 
 def test_filters_are_kept_to():
-    from hpcckpt.lms.filters import Filters
+    from hpcckpt.lms.graph.filters import Filters
 
-    scene = Scene(layers(12), filters=Filters.of(excl_output_by_scopes=["z00", "z01"]))
-    found = plan_by_cost(scene, 9 * MIB, DISK, rates=SLOW)
+    context = GraphContext(layers(12), filters=Filters.of(excl_output_by_scopes=["z00", "z01"]))
+    found = plan_by_cost(context, 9 * MIB, DISK, rates=SLOW)
     assert not {"z00", "z01"} & {swap.tensor.op for swap in found.swap_outs}
 
 
 def test_a_measured_order_is_kept_but_for_what_frees_memory():
-    late = sorted(next(orders(Scene(layers(6)), MIB // 8)), key=lambda name: name[0] in "du")
-    order = refined(Scene(layers(6)), late, MIB // 8)
+    late = sorted(next(orders(GraphContext(layers(6)), MIB // 8)), key=lambda name: name[0] in "du")
+    order = refined(GraphContext(layers(6)), late, MIB // 8)
     assert [name for name in order if name[0] in "zrg"] == [name for name in late if name[0] in "zrg"]
     assert order.index("d04") < order.index("r03")
     check(layers(6), plan(layers(6), 8 * MIB, order=late))
@@ -217,7 +216,7 @@ def test_no_choice_at_all_is_much_better(depth, recompute, rates, tight):
     search = Search(steps_of, DISK)
     budget = int(search.floor + tight * (steps_of.peak - search.floor))
     *_, found = search.points(budget)
-    ways = [(None, "swap") if gap.recipe is None else (None, "swap", "recompute") for gap in steps_of.gaps]
+    ways = [(None, "swap") if gap.recomputation is None else (None, "swap", "recompute") for gap in steps_of.gaps]
     choices = ({n: way for n, way in enumerate(each) if way} for each in itertools.product(*ways))
     times = (run.total_ns for choice in choices if (run := timeline(steps_of, choice, found.budget, DISK)))
     assert found.timeline.total_ns <= 1.02 * min(times)

@@ -14,10 +14,10 @@ import tensorflow as tf
 from lmsgraphs import chain, graph, op
 
 from hpcckpt.lms import LMS
-from hpcckpt.lms.debug_lines import debug_lines
-from hpcckpt.lms.graph import Slot, Use
-from hpcckpt.lms.levels import sort
-from hpcckpt.lms.plan import Copy, Plan, SwapIn, SwapOut
+from hpcckpt.lms.graph.graph import InputSlot, Use
+from hpcckpt.lms.graph.levels import sort
+from hpcckpt.lms.planner.debug_lines import debug_lines
+from hpcckpt.lms.planner.plan import Copy, Plan, SwapIn, SwapOut
 
 GIVEN = {"swapout_threshold": 5, "swapin_ahead": 3, "swapin_groupby": 2, "min_bytes": 1}
 
@@ -37,7 +37,7 @@ def lines(caplog: Any) -> Any:
 def test_each_swap_connection_and_control_edge_is_a_line_of_level_1() -> None:
     step = chain(9, op("z", "l08", "l01"))
     out = SwapOut("lms/swapout_l01_0", Use("l01", 0), 128)
-    back = SwapIn("lms/swapin_l01_0", out.name, (Slot("z", 1),))
+    back = SwapIn("lms/swapin_l01_0", out.name, (InputSlot("z", 1),))
     plan = Plan((out,), (back,), edges=(("l06", back.name), ("l02", "l03")))
     texts = [" " * line.offset + line.text for line in debug_lines(step, sort(step), plan) if line.level == 1]
     assert texts[0] == "Operations in each topological sort level:"
@@ -60,7 +60,7 @@ def test_each_swap_connection_and_control_edge_is_a_line_of_level_1() -> None:
 
 def test_an_operation_that_is_computed_again_has_its_lines() -> None:
     step = graph(op("a"), op("b", "a", kind="Tanh"), op("c", "b"))
-    plan = Plan(copies=(Copy("lms/copy_b", "b", (Use("a", 0),), ((0, Slot("c", 0)),)),))
+    plan = Plan(copies=(Copy("lms/copy_b", "b", (Use("a", 0),), ((0, InputSlot("c", 0)),)),))
     assert [line.text for line in debug_lines(step, sort(step), plan)][-4:] == [
         "Recompute: Operation b (type: Tanh)",
         "Recompute operation: lms/copy_b",

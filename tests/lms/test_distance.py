@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from lmsgraphs import chain, far, gone, graph, groups, hourglass, op, planned
 
-from hpcckpt.lms.edited import edited, unedited
-from hpcckpt.lms.filters import Filters, device_rule
+from hpcckpt.lms.graph.filters import Filters, device_rule
+from hpcckpt.lms.planner.edited_graph import edited, unedited
 
 # -- candidates
 

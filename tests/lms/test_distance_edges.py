@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from lmsgraphs import chain, far, graph, hourglass, op, planned
 
-from hpcckpt.lms.distance import plan_by_distance
-from hpcckpt.lms.edited import check
-from hpcckpt.lms.filters import Filters, device_rule
-from hpcckpt.lms.graph import Graph
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.scene import Scene
+from hpcckpt.lms.graph.filters import Filters, device_rule
+from hpcckpt.lms.graph.graph import Graph
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.planner.distance_planner import plan_by_distance
+from hpcckpt.lms.planner.edited_graph import check
+from hpcckpt.lms.settings import Parameters
 
 THREE = [op("c5", "s", "l04"), op("c7", "s", "l06"), op("c10", "s", "l09")]
 
@@ -168,7 +168,7 @@ def test_synchronous_swap_ins_ignore_ahead_and_groupby(sync: int) -> None:
 
 @pytest.mark.parametrize("sync", [0, 1, 2, 3])
 def test_no_edge_closes_a_cycle(sync: int) -> None:
-    """`c` takes what is computed from `n2`, which takes `s`: were `n2` to wait for the way back, all would stand."""
+    """`c` consumes what `n2` makes, which consumes `s`: if `n2` waited for the swap-in, all would wait for ever."""
     built = chain(12, op("s", "l00"), op("n1", "s"), op("n2", "n1"), op("c", "s", "n2", "l08"), op("d", "c", "s"))
 
     assert planned(built, threshold=2, sync=sync)
@@ -197,7 +197,7 @@ def test_the_modes_are_for_all_ops_of_the_host_once_there_are_swaps(sync: int) -
 )
 def test_no_more_than_a_window_is_on_its_way_out(window: int | None, edges: list[tuple[str, str]]) -> None:
     built = hourglass(6)
-    plan = plan_by_distance(Scene(built), Parameters(4, 0, 1, window=window))
+    plan = plan_by_distance(GraphContext(built), Parameters(4, 0, 1, window=window))
     check(built, plan)
 
     assert [edge for edge in plan.edges if "swapout" in edge[0]] == [(f"lms/swapout_{a}_0", b) for a, b in edges]

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hpcckpt.lms.apply_v1 import Swap, apply
-from hpcckpt.lms.distance import plan_by_distance
-from hpcckpt.lms.edited import check, unedited
-from hpcckpt.lms.importers import from_graph
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.scene import Scene
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.graph.tf_import import from_graph
+from hpcckpt.lms.planner.distance_planner import plan_by_distance
+from hpcckpt.lms.planner.edited_graph import check, unedited
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.runtime.apply_to_graph import SwapOps, apply
+from hpcckpt.lms.settings import Parameters
 
 v1 = tf.compat.v1
-IDENTITIES = Swap(lambda tensor, name: tf.identity(tensor, name=name), lambda out, name, _: tf.identity(out, name=name))
+IDENTITIES = SwapOps(
+    lambda tensor, name: tf.identity(tensor, name=name), lambda out, name, _: tf.identity(out, name=name)
+)
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["functions", "frames"])
@@ -69,7 +71,7 @@ def trained(parameters: Parameters | None) -> tuple[list[float], Plan]:
         build()
         if parameters is not None:
             before = from_graph(graph)
-            plan = plan_by_distance(Scene(before), parameters)
+            plan = plan_by_distance(GraphContext(before), parameters)
             check(before, plan)
             apply(graph, plan, IDENTITIES)
             assert unedited(from_graph(graph), plan) == before

@@ -8,11 +8,11 @@ import pytest
 from lmsgraphs import chain, gone, graph, op
 
 from hpcckpt.errors import OptionError
-from hpcckpt.lms.distance import plan_by_distance
-from hpcckpt.lms.filters import Filters
-from hpcckpt.lms.graph import Graph
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.scene import Scene
+from hpcckpt.lms.graph.filters import Filters
+from hpcckpt.lms.graph.graph import Graph
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.planner.distance_planner import plan_by_distance
+from hpcckpt.lms.settings import Parameters
 
 # -- serialization
 
@@ -23,9 +23,9 @@ def wide() -> Graph:
     return graph(op("l00"), *middle, *(op(f"n{i}", f"m{i}") for i in range(3)), op("end", "n0", "n1", "n2"))
 
 
-def chained(built: Graph, *told: int | str, by_size: float = 0, **scene: object) -> tuple[tuple[str, str], ...]:
+def chained(built: Graph, *told: int | str, by_size: float = 0, **context: object) -> tuple[tuple[str, str], ...]:
     parameters = Parameters(99, 0, 1, serialization=told, serialization_by_size=by_size)
-    return plan_by_distance(Scene(built, **scene), parameters).edges  # type: ignore[arg-type]
+    return plan_by_distance(GraphContext(built, **context), parameters).edges  # type: ignore[arg-type]
 
 
 def test_ops_of_a_level_are_chained_by_name() -> None:
@@ -72,8 +72,8 @@ def test_distances_are_those_of_the_chained_graph() -> None:
     built = graph(*wide().ops.values(), op("far", "end", "m0"))
     parameters = Parameters(4, 0, 1)
 
-    assert gone(plan_by_distance(Scene(built), parameters)) == []
-    assert "m0:0" in gone(plan_by_distance(Scene(built), replace(parameters, serialization=("1:",))))
+    assert gone(plan_by_distance(GraphContext(built), parameters)) == []
+    assert "m0:0" in gone(plan_by_distance(GraphContext(built), replace(parameters, serialization=("1:",))))
 
 
 def test_what_names_no_levels_is_refused() -> None:

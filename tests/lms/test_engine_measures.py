@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.errors import BackendError, ConfigError
-from hpcckpt.lms import engine
+from hpcckpt.lms.runtime import native_engine
 from hpcckpt.native import lms_ops, tf_ops
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ def test_without_the_library_and_a_compiler_the_remedy_is_named(
         with pytest.raises(
             BackendError, match=r"the TensorFlow ops of LMS cannot be built for .*: no C\+\+ compiler .*; run: "
         ):
-            engine.load()
+            native_engine.load()
     finally:
         lms_ops.load_lms.cache_clear()
 
@@ -45,23 +45,23 @@ def test_a_library_for_another_tensorflow_is_said_plainly(tmp_path: Path, monkey
 
 
 def test_importing_the_engine_imports_no_tensorflow() -> None:
-    code = "import sys, hpcckpt.lms.engine; sys.exit('tensorflow' in sys.modules)"
+    code = "import sys, hpcckpt.lms.runtime.native_engine; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_peak_is_seen_though_it_is_over() -> None:
-    with engine.peak_resident() as peak:
+    with native_engine.peak_resident() as peak:
         held = np.ones(64 * MIB, np.uint8)
         del held
     assert peak.nbytes > 60 * MIB
-    with engine.peak_resident() as low:
+    with native_engine.peak_resident() as low:
         pass
     assert low.nbytes < 30 * MIB
 
 
 FREED = """
 import numpy as np
-from hpcckpt.lms import engine
+from hpcckpt.lms.runtime import native_engine as engine
 np.ones(31 << 20, np.uint8)  # from now on malloc keeps what is smaller
 assert engine.release_freed_memory()
 with engine.peak_resident() as peak:
@@ -72,7 +72,7 @@ with engine.peak_resident() as after:
     pass
 print(peak.highest - after.start >> 20)
 """
-"""A program of its own: what it sets is set for the rest of the process."""
+"""A separate program: what it sets is set for the rest of the process."""
 
 
 def test_freed_memory_goes_back_at_once() -> None:
@@ -88,7 +88,7 @@ def product(x: Any) -> Any:
 
 def test_times_of_ops_are_those_of_the_graph_and_tell_their_order() -> None:
     product(tf.ones([300, 300]))
-    with engine.op_times() as times:
+    with native_engine.op_times() as times:
         for _ in range(3):
             product(tf.ones([300, 300]))
     first, last = times["times_itself"], times["all_of_it"]
@@ -100,11 +100,15 @@ def test_times_of_ops_are_those_of_the_graph_and_tell_their_order() -> None:
 def test_times_of_ops_are_measured_in_sessions_too() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         made = tf.matmul(tf.random.uniform([200, 200]), tf.random.uniform([200, 200]), name="in_a_session")
-        with engine.op_times() as times:
+        with native_engine.op_times() as times:
             session.run(made)
     assert times["in_a_session"].total_ns > 1000
 
 
 def test_two_at_a_time_cannot_record() -> None:
-    with engine.op_times(), pytest.raises(ConfigError, match="while a profiler records"), engine.op_times():
+    with (
+        native_engine.op_times(),
+        pytest.raises(ConfigError, match="while a profiler records"),
+        native_engine.op_times(),
+    ):
         pass

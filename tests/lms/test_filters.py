@@ -6,7 +6,14 @@ import pytest
 from lmsgraphs import graph, op
 
 from hpcckpt.errors import OptionError
-from hpcckpt.lms.filters import Filters, device_rule, every_op, is_collective, is_excluded_type, puts_out_references
+from hpcckpt.lms.graph.filters import (
+    Filters,
+    device_rule,
+    every_op,
+    is_collective,
+    is_excluded_type,
+    puts_out_references,
+)
 
 GRAPH = graph(op("conv/a", kind="Conv2D"), op("loss/b", "conv/a", kind="Mul"), op("conv/c", "loss/b", kind="Relu"))
 SCOPE_FILTERS = [f"{kind}_{side}_by_scopes" for kind in ("excl", "incl") for side in ("output", "input")]

@@ -10,10 +10,10 @@ import tensorflow as tf
 from lmsgraphs import op
 
 from hpcckpt.errors import OptionError
-from hpcckpt.lms.frames import frames
-from hpcckpt.lms.graph import Graph, Output, Use
-from hpcckpt.lms.importers import from_graph, from_graph_def, nbytes_learned
-from hpcckpt.lms.levels import sort
+from hpcckpt.lms.graph.graph import Graph, Output, Use
+from hpcckpt.lms.graph.levels import sort
+from hpcckpt.lms.graph.tf_import import from_graph, from_graph_def, nbytes_learned
+from hpcckpt.lms.graph.while_frames import frames
 
 v1 = tf.compat.v1
 

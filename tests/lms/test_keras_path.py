@@ -14,8 +14,9 @@ import tensorflow as tf
 
 import hpcckpt as hc
 from hpcckpt.errors import MemoryBudgetError, OptionError
-from hpcckpt.lms import LMS, engine
-from hpcckpt.lms.verification import Measured, Watch
+from hpcckpt.lms import LMS
+from hpcckpt.lms.planner.verify_step import Measured, MemoryWatch
+from hpcckpt.lms.runtime import native_engine
 
 GIVEN = {"swapout_threshold": 2, "swapin_ahead": 1, "swapin_groupby": 0, "min_bytes": 1}
 
@@ -35,7 +36,7 @@ def swapped(lms: LMS) -> int:
 
 
 def moved() -> int:
-    return engine.stats().bytes_out
+    return native_engine.stats().bytes_out
 
 
 def test_fit_is_planned_by_the_native_pass_and_says_so(lines: Any) -> None:
@@ -75,7 +76,7 @@ def test_filters_that_match_nothing_do_not_end_the_training(lines: Any) -> None:
 
 def swapped_operations(lms: LMS) -> set[str]:
     """The names of the operations whose outputs are swapped."""
-    return {out.tensor.op for out in lms._path.outcome.made.plan.swap_outs}
+    return {out.tensor.op for out in lms._path.outcome.result.plan.swap_outs}
 
 
 def test_the_batch_size_is_taken_from_fit() -> None:
@@ -134,9 +135,9 @@ def sources(lms: LMS) -> set[str]:
     """Return the types of the ops whose tensors left."""
     outcome = lms._path.outcome
     assert outcome is not None
-    assert outcome.made is not None
-    assert outcome.scene is not None
-    return {outcome.scene.graph.ops[out.tensor.op].type for out in outcome.made.plan.swap_outs}
+    assert outcome.result is not None
+    assert outcome.context is not None
+    return {outcome.context.graph.ops[out.tensor.op].type for out in outcome.result.plan.swap_outs}
 
 
 def test_a_filter_holds_in_the_pass_too() -> None:
@@ -239,13 +240,13 @@ def test_an_unknown_batch_size_is_refused_by_the_cost_planner() -> None:
 def heavier(monkeypatch: Any, *peaks: int) -> None:
     """Let steps take so much: the first plan's, the next one's."""
     left = list(peaks)
-    end = Watch.end
+    end = MemoryWatch.end
 
-    def told(watch: Watch) -> Measured:
+    def told(watch: MemoryWatch) -> Measured:
         end(watch)
         return Measured(left.pop(0) if len(left) > 1 else left[0])
 
-    monkeypatch.setattr(Watch, "end", told)
+    monkeypatch.setattr(MemoryWatch, "end", told)
 
 
 def test_a_first_step_that_takes_too_much_has_the_function_made_anew(lines: Any, monkeypatch: Any) -> None:

@@ -8,9 +8,9 @@ import pytest
 from lmsgraphs import chain, graph, op
 
 from hpcckpt.errors import OptionError
-from hpcckpt.lms.activity import conditional_ops, inactive_ops
-from hpcckpt.lms.graph import Graph, Op
-from hpcckpt.lms.levels import has_loops, sort
+from hpcckpt.lms.graph.activity import conditional_ops, inactive_ops
+from hpcckpt.lms.graph.graph import Graph, Op
+from hpcckpt.lms.graph.levels import has_loops, sort
 
 
 def loop(prefix: str = "while/", frame: str = "") -> list[Op]:

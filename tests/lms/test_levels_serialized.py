@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcckpt.errors import OptionError
-from hpcckpt.lms.serialization import parse_levels
+from hpcckpt.lms.planner.serialization import parse_levels
 
 
 @pytest.mark.parametrize(

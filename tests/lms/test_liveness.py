@@ -8,8 +8,8 @@ import pytest
 from lmsgraphs import chain, graph, hourglass, op
 
 from hpcckpt.errors import StateError
-from hpcckpt.lms.graph import Use
-from hpcckpt.lms.liveness import liveness
+from hpcckpt.lms.graph.graph import Use
+from hpcckpt.lms.graph.liveness import liveness
 
 ONE = 4 * 8 * 4  # bytes of the tensors of lmsgraphs
 

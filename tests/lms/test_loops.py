@@ -10,20 +10,20 @@ import tensorflow as tf
 from lmsgraphs import graph, op
 from lmssteps import MIB, WIDE
 
-import hpcckpt.lms.cost
+import hpcckpt.lms.planner.cost_planner
 from hpcckpt.errors import MemoryBudgetError, StateError
 from hpcckpt.lms import LMS
-from hpcckpt.lms.cost import plan_by_cost
-from hpcckpt.lms.edited import check, find_cycle
-from hpcckpt.lms.graph import Graph, Op
-from hpcckpt.lms.levels import awaited
-from hpcckpt.lms.liveness import liveness
-from hpcckpt.lms.ordering import Ordering
-from hpcckpt.lms.scene import Scene
-from hpcckpt.lms.schedule import Waits, orders
-from hpcckpt.lms.timeline import Bandwidth
+from hpcckpt.lms.graph.graph import Graph, Op
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.graph.levels import awaited
+from hpcckpt.lms.graph.liveness import liveness
+from hpcckpt.lms.planner.acyclic_edges import Ordering
+from hpcckpt.lms.planner.cost_planner import plan_by_cost
+from hpcckpt.lms.planner.edited_graph import check, find_cycle
+from hpcckpt.lms.planner.op_schedule import Waits, orders
+from hpcckpt.lms.planner.swap_timeline import TierBandwidth
 
-DISK = Bandwidth(write=1.2e9, read=0.8e9)
+DISK = TierBandwidth(write=1.2e9, read=0.8e9)
 v1 = tf.compat.v1
 
 
@@ -63,10 +63,10 @@ def nested() -> Graph:
 
 @pytest.mark.parametrize("built", [looping(), nested()], ids=["one", "nested"])
 def test_orders_of_a_graph_with_loops_are_taken_by_every_check(built: Graph) -> None:
-    for order in orders(Scene(built), 1):
+    for order in orders(GraphContext(built), 1):
         assert liveness(built, order).peak > 0
     assert find_cycle(built) == ()
-    check(built, plan_by_cost(Scene(built), None, DISK))
+    check(built, plan_by_cost(GraphContext(built), None, DISK))
 
 
 def test_what_a_loop_takes_from_outside_is_not_put_after_its_end() -> None:
@@ -88,7 +88,7 @@ def test_the_way_back_is_the_only_edge_left_out() -> None:
 
 def test_a_loops_variable_is_one_tensor_in_memory() -> None:
     built = graph(op("x", kind="MatMul", shape=WIDE), *loop("while", "x", "x", "while"))
-    peak = max(liveness(built, order).peak for order in orders(Scene(built), 1))
+    peak = max(liveness(built, order).peak for order in orders(GraphContext(built), 1))
     assert peak // MIB == 3  # x for the body, the variable, and its next value
 
 
@@ -220,7 +220,7 @@ def test_a_fault_of_the_planner_does_not_end_the_training(monkeypatch: Any) -> N
         raise StateError("the order has 'b' before 'a', whose output it takes")
 
     plain = models.fit(models.compiled(models.sequential))
-    monkeypatch.setattr(hpcckpt.lms.cost, "problem", fails)
+    monkeypatch.setattr(hpcckpt.lms.planner.cost_planner, "problem", fails)
     lms = scaled("1 GiB")
     assert models.fit(models.compiled(models.sequential), lms) == plain
     report = lms.report()

@@ -21,9 +21,9 @@ CHECKS = {
     "pages": "memory is mapped and unmapped at whole pages where pages have 64 KiB",
     "unlocked": "the pool unmaps without its lock",
     "large": "memory larger than the pool's limit is unmapped at once, and what is small stays",
-    "ledger": "the limit of the host tier is never exceeded by threads that take at the same time",
-    "lane": "a lane that cannot have all its threads leaves none",
-    "idle": "a lane calls its idle function until it returns false",
+    "budget": "the limit of the host tier is never exceeded by threads that take at the same time",
+    "queue": "an I/O queue that cannot have all its threads leaves none",
+    "idle": "an I/O queue calls its idle function until it returns false",
     "shrink": "the file is cut when more than half of it is free at its end",
     "refused": "a file system that takes O_DIRECT and refuses to write so is used without",
     "short": "after a short direct transfer the true error is returned",
@@ -33,7 +33,7 @@ CHECKS = {
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("parts") / "parts"
-    parts = [SOURCES / f"{name}.cc" for name in ("pool", "lane", "extents", "file_store")]
+    parts = [SOURCES / f"{name}.cc" for name in ("pool", "io_queue", "extents", "file_store")]
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-DREPLACES_SYSTEM", f"-I{SOURCES}"]
     subprocess.run(["c++", *flags, HERE / "native/parts.cpp", *parts, "-o", made, "-pthread", "-ldl"], check=True)
     return made

@@ -1,11 +1,11 @@
-"""Times of ops that nobody measured."""
+"""Times of ops that were not measured."""
 
 from __future__ import annotations
 
 import pytest
 from lmsgraphs import graph, op
 
-from hpcckpt.lms.op_times import Rates, n_flops, op_time_ns
+from hpcckpt.lms.graph.op_times import Rates, n_flops, op_time_ns
 
 IMAGE, KERNEL, OUT = (2, 8, 8, 3), (3, 3, 3, 16), (2, 8, 8, 16)
 FLOPS = 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)

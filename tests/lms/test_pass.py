@@ -15,9 +15,9 @@ import tensorflow as tf
 from lmsnative import Planned, same
 
 from hpcckpt.errors import NoSpaceError, OptionError
-from hpcckpt.lms import engine
-from hpcckpt.lms.graph import Graph, Slot, Use
-from hpcckpt.lms.plan import Copy, Plan, SwapIn, SwapOut
+from hpcckpt.lms.graph.graph import Graph, InputSlot, Use
+from hpcckpt.lms.planner.plan import Copy, Plan, SwapIn, SwapOut
+from hpcckpt.lms.runtime import native_engine
 
 ROWS = tf.random.stateless_normal([32, 16], [1, 2])
 
@@ -25,14 +25,14 @@ ROWS = tf.random.stateless_normal([32, 16], [1, 2])
 @pytest.fixture(autouse=True)
 def tier(tmp_path: Path) -> Iterator[None]:
     """A file tier that takes everything, and at the end nothing left over."""
-    engine.configure(engine.TierConfig("file", tmp_path, min_bytes=1))
-    engine.reset_stats()
+    native_engine.configure(native_engine.TierConfig("file", tmp_path, min_bytes=1))
+    native_engine.reset_stats()
     yield
-    engine.hinder()
-    engine.disarm()
+    native_engine.hinder()
+    native_engine.disarm()
     gc.collect()  # errors hold frames that hold handles
-    assert engine.settle()
-    file = engine.stats().file
+    assert native_engine.wait_until_idle()
+    file = native_engine.stats().file
     assert file is not None
     assert file.used == 0
 
@@ -71,8 +71,8 @@ def test_swapped_training_is_the_same_bit_for_bit() -> None:
     (plan,) = planned.plans
     assert plan is not None
     assert len(plan.swap_outs) >= 3
-    assert engine.settle()
-    stats = engine.stats()
+    assert native_engine.wait_until_idle()
+    stats = native_engine.stats()
     assert stats.written_bytes == stats.read_bytes == 3 * plan.nbytes_out
 
 
@@ -84,7 +84,7 @@ def test_it_asks_once_for_each_function_that_matches() -> None:
         _ = ROWS * 2.0
     assert len(planned.asked) == 2
     assert all("train" in info.name and not info.is_session for info in planned.asked)
-    assert engine.stats().outs == {}
+    assert native_engine.stats().outs == {}
 
 
 def test_it_does_nothing_when_it_is_not_armed() -> None:
@@ -92,7 +92,7 @@ def test_it_does_nothing_when_it_is_not_armed() -> None:
         pass
     trained()
     assert planned.asked == []
-    assert engine.stats().outs == {}
+    assert native_engine.stats().outs == {}
 
 
 def test_a_function_that_is_ready_stays_swapped() -> None:
@@ -100,9 +100,9 @@ def test_a_function_that_is_ready_stays_swapped() -> None:
     step = tf.function(net.train)
     with Planned("train", lmsnative.swap_all):
         step(ROWS)
-    engine.reset_stats()
+    native_engine.reset_stats()
     step(ROWS)
-    assert engine.stats().bytes_out > 0
+    assert native_engine.stats().bytes_out > 0
 
 
 def test_what_is_not_ready_can_no_longer_be_asked_about_but_a_new_trace_can() -> None:
@@ -140,7 +140,7 @@ def swap_and_compute_again(graph: Graph) -> Plan:
     """Swap what goes into the first Relu, and compute that once more from what came back."""
     relu = next(op for op in graph.ops.values() if op.type == "Relu")
     far = lmsnative.far_uses(graph, 1)[Use(relu.name, 0)]
-    back = SwapIn("lms/swapin_0", "lms/swapout_0", (Slot("lms/again", 0),))
+    back = SwapIn("lms/swapin_0", "lms/swapout_0", (InputSlot("lms/again", 0),))
     again = Copy("lms/again", relu.name, (Use("lms/swapin_0", 0),), tuple((0, slot) for slot in far))
     return Plan((SwapOut("lms/swapout_0", relu.inputs[0], 2048),), (back,), (again,), (("lms/swapout_0", far[0].op),))
 
@@ -149,8 +149,8 @@ def test_what_came_back_can_be_computed_with() -> None:
     expected = trained()
     with Planned("train", swap_and_compute_again):
         assert same(trained(), expected)
-    assert engine.settle()
-    assert engine.stats().read_bytes == 3 * 2048
+    assert native_engine.wait_until_idle()
+    assert native_engine.stats().read_bytes == 3 * 2048
 
 
 def test_what_is_passed_on_as_it_is_counts_as_the_tensor_itself() -> None:
@@ -163,12 +163,12 @@ def test_what_is_passed_on_as_it_is_counts_as_the_tensor_itself() -> None:
 
     def swap(graph: Graph) -> Plan:
         out = SwapOut("lms/swapout_0", Use("kept", 0), 2048)
-        return Plan((out,), (SwapIn("lms/swapin_0", out.name, (Slot("taker", 0),)),))
+        return Plan((out,), (SwapIn("lms/swapin_0", out.name, (InputSlot("taker", 0),)),))
 
     expected = aliased(ROWS)
     with Planned("aliased", swap):
         assert same(tf.function(aliased.python_function)(ROWS), expected)
-    assert engine.stats().bytes_in == 2048
+    assert native_engine.stats().bytes_in == 2048
 
 
 def test_swap_ins_wait_for_what_the_plan_says() -> None:
@@ -180,16 +180,16 @@ def test_swap_ins_wait_for_what_the_plan_says() -> None:
     expected = trained()
     with Planned("train", late):
         assert same(trained(), expected)
-    assert engine.stats().n_hot == 0
+    assert native_engine.stats().n_hot == 0
 
 
 def test_how_long_ops_wait_is_counted_by_the_op_that_waits() -> None:
-    engine.hinder(read_delay_ms=200)  # far more than whatever else an op waits for
+    native_engine.hinder(read_delay_ms=200)  # far more than whatever else an op waits for
     with Planned("train", lmsnative.swap_all) as planned:
         trained(1)
     (plan,) = planned.plans
     assert plan is not None
-    stats = engine.stats()
+    stats = native_engine.stats()
     assert set(stats.stall_by_op) <= {slot.op for back in plan.swap_ins for slot in back.consumers}
     assert len(stats.stall_by_op) >= 3
     assert all(moved.wait_ns > 200_000_000 for moved in stats.ins.values())
@@ -264,7 +264,7 @@ def test_sessions_are_asked_about_only_if_that_is_wished() -> None:
         assert same(run(), expected)
     (info,) = planned.asked
     assert info == ("", True)
-    assert engine.stats().bytes_out > 0
+    assert native_engine.stats().bytes_out > 0
 
 
 # -- what it refuses -------------------------------------------------------------------------------
@@ -274,7 +274,11 @@ def test_what_the_planner_raises_is_what_the_caller_gets() -> None:
     def fail(graph: Graph) -> Plan:
         raise OptionError("no such scope: dense_9")
 
-    with Planned("train", fail), pytest.raises(OptionError, match="no such scope: dense_9"), engine.typed_errors():
+    with (
+        Planned("train", fail),
+        pytest.raises(OptionError, match="no such scope: dense_9"),
+        native_engine.typed_errors(),
+    ):
         trained()
     with Planned("train", fail), pytest.raises(tf.errors.FailedPreconditionError, match="OptionError: no such scope"):
         trained()
@@ -309,7 +313,7 @@ def never_left(graph: Graph) -> Plan:
 def wrong_input(graph: Graph) -> Plan:
     other = next(op.name for op in graph.ops.values() if op.type == "Mean")
     out = SwapOut("lms/swapout_0", Use(relu_of(graph), 0), 1)
-    return Plan((out,), (SwapIn("lms/swapin_0", out.name, (Slot(other, 0),)),))
+    return Plan((out,), (SwapIn("lms/swapin_0", out.name, (InputSlot(other, 0),)),))
 
 
 def state_again(graph: Graph) -> Plan:
@@ -357,7 +361,7 @@ def test_nothing_waits_for_what_may_not_run() -> None:
 
 def test_a_match_that_is_no_expression_is_refused() -> None:
     with pytest.raises(OptionError, match=r"'\(' is no regular expression"):
-        engine.arm("(", lambda graph, info: None)
+        native_engine.arm("(", lambda graph, info: None)
 
 
 # -- steps that fail -------------------------------------------------------------------------------
@@ -369,12 +373,12 @@ def test_a_step_that_finds_the_tier_full_fails_in_words_and_training_can_go_on(t
     before = [kernel.numpy() for kernel in net.kernels]
     text = f"bytes do not fit into the file in {tmp_path}.*name another directory"
     with Planned("train", lmsnative.swap_all):
-        engine.hinder(take=errno.ENOSPC)
-        with pytest.raises(NoSpaceError, match=text), engine.typed_errors():
+        native_engine.hinder(take=errno.ENOSPC)
+        with pytest.raises(NoSpaceError, match=text), native_engine.typed_errors():
             step(ROWS)
-        assert engine.settle()
+        assert native_engine.wait_until_idle()
         assert same([kernel.numpy() for kernel in net.kernels], before)
-        engine.hinder()
+        native_engine.hinder()
         step(ROWS)
 
 
@@ -397,5 +401,5 @@ def test_a_step_that_fails_elsewhere_leaves_nothing_in_the_tier() -> None:
         for _ in range(3):
             with pytest.raises(tf.errors.InvalidArgumentError):
                 step(ROWS, -1.0)
-            assert engine.settle()
+            assert native_engine.wait_until_idle()
         assert same(step(ROWS, 1e30), expected)

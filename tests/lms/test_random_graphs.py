@@ -7,18 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from lmsgraphs import random_graphs, tangle
 
-from hpcckpt.lms.distance import plan_by_distance
-from hpcckpt.lms.edited import check, edited, find_cycle, unedited
-from hpcckpt.lms.filters import device_rule, every_op, is_collective
-from hpcckpt.lms.graph import Graph
-from hpcckpt.lms.levels import sort
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.scene import Scene
+from hpcckpt.lms.graph.filters import device_rule, every_op, is_collective
+from hpcckpt.lms.graph.graph import Graph
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.graph.levels import sort
+from hpcckpt.lms.planner.distance_planner import plan_by_distance
+from hpcckpt.lms.planner.edited_graph import check, edited, find_cycle, unedited
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.settings import Parameters
 
 parameters = st.builds(
     Parameters,
@@ -34,7 +33,7 @@ rules = st.sampled_from([every_op, device_rule()])
 
 @given(random_graphs(), parameters, rules)
 def test_a_plan_closes_no_cycle_and_can_be_taken_away(built: Graph, asked: Parameters, rule: object) -> None:
-    plan = plan_by_distance(Scene(built, is_device_op=rule), asked)  # type: ignore[arg-type]
+    plan = plan_by_distance(GraphContext(built, is_device_op=rule), asked)  # type: ignore[arg-type]
     check(built, plan)
 
     assert find_cycle(edited(built, plan)) == ()
@@ -43,8 +42,8 @@ def test_a_plan_closes_no_cycle_and_can_be_taken_away(built: Graph, asked: Param
 
 @given(random_graphs(), parameters, rules)
 def test_a_plan_keeps_its_rules(built: Graph, asked: Parameters, rule: object) -> None:
-    scene = Scene(built, is_device_op=rule)  # type: ignore[arg-type]
-    plan = plan_by_distance(scene, asked)
+    context = GraphContext(built, is_device_op=rule)  # type: ignore[arg-type]
+    plan = plan_by_distance(context, asked)
     slots = [slot for back in plan.swap_ins for slot in back.consumers]
     names = [each.name for each in (*plan.swap_outs, *plan.swap_ins)]
     touched = {name for edge in plan.edges for name in edge} | {slot.op for slot in slots}
@@ -55,20 +54,20 @@ def test_a_plan_keeps_its_rules(built: Graph, asked: Parameters, rule: object) -
     assert len(set(plan.edges)) == len(plan.edges)
     assert {back.swap_out for back in plan.swap_ins} == {out.name for out in plan.swap_outs}
     assert not any(is_collective(built.ops[name]) for name in touched if name in built.ops)
-    assert not any(first in scene.conditional for first, _ in plan.edges)
+    assert not any(first in context.conditional for first, _ in plan.edges)
 
 
 @given(random_graphs(), parameters)
 def test_the_plan_does_not_depend_on_how_the_graph_was_told(built: Graph, asked: Parameters) -> None:
     again = Graph.from_json(built.to_json())
 
-    assert plan_by_distance(Scene(again), asked).digest == plan_by_distance(Scene(built), asked).digest
+    assert plan_by_distance(GraphContext(again), asked).digest == plan_by_distance(GraphContext(built), asked).digest
 
 
 @given(random_graphs(), parameters)
 def test_a_larger_threshold_moves_no_more_bytes(built: Graph, asked: Parameters) -> None:
     def moved(threshold: int) -> Plan:
-        return plan_by_distance(Scene(built), Parameters(threshold, asked.swapin_groupby, 1, asked.sync_mode))
+        return plan_by_distance(GraphContext(built), Parameters(threshold, asked.swapin_groupby, 1, asked.sync_mode))
 
     nbytes = [moved(threshold).nbytes_out for threshold in range(1, 12)]
 
@@ -87,19 +86,19 @@ def test_every_edge_goes_up_in_level(built: Graph) -> None:
 
 PROGRAM = """
 import sys
-from hpcckpt.lms.autotune import search
-from hpcckpt.lms.distance import lay_out, plan_by_distance
-from hpcckpt.lms.graph import Graph
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.scene import Scene
-from hpcckpt.lms.simulate import simulate
+from hpcckpt.lms.planner.parameter_search import search
+from hpcckpt.lms.planner.distance_planner import plan_by_distance, serialize_levels
+from hpcckpt.lms.graph.graph import Graph
+from hpcckpt.lms.settings import Parameters
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.planner.simulate import simulate
 assert "tensorflow" not in sys.modules
-scene = Scene(Graph.from_json(sys.stdin.read()))
+context = GraphContext(Graph.from_json(sys.stdin.read()))
 for mode in range(4):
-    print(plan_by_distance(scene, Parameters(2, 1, 2, mode, ("2:9",))).digest)
-ground = lay_out(scene)
-found = search(ground, Parameters(), simulate(scene, ground.levels, Plan()).peak * 9 // 10)
+    print(plan_by_distance(context, Parameters(2, 1, 2, mode, ("2:9",))).digest)
+level_layout = serialize_levels(context)
+found = search(level_layout, Parameters(), simulate(context, level_layout.levels, Plan()).peak * 9 // 10)
 print(found.parameters, found.plan.digest, len(found.plan.swap_outs))
 """
 

@@ -1,4 +1,4 @@
-"""All ranks change their steps alike, or none trains: what differs is said by all in the same words."""
+"""All ranks change their steps identically, or none trains: all report the same difference."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from lmsgraphs import hourglass
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import CollectiveError, OptionError, PlanMismatchError
-from hpcckpt.lms.agreement import planned_alike
-from hpcckpt.lms.distance import plan_by_distance
+from hpcckpt.lms.graph.graph_context import GraphContext
 from hpcckpt.lms.messages import Speaker
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.planning import Task, describe, make
-from hpcckpt.lms.scene import Scene
-from hpcckpt.lms.settings import checked
+from hpcckpt.lms.planner.distance_planner import plan_by_distance
+from hpcckpt.lms.planner.make_plan import PlanRequest, describe, make
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.runtime.collective_plan import check_same_plan
+from hpcckpt.lms.settings import Parameters, checked
 from hpcckpt.testing.ranks import run_ranks
 
 GRAPH = hourglass(6)
 
 
 def plan(threshold: int) -> Plan:
-    return plan_by_distance(Scene(GRAPH), Parameters(threshold, 0, 1))
+    return plan_by_distance(GraphContext(GRAPH), Parameters(threshold, 0, 1))
 
 
 def agreed(comm: Communicator, threshold: int) -> str:
     try:
-        return planned_alike(comm, GRAPH, lambda: plan(threshold)).digest
+        return check_same_plan(comm, GRAPH, lambda: plan(threshold)).digest
     except (CollectiveError, PlanMismatchError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -61,7 +60,7 @@ def test_planning_that_fails_on_one_rank_fails_on_all_alike(n: int) -> None:
             return plan(2)
 
         with pytest.raises(OptionError) as error:
-            planned_alike(comm, GRAPH, fails)
+            check_same_plan(comm, GRAPH, fails)
         return str(error.value)
 
     assert run_ranks(n, body) == [f"plan Large Model Support: [rank {n - 1}] batch_size: not known here"] * n
@@ -70,20 +69,20 @@ def test_planning_that_fails_on_one_rank_fails_on_all_alike(n: int) -> None:
 def test_the_lines_are_said_once_per_job(caplog: Any) -> None:
     caplog.set_level("INFO", logger="hpcckpt.lms")
     settings = checked(**vars_of(swapout_threshold=2, swapin_ahead=1, swapin_groupby=0))
-    run_ranks(3, lambda comm: said(Task(Scene(GRAPH), settings), Speaker(comm.rank, comm.size)))
+    run_ranks(3, lambda comm: said(PlanRequest(GraphContext(GRAPH), settings), Speaker(comm.rank, comm.size)))
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(set(lines))
     assert all(line.startswith("[0] [LMS][0] ") for line in lines)
 
 
-def said(task: Task, speaker: Speaker) -> str:
-    describe(task.scene, 0, speaker)
+def said(task: PlanRequest, speaker: Speaker) -> str:
+    describe(task.context, 0, speaker)
     return make(task, "distance", speaker).plan.digest
 
 
 def vars_of(**more: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from hpcckpt.lms.settings import Settings
+    from hpcckpt.lms.settings import LmsSettings
 
-    return asdict(Settings()) | more
+    return asdict(LmsSettings()) | more

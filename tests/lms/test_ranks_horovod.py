@@ -1,4 +1,4 @@
-"""Two ranks of Horovod: one plan, weights as without LMS, checkpoints; ranks that would differ are refused alike."""
+"""Two ranks of Horovod: one plan, weights as without LMS, checkpoints; ranks that differ raise the same error."""
 
 from __future__ import annotations
 

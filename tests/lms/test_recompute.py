@@ -9,25 +9,25 @@ from lmsgraphs import graph
 from lmssteps import MIB, layers, peak_of_an_execution
 from test_cost import DISK, SLOW, plan, steps
 
-from hpcckpt.lms.edited import check, edited
-from hpcckpt.lms.emission import emit
-from hpcckpt.lms.graph import Use
-from hpcckpt.lms.op_times import Rates
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.timeline import Bandwidth, timeline
+from hpcckpt.lms.graph.graph import Use
+from hpcckpt.lms.graph.op_times import Rates
+from hpcckpt.lms.planner.build_plan import emit
+from hpcckpt.lms.planner.edited_graph import check, edited
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.planner.swap_timeline import TierBandwidth, timeline
 
-CRAWLING = Bandwidth(write=1e6, read=1e6)
+CRAWLING = TierBandwidth(write=1e6, read=1e6)
 CHEAP = Rates(flops=1e9, nbytes=1e11)
 
 
 def recipe_of(found, name):
     gap = next(gap for gap in found.gaps if found.items[gap.item].root.op == name)
-    return gap.recipe
+    return gap.recomputation
 
 
 def test_normalization_and_relu_are_computed_again_from_the_convolution():
-    recipe = recipe_of(steps(layers(6, norm=True)), "z02")
-    assert recipe.ops == ("n02", "z02")
+    recomputation = recipe_of(steps(layers(6, norm=True)), "z02")
+    assert recomputation.ops == ("n02", "z02")
 
 
 def test_convolutions_are_not_computed_again():
@@ -53,7 +53,7 @@ def test_over_a_slow_disk_activations_are_computed_again():
 
 
 def test_over_a_fast_one_they_are_swapped():
-    assert plan(layers(8, norm=True), 12 * MIB, SLOW, Bandwidth(1e12, 1e12)).parameters["n_recomputed"] == 0
+    assert plan(layers(8, norm=True), 12 * MIB, SLOW, TierBandwidth(1e12, 1e12)).parameters["n_recomputed"] == 0
 
 
 def test_copies_take_what_came_back_and_give_it_to_the_gradients():
@@ -73,7 +73,7 @@ def test_copies_take_what_came_back_and_give_it_to_the_gradients():
 
 def test_copies_keep_the_budget_too():
     g = layers(10, norm=True)
-    for bandwidth in (CRAWLING, DISK, Bandwidth(1e8, 1e8)):
+    for bandwidth in (CRAWLING, DISK, TierBandwidth(1e8, 1e8)):
         found = plan(g, 9 * MIB, CHEAP, bandwidth)
         for seed in range(10):
             assert peak_of_an_execution(g, found, random.Random(seed)) <= 9 * MIB

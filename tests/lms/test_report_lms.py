@@ -11,27 +11,27 @@ from pathlib import Path
 import pytest
 from lmsgraphs import hourglass
 
-from hpcckpt.lms import plots
-from hpcckpt.lms.distance import plan_by_distance
-from hpcckpt.lms.histogram import histogram
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.report import HEADER, Memory, Report, Traffic, write_histogram
-from hpcckpt.lms.scene import Scene
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.graph.levels import histogram
+from hpcckpt.lms.planner.distance_planner import plan_by_distance
+from hpcckpt.lms.report import plots
+from hpcckpt.lms.report.report import HEADER, Memory, Report, Traffic, write_histogram
+from hpcckpt.lms.settings import Parameters
 
-SCENE = Scene(hourglass(6, (64, 64)))
-PLAN = plan_by_distance(SCENE, Parameters(2, 0, 1))
+CONTEXT = GraphContext(hourglass(6, (64, 64)))
+PLAN = plan_by_distance(CONTEXT, Parameters(2, 0, 1))
 REPORT = Report(
     mode="pass",
     target="__inference_train_function_7",
     plan=PLAN.summary(),
-    n_ops=len(SCENE.graph.ops),
-    n_edges=SCENE.graph.n_edges,
-    n_levels=len(SCENE.levels),
+    n_ops=len(CONTEXT.graph.ops),
+    n_edges=CONTEXT.graph.n_edges,
+    n_levels=len(CONTEXT.levels),
     memory_budget=64 << 10,
     peak=48 << 10,
     n_attempts=1,
     memory=Memory((1, 5, 3), (1, 2, 1), ((0.0, 0), (0.1, 48 << 10))),
-    histogram=histogram(SCENE.graph, SCENE.levels),
+    histogram=histogram(CONTEXT.graph, CONTEXT.levels),
     traffic=(Traffic("lms/swapin_f00_0", 16384, 2_000_000),),
     stalls={"b00": 3_000_000},
     notes=("something to know",),
@@ -91,7 +91,7 @@ def test_json_holds_all_of_it() -> None:
     assert (told["mode"], told["is_verified"], told["peak"]) == ("pass", True, 48 << 10)
     assert told["plan"]["digest"] == PLAN.digest
     assert told["peaks"] == {"simulated_without": 5, "simulated_with": 2, "measured": 48 << 10}
-    assert sum(told["histogram"].values()) == SCENE.graph.n_edges
+    assert sum(told["histogram"].values()) == CONTEXT.graph.n_edges
 
 
 def test_nothing_planned_is_said_so() -> None:
@@ -106,7 +106,7 @@ def test_the_histogram_file_is_that_of_the_original_and_sums_to_the_edges(tmp_pa
     assert lines[0] == HEADER == "#distance\tfrequency\n"
     pairs = [tuple(map(int, line.split("\t"))) for line in lines[1:]]
     assert pairs == sorted(pairs)
-    assert sum(count for _, count in pairs) == SCENE.graph.n_edges
+    assert sum(count for _, count in pairs) == CONTEXT.graph.n_edges
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="Matplotlib is not installed")

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 import hpcckpt as hc
 from hpcckpt.errors import BackendError
-from hpcckpt.lms import LMS, engine, saved_graphs
+from hpcckpt.lms import LMS
+from hpcckpt.lms.runtime import native_engine, saved_graphs
 from hpcckpt.native import tf_ops
 
 v1 = tf.compat.v1
@@ -74,7 +75,8 @@ print(serving(x=tf.constant(x), y=tf.constant(y))["loss"].numpy().tobytes().hex(
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ORDERS)
 def test_a_meta_graph_trains_in_a_process_that_imports_lms(first: str, saved: Path, tmp_path: Path) -> None:
-    program = f"{first}\n{LOAD_META_GRAPH}\nfrom hpcckpt.lms import engine\nprint(engine.stats().bytes_out > 0)"
+    shown = "from hpcckpt.lms.runtime import native_engine\nprint(native_engine.stats().bytes_out > 0)"
+    program = f"{first}\n{LOAD_META_GRAPH}\n{shown}"
     expected = models.train(models.deep(6), batch=ROWS)
     assert printed_by(program, saved, HPCCKPT_LMS_DIR=os.fspath(tmp_path)) == [expected, "True"]
 
@@ -133,7 +135,7 @@ def test_without_a_compiler_importing_lms_is_no_error_and_says_what_is_missing(
     def fail(config: Any) -> None:
         raise BackendError("no C++ compiler; run: apt-get install g++")
 
-    monkeypatch.setattr(engine, "set_fallback", fail)
+    monkeypatch.setattr(native_engine, "set_fallback", fail)
     saved_graphs.register_ops()
     (text,) = caplog.messages
     assert text.endswith("cannot be loaded in this process: no C++ compiler; run: apt-get install g++")

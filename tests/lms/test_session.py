@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.errors import CodeError, OptionError
-from hpcckpt.lms import LMS, dry_step, session_config, session_path
-from hpcckpt.lms.dry_step import Dry
-from hpcckpt.lms.verification import OUT_OF_MEMORY, Measured
+from hpcckpt.lms import LMS, session_config
+from hpcckpt.lms.planner.verify_step import OUT_OF_MEMORY, Measured
+from hpcckpt.lms.runtime import tf_session, trial_step
+from hpcckpt.lms.runtime.trial_step import Dry
 
 v1 = tf.compat.v1
 NOTEBOOK = {"swapout_threshold": 50, "swapin_ahead": 3, "swapin_groupby": 2}
@@ -206,7 +207,7 @@ def test_a_while_loop_is_not_tuned_but_may_be_swapped_around(lines: Any) -> None
 
 
 class Step:
-    """Stands for the dry step: takes so much the first time, so much the next."""
+    """Replaces the trial step: takes so much the first time, so much the next."""
 
     def __init__(self, *peaks: int) -> None:
         self.peaks = list(peaks)
@@ -217,7 +218,7 @@ class Step:
 
 def tuned(monkeypatch: Any, *peaks: int, **more: Any) -> LMS:
     """Return an LMS whose simulation fits, and whose real steps take `peaks`."""
-    monkeypatch.setattr(session_path, "dry_step", Step(*peaks))
+    monkeypatch.setattr(tf_session, "dry_step", Step(*peaks))
     lms = LMS(**more)
     lms.batch_size, lms.autotune_gpu_mem = 4096, 6.0 / 1024
     return lms
@@ -282,7 +283,7 @@ def test_a_step_that_cannot_be_fed_is_not_an_error() -> None:
         x = v1.placeholder(tf.float32, name="x")
         w = v1.get_variable("w", [2])
         v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(x * w))
-    dry = dry_step.dry_step(graph, None, None, 8)  # type: ignore[arg-type]
+    dry = trial_step.dry_step(graph, None, None, 8)  # type: ignore[arg-type]
     assert dry.why_not == "placeholder 'x' has no known rank"
 
 

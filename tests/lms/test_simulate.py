@@ -5,27 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from lmsgraphs import chain, graph, hourglass, op, random_graphs
 
-from hpcckpt.lms.aliases import Aliases
-from hpcckpt.lms.distance import lay_out, plan_on
-from hpcckpt.lms.edited import edited
-from hpcckpt.lms.filters import device_rule, is_in_variable
-from hpcckpt.lms.graph import Graph, Use
-from hpcckpt.lms.parameters import Parameters
-from hpcckpt.lms.plan import Plan
-from hpcckpt.lms.scene import Scene
-from hpcckpt.lms.simulate import Trace, simulate
+from hpcckpt.lms.graph.aliases import Aliases
+from hpcckpt.lms.graph.filters import device_rule, is_in_variable
+from hpcckpt.lms.graph.graph import Graph, Use
+from hpcckpt.lms.graph.graph_context import GraphContext
+from hpcckpt.lms.planner.distance_planner import plan_on, serialize_levels
+from hpcckpt.lms.planner.edited_graph import edited
+from hpcckpt.lms.planner.plan import Plan
+from hpcckpt.lms.planner.simulate import Trace, simulate
+from hpcckpt.lms.settings import Parameters
 
 KIB = (4, 64)
 """The shape of 1 KiB of float."""
 
 
-def simulated(built: Graph, threshold: int = 999, ahead: int = 1, sync: int = 0, **scene: Any) -> Trace:
-    ground = lay_out(Scene(built, **scene))
-    return simulate(ground.scene, ground.levels, plan_on(ground, Parameters(threshold, 0, ahead, sync)))
+def simulated(built: Graph, threshold: int = 999, ahead: int = 1, sync: int = 0, **context: Any) -> Trace:
+    level_layout = serialize_levels(GraphContext(built, **context))
+    return simulate(
+        level_layout.context, level_layout.levels, plan_on(level_layout, Parameters(threshold, 0, ahead, sync))
+    )
 
 
 def test_a_chain_holds_two_tensors() -> None:
@@ -88,7 +89,7 @@ def test_an_unknown_first_dimension_is_the_batch_size() -> None:
 def test_what_comes_back_is_held_from_its_trigger_on(ahead: int, held: str) -> None:
     built = chain(12, op("s", "l00", shape=KIB), op("c", "s", "l09", shape=(1, 1)))
     trace = simulated(built, threshold=3, ahead=ahead)
-    at = dict(zip(Scene(built).levels.in_order(), trace.memory, strict=True))
+    at = dict(zip(GraphContext(built).levels.in_order(), trace.memory, strict=True))
 
     assert at[held] - at["l05" if ahead == 1 else "l04"] == 1024
 
@@ -111,8 +112,8 @@ def test_the_host_holds_what_is_out() -> None:
 
 
 def test_a_step_that_lacks_memory_fails_at_an_op() -> None:
-    scene = Scene(hourglass(6, shape=KIB))
-    trace = simulate(scene, scene.levels, Plan(), available=5 * 1024)
+    context = GraphContext(hourglass(6, shape=KIB))
+    trace = simulate(context, context.levels, Plan(), available=5 * 1024)
 
     assert not trace.fits
     assert trace.failed_at == "f04"
@@ -122,18 +123,18 @@ def test_a_step_that_lacks_memory_fails_at_an_op() -> None:
 # -- against an interpreter that is slow and sure
 
 
-def naive_peak(scene: Scene, plan: Plan) -> int:
+def naive_peak(context: GraphContext, plan: Plan) -> int:
     """Return the peak by looking, at each op, at all buffers: is it there yet, is it still needed?"""
-    order = [name for name in scene.levels.in_order() if scene.runs_on_device(name)]
-    spans = _spans(scene, plan, order)
+    order = [name for name in context.levels.in_order() if context.runs_on_device(name)]
+    spans = _spans(context, plan, order)
     return max(
         (sum(nbytes for first, last, nbytes in spans if first <= at <= last) for at in range(len(order))), default=0
     )
 
 
-def _spans(scene: Scene, plan: Plan, order: list[str]) -> list[tuple[int, int, int]]:
-    after = edited(scene.graph, plan)
-    root = Aliases(after, scene.is_device_op).root
+def _spans(context: GraphContext, plan: Plan, order: list[str]) -> list[tuple[int, int, int]]:
+    after = edited(context.graph, plan)
+    root = Aliases(after, context.is_device_op).root
     touched: dict[Use, list[int]] = {}
     for at, name in enumerate(order):
         made = [Use(name, number) for number in range(len(after.ops[name].outputs))]
@@ -143,7 +144,7 @@ def _spans(scene: Scene, plan: Plan, order: list[str]) -> list[tuple[int, int, i
     for out in plan.swap_outs:
         waiting = [use for first, then in plan.edges if first == out.name for use in after.ops[then].inputs]
         if root(out.tensor) not in map(root, waiting):
-            _hold(scene, order, touched[root(out.tensor)])
+            _hold(context, order, touched[root(out.tensor)])
     for back in plan.swap_ins:
         triggers = [place[first] for first, then in plan.edges if then == back.name and first in place]
         touched[Use(back.name, 0)].extend([max(triggers) + 1] if triggers else [])
@@ -151,25 +152,25 @@ def _spans(scene: Scene, plan: Plan, order: list[str]) -> list[tuple[int, int, i
     return [(min(at), max(at), sizes[buffer]) for buffer, at in touched.items()]
 
 
-def _hold(scene: Scene, order: list[str], near: list[int]) -> None:
-    level = scene.levels[order[max(near)]]
-    near.append(max(at for at, name in enumerate(order) if scene.levels[name] == level))
+def _hold(context: GraphContext, order: list[str], near: list[int]) -> None:
+    level = context.levels[order[max(near)]]
+    near.append(max(at for at, name in enumerate(order) if context.levels[name] == level))
 
 
 @given(random_graphs(), st.integers(1, 6), st.integers(1, 4), st.integers(0, 3))
 def test_the_peak_is_that_of_an_interpreter(built: Graph, threshold: int, ahead: int, sync: int) -> None:
-    ground = lay_out(Scene(built))
-    plan = plan_on(ground, Parameters(threshold, 0, ahead, sync))
+    level_layout = serialize_levels(GraphContext(built))
+    plan = plan_on(level_layout, Parameters(threshold, 0, ahead, sync))
 
     for each in (Plan(), plan):
-        assert simulate(ground.scene, ground.levels, each).peak == naive_peak(ground.scene, each)
+        assert simulate(level_layout.context, level_layout.levels, each).peak == naive_peak(level_layout.context, each)
 
 
 @given(random_graphs(), st.integers(1, 6))
 def test_a_step_fits_in_more_than_its_peak_and_in_no_less(built: Graph, threshold: int) -> None:
-    ground = lay_out(Scene(built))
-    plan = plan_on(ground, Parameters(threshold, 0, 1))
-    peak = simulate(ground.scene, ground.levels, plan).peak
+    level_layout = serialize_levels(GraphContext(built))
+    plan = plan_on(level_layout, Parameters(threshold, 0, 1))
+    peak = simulate(level_layout.context, level_layout.levels, plan).peak
 
-    assert simulate(ground.scene, ground.levels, plan, peak + 1).fits
-    assert not peak or not simulate(ground.scene, ground.levels, plan, peak).fits
+    assert simulate(level_layout.context, level_layout.levels, plan, peak + 1).fits
+    assert not peak or not simulate(level_layout.context, level_layout.levels, plan, peak).fits

@@ -20,8 +20,8 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.errors import ConfigError, HpcckptError, NoSpaceError, OptionError, StorageError
-from hpcckpt.lms import engine
-from hpcckpt.lms.tiers import TierConfig
+from hpcckpt.lms.runtime import native_engine
+from hpcckpt.lms.storage_tiers import TierConfig
 
 MIB = 1 << 20
 Configure = Callable[..., str]
@@ -32,15 +32,15 @@ def configure(tmp_path: Path) -> Iterator[Configure]:
     """Set a tier for a test: ``configure("file", window=...)``; nothing may be left over behind it."""
 
     def run(tier: str = "file", **more: Any) -> str:
-        told = engine.configure(TierConfig(**{"tier": tier, "directory": tmp_path, "min_bytes": 1, **more}))
-        engine.reset_stats()
+        told = native_engine.configure(TierConfig(**{"tier": tier, "directory": tmp_path, "min_bytes": 1, **more}))
+        native_engine.reset_stats()
         return told
 
     yield run
-    engine.hinder()
+    native_engine.hinder()
     gc.collect()  # errors hold frames that hold handles
-    assert engine.settle()
-    assert engine.stats().host_bytes == 0
+    assert native_engine.wait_until_idle()
+    assert native_engine.stats().host_bytes == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,15 +62,15 @@ def test_what_leaves_comes_back_bit_for_bit(configure: Configure, tier: str, is_
             assert back.dtype == tensor.dtype
             assert back.shape == tensor.shape
             assert lmsnative.same(back, tensor)
-    assert engine.settle()
-    stats = engine.stats()
+    assert native_engine.wait_until_idle()
+    stats = native_engine.stats()
     assert stats.bytes_in == stats.bytes_out == stats.written_bytes == stats.read_bytes
 
 
 def test_what_is_small_stays(configure: Configure) -> None:
     configure(min_bytes=4096)
     lmsnative.away_and_back(ones(4092))
-    stats = engine.stats()
+    stats = native_engine.stats()
     assert stats.written_bytes == stats.read_bytes == 0
     assert stats.n_hot == 1
 
@@ -79,8 +79,8 @@ def test_room_in_the_file_is_used_again(configure: Configure) -> None:
     configure(file_limit=3 * MIB)
     for nbytes in (2 * MIB, MIB, 3 * MIB, 2 * MIB, MIB // 2, 3 * MIB):
         lmsnative.away_and_back(ones(nbytes))
-        assert engine.settle()
-    file = engine.stats().file
+        assert native_engine.wait_until_idle()
+    file = native_engine.stats().file
     assert file is not None
     assert (file.used, file.peak) == (0, 3 * MIB)
 
@@ -88,9 +88,9 @@ def test_room_in_the_file_is_used_again(configure: Configure) -> None:
 def test_a_file_that_is_no_longer_used_shrinks(configure: Configure) -> None:
     configure()
     lmsnative.away_and_back(ones(8 * MIB))
-    assert engine.settle()
+    assert native_engine.wait_until_idle()
     end = time.monotonic() + 60.0
-    while (file := engine.stats().file) is not None and file.size > 0 and time.monotonic() < end:
+    while (file := native_engine.stats().file) is not None and file.size > 0 and time.monotonic() < end:
         time.sleep(0.01)
     assert file is not None
     assert (file.size, file.used) == (0, 0)
@@ -99,7 +99,7 @@ def test_a_file_that_is_no_longer_used_shrinks(configure: Configure) -> None:
 
 def test_threads_that_swap_out_at_once_never_exceed_the_limit_of_the_host_tier(configure: Configure) -> None:
     configure("host", host_limit=3 * 4096)
-    ops, tensor, failed = engine.load(), ones(4096), []
+    ops, tensor, failed = native_engine.load(), ones(4096), []
 
     def swap() -> None:
         for _ in range(300):
@@ -113,13 +113,13 @@ def test_threads_that_swap_out_at_once_never_exceed_the_limit_of_the_host_tier(c
         thread.start()
     for thread in threads:
         thread.join()
-    assert engine.settle()
-    assert engine.stats().peak_host_bytes <= 3 * 4096
+    assert native_engine.wait_until_idle()
+    assert native_engine.stats().peak_host_bytes <= 3 * 4096
 
 
 def test_tensors_of_many_sizes_that_come_and_go_never_meet_in_the_file(configure: Configure) -> None:
     configure()
-    ops, random = engine.load(), np.random.default_rng(0)
+    ops, random = native_engine.load(), np.random.default_rng(0)
     held: dict[int, Any] = {}
     for number in range(200):
         if len(held) > 10:
@@ -134,7 +134,7 @@ def test_a_tier_that_is_full_is_an_error_that_says_where_how_much_and_what_to_do
     configure: Configure, tmp_path: Path, tier: str
 ) -> None:
     configure(tier, file_limit=MIB, host_limit=MIB, rank=3)
-    with pytest.raises(NoSpaceError, match=r"^\[rank 3\] .*2097152 bytes") as caught, engine.typed_errors():
+    with pytest.raises(NoSpaceError, match=r"^\[rank 3\] .*2097152 bytes") as caught, native_engine.typed_errors():
         lmsnative.away_and_back(ones(2 * MIB))
     place = str(tmp_path) if tier == "file" else "host tier"
     assert place in str(caught.value)
@@ -145,18 +145,18 @@ def test_a_tier_that_is_full_is_an_error_that_says_where_how_much_and_what_to_do
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_file_system_that_is_full_is_an_error_before_anything_is_written(configure: Configure, code: int) -> None:
     configure()
-    engine.hinder(take=code)
-    with pytest.raises(NoSpaceError, match=os.strerror(code)), engine.typed_errors():
+    native_engine.hinder(take=code)
+    with pytest.raises(NoSpaceError, match=os.strerror(code)), native_engine.typed_errors():
         lmsnative.away_and_back(ones(MIB))
-    assert engine.stats().written_bytes == 0
+    assert native_engine.stats().written_bytes == 0
 
 
 def test_a_host_that_is_full_hands_on_to_the_file(configure: Configure) -> None:
     configure("host-then-file", host_limit=MIB)
-    ops = engine.load()
+    ops = native_engine.load()
     tensors = [tf.fill([MIB // 8], float(number)) for number in range(4)]
     handles = [ops.hpcckpt_swap_out(tensor) for tensor in tensors]
-    stats = engine.stats()
+    stats = native_engine.stats()
     assert stats.peak_host_bytes == MIB
     assert stats.file is not None
     assert stats.file.used == MIB
@@ -165,70 +165,73 @@ def test_a_host_that_is_full_hands_on_to_the_file(configure: Configure) -> None:
 
 def test_a_disk_that_cannot_write_is_an_error_of_the_swap_out(configure: Configure, tmp_path: Path) -> None:
     configure()
-    engine.hinder(write=errno.EIO)
-    with pytest.raises(StorageError, match=f"writing 1048576 bytes to the file in {tmp_path}"), engine.typed_errors():
-        engine.load().hpcckpt_swap_out(ones(MIB))
+    native_engine.hinder(write=errno.EIO)
+    with (
+        pytest.raises(StorageError, match=f"writing 1048576 bytes to the file in {tmp_path}"),
+        native_engine.typed_errors(),
+    ):
+        native_engine.load().hpcckpt_swap_out(ones(MIB))
 
 
 def test_a_disk_that_cannot_write_is_an_error_of_the_swap_in_where_the_swap_out_was_done(configure: Configure) -> None:
     configure(window=MIB)
-    engine.hinder(write=errno.EIO)
-    handle = engine.load().hpcckpt_swap_out(ones(MIB))
-    while engine.stats().in_flight_bytes:
+    native_engine.hinder(write=errno.EIO)
+    handle = native_engine.load().hpcckpt_swap_out(ones(MIB))
+    while native_engine.stats().in_flight_bytes:
         pass
-    with pytest.raises(StorageError, match="writing 1048576 bytes"), engine.typed_errors():
-        engine.load().hpcckpt_swap_in(handle, T=tf.float32)
+    with pytest.raises(StorageError, match="writing 1048576 bytes"), native_engine.typed_errors():
+        native_engine.load().hpcckpt_swap_in(handle, T=tf.float32)
 
 
 def test_a_disk_that_cannot_read_is_an_error_of_the_swap_in(configure: Configure) -> None:
     configure()
-    engine.hinder(read=errno.EIO)
-    with pytest.raises(StorageError, match="reading 1048576 bytes back"), engine.typed_errors():
+    native_engine.hinder(read=errno.EIO)
+    with pytest.raises(StorageError, match="reading 1048576 bytes back"), native_engine.typed_errors():
         lmsnative.away_and_back(ones(MIB))
 
 
 def test_what_is_still_on_its_way_out_comes_back_from_there(configure: Configure) -> None:
     configure(window=MIB)
-    engine.hinder(write_delay_ms=-1)
+    native_engine.hinder(write_delay_ms=-1)
     assert lmsnative.same(lmsnative.away_and_back(ones(MIB)), ones(MIB))
-    engine.hinder()
-    assert engine.stats().n_hot == 1
-    assert engine.stats().read_bytes == 0
+    native_engine.hinder()
+    assert native_engine.stats().n_hot == 1
+    assert native_engine.stats().read_bytes == 0
 
 
 def test_a_slow_disk_lets_a_swap_out_wait_once_the_window_is_full(configure: Configure) -> None:
     configure(window=MIB)
-    engine.hinder(write_delay_ms=-1)
-    ops, handles = engine.load(), []
+    native_engine.hinder(write_delay_ms=-1)
+    ops, handles = native_engine.load(), []
     handles.append(ops.hpcckpt_swap_out(ones(MIB)))  # fits
     thread = threading.Thread(target=lambda: handles.append(ops.hpcckpt_swap_out(ones(MIB))))
     thread.start()
-    while engine.stats().in_flight_bytes < 2 * MIB:
+    while native_engine.stats().in_flight_bytes < 2 * MIB:
         assert thread.is_alive()
     thread.join(0.1)
     assert thread.is_alive()
-    engine.hinder()
+    native_engine.hinder()
     thread.join()
     assert len(handles) == 2
-    assert engine.stats().peak_in_flight_bytes == 2 * MIB
+    assert native_engine.stats().peak_in_flight_bytes == 2 * MIB
 
 
 def test_what_nobody_wants_back_is_not_written_and_leaves_no_room_taken(configure: Configure) -> None:
     configure(window=4 * MIB)
-    engine.hinder(write_delay_ms=-1)
-    handles = [engine.load().hpcckpt_swap_out(ones(MIB)) for _ in range(3)]
+    native_engine.hinder(write_delay_ms=-1)
+    handles = [native_engine.load().hpcckpt_swap_out(ones(MIB)) for _ in range(3)]
     del handles
-    engine.hinder()
-    assert engine.settle()
-    assert engine.stats().written_bytes <= MIB  # the first may have been begun
-    file = engine.stats().file
+    native_engine.hinder()
+    assert native_engine.wait_until_idle()
+    assert native_engine.stats().written_bytes <= MIB  # the first may have been begun
+    file = native_engine.stats().file
     assert file is not None
     assert file.used == 0
 
 
 def test_what_is_away_comes_back_from_the_tier_that_it_went_to(configure: Configure, tmp_path: Path) -> None:
     configure()
-    ops = engine.load()
+    ops = native_engine.load()
     handle = ops.hpcckpt_swap_out(ones(MIB))
     configure("host")
     assert lmsnative.same(ops.hpcckpt_swap_in(handle, T=tf.float32), ones(MIB))
@@ -236,36 +239,36 @@ def test_what_is_away_comes_back_from_the_tier_that_it_went_to(configure: Config
 
 def test_the_same_settings_once_more_keep_the_file(configure: Configure) -> None:
     configure()
-    handle = engine.load().hpcckpt_swap_out(ones(MIB))
+    handle = native_engine.load().hpcckpt_swap_out(ones(MIB))
     configure()
-    file = engine.stats().file
+    file = native_engine.stats().file
     assert file is not None
     assert file.used == MIB
     configure(file_limit=MIB)
-    file = engine.stats().file
+    file = native_engine.stats().file
     assert file is not None
     assert file.used == 0
-    assert lmsnative.same(engine.load().hpcckpt_swap_in(handle, T=tf.float32), ones(MIB))
+    assert lmsnative.same(native_engine.load().hpcckpt_swap_in(handle, T=tf.float32), ones(MIB))
 
 
 def test_memory_of_what_came_back_goes_back_to_the_kernel_when_none_is_to_be_kept(configure: Configure) -> None:
     configure(spare=0)
     held = [lmsnative.away_and_back(ones(16 * MIB)) for _ in range(8)]
-    with engine.peak_resident() as before:
+    with native_engine.peak_resident() as before:
         pass
     del held
-    with engine.peak_resident() as after:
+    with native_engine.peak_resident() as after:
         pass
     assert before.start - after.start > 5 * 16 * MIB
 
 
 def test_nothing_comes_back_from_what_no_swap_out_made(configure: Configure) -> None:
     configure()
-    handle = engine.load().hpcckpt_swap_out(ones(MIB))
+    handle = native_engine.load().hpcckpt_swap_out(ones(MIB))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not given what a swap-out of its type made"):
-        engine.load().hpcckpt_swap_in(handle, T=tf.int32)
+        native_engine.load().hpcckpt_swap_in(handle, T=tf.int32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="not given what a swap-out"):
-        engine.load().hpcckpt_swap_in(tf.raw_ops.EmptyTensorMap(), T=tf.int32)
+        native_engine.load().hpcckpt_swap_in(tf.raw_ops.EmptyTensorMap(), T=tf.int32)
 
 
 # -- directories -----------------------------------------------------------------------------------
@@ -273,10 +276,10 @@ def test_nothing_comes_back_from_what_no_swap_out_made(configure: Configure) -> 
 
 def test_a_directory_that_is_not_there_is_said_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: No such file.*LMS\(directory=\.\.\.\) or HPCCKPT_LMS_DIR"):
-        engine.configure(TierConfig("file", tmp_path / "nowhere"))
+        native_engine.configure(TierConfig("file", tmp_path / "nowhere"))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="file: Not a directory"):
-        engine.configure(TierConfig("file", tmp_path / "file"))
+        native_engine.configure(TierConfig("file", tmp_path / "file"))
 
 
 def test_a_directory_whose_name_is_not_utf8_works_and_is_named(configure: Configure, tmp_path: Path) -> None:
@@ -286,24 +289,24 @@ def test_a_directory_whose_name_is_not_utf8_works_and_is_named(configure: Config
     odd.mkdir()
     configure(directory=odd)
     assert lmsnative.same(lmsnative.away_and_back(ones(MIB)), ones(MIB))
-    file = engine.stats().file
+    file = native_engine.stats().file
     assert file is not None
     assert file.directory == str(odd)
-    engine.hinder(read=errno.EIO)
-    with pytest.raises(StorageError, match="odd-"), engine.typed_errors():
+    native_engine.hinder(read=errno.EIO)
+    with pytest.raises(StorageError, match="odd-"), native_engine.typed_errors():
         lmsnative.away_and_back(ones(MIB))
     odd.rmdir()
 
 
 def test_a_directory_that_can_hold_no_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HpcckptError, match="/proc"):
-        engine.configure(TierConfig("file", "/proc"))
+        native_engine.configure(TierConfig("file", "/proc"))
 
 
 def test_a_directory_that_will_not_do_leaves_the_tier_as_it_was(configure: Configure, tmp_path: Path) -> None:
     configure()
     with pytest.raises(ConfigError):
-        engine.configure(TierConfig("file", tmp_path / "nowhere"))
+        native_engine.configure(TierConfig("file", tmp_path / "nowhere"))
     assert lmsnative.same(lmsnative.away_and_back(ones(MIB)), ones(MIB))
 
 
@@ -316,7 +319,7 @@ def is_tmpfs(path: str) -> bool:
 def test_a_tier_on_tmpfs_works_and_says_that_it_frees_nothing(configure: Configure) -> None:
     assert "/dev/shm is on tmpfs, which is memory itself" in configure(directory="/dev/shm")
     assert lmsnative.same(lmsnative.away_and_back(ones(MIB)), ones(MIB))
-    file = engine.stats().file
+    file = native_engine.stats().file
     assert file is not None
     assert not file.is_direct
 
@@ -324,15 +327,15 @@ def test_a_tier_on_tmpfs_works_and_says_that_it_frees_nothing(configure: Configu
 @pytest.mark.parametrize("is_named", [False, True])
 def test_the_file_has_no_name(configure: Configure, tmp_path: Path, is_named: bool) -> None:
     configure(is_named=is_named)
-    handle = engine.load().hpcckpt_swap_out(ones(MIB))
+    handle = native_engine.load().hpcckpt_swap_out(ones(MIB))
     assert list(tmp_path.iterdir()) == []
-    assert lmsnative.same(engine.load().hpcckpt_swap_in(handle, T=tf.float32), ones(MIB))
+    assert lmsnative.same(native_engine.load().hpcckpt_swap_in(handle, T=tf.float32), ones(MIB))
 
 
 KILLED = """
 import sys
 import tensorflow as tf
-from hpcckpt.lms import engine
+from hpcckpt.lms.runtime import native_engine as engine
 engine.configure(engine.TierConfig("file", sys.argv[1], window=1 << 30, is_named=True))
 engine.hinder(write_delay_ms=100)
 handles = [engine.load().hpcckpt_swap_out(tf.ones([1 << 20])) for _ in range(20)]
@@ -369,10 +372,10 @@ def test_the_directory_is_the_one_that_is_named_first(monkeypatch: pytest.Monkey
 
 def test_the_speed_of_a_tier_is_measured_and_leaves_nothing(configure: Configure) -> None:
     configure()
-    assert min(engine.bandwidth()) > 0
+    assert min(native_engine.bandwidth()) > 0
     for wrong in ((-1, 1), (0, 1), (1, 0)):
         with pytest.raises(ValueError, match="cannot measure"):
-            engine._module().probe(*wrong)
+            native_engine._module().probe(*wrong)
     configure(file_limit=MIB)
     with pytest.raises(NoSpaceError, match="the probe: 16777216 bytes do not fit"):
-        engine.bandwidth()
+        native_engine.bandwidth()

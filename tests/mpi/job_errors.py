@@ -48,7 +48,7 @@ def failing(ckpt: hc.Checkpointer, fault: Fault, *, overwrite: bool) -> dict[str
     state = state_of(WORLD, 0)
     ckpt.restore(state)
     intact = WORLD.allgather(not differences(state, state_of(WORLD, before[-1])))
-    left = WORLD.bcast(ckpt._run.workspace.leftovers() if WORLD.rank == 0 else None)
+    left = WORLD.bcast(ckpt._session.rundir.workspace.leftovers() if WORLD.rank == 0 else None)
     ckpt.save(before[-1] + 1, state_of(WORLD, before[-1] + 1)).result()
     return {"phase": fault.phase, "texts": texts, "kept": before == after, "intact": all(intact), "left": left}
 

@@ -1,4 +1,4 @@
-"""Things that go wrong amid a collective write of `hdf5`: ``job_hdf5_amid.py '{"directory": …, "ways": […]}'``.
+"""Things that go wrong during a collective write of `hdf5`: ``job_hdf5_amid.py '{"directory": …, "ways": […]}'``.
 
 Step 1 is whole; step 2 + n goes wrong in the way n: ``kill`` and ``raise`` stop rank 1 at one of its transfers,
 ``full`` is a disk without room, ``lost`` a transfer that MPI says has succeeded, ``close`` a file that rank 1 cannot

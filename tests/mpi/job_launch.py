@@ -1,6 +1,6 @@
 """What a rank takes itself for before and after MPI starts, and whether it saves: ``job_launch.py DIR [NAME=VALUE …]``.
 
-The variables are set as another launcher, which stands around this one or has left them, would have set them.
+The variables are set as another launcher, around this one or before it, would have set them.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def _session_of(leader: int) -> list[int]:
 
 
 def is_running(pid: int, session: int | None = None) -> bool:
-    """Say whether a process, of a session if one is given, has a thread that runs; the first may end before others."""
+    """Return True if a process (of a session, if given) has a running thread; the first may end before others."""
     place = Path("/proc", str(pid))
     try:
         state, _, _, own, *_ = (place / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

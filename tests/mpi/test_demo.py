@@ -43,7 +43,7 @@ def options(run: Path, data: Path) -> list[str]:
 
 
 def run_and_kill(n_ranks: int, run: Path, data: Path) -> jobs.Outcome:
-    """Run until a checkpoint stands within an epoch, then kill all processes at once."""
+    """Run until there is a checkpoint within an epoch, then kill all processes at once."""
 
     def should_die(story: jobs.Story) -> bool:
         return len(story.saved) >= 2  # of the first epoch, which has at least ten
@@ -82,7 +82,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import keras, numpy as np
 from mpi4py import MPI
 import hpcckpt as hc
-from hpcckpt import phases
+from hpcckpt.core import failpoints as phases
 
 rank, directory, task = MPI.COMM_WORLD.rank, sys.argv[1], sys.argv[2]
 

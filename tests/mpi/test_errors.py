@@ -1,4 +1,4 @@
-"""A rank that fails is the same typed error on every rank, soon; nobody is left waiting."""
+"""A rank that fails is the same typed error on every rank, soon; no rank is left waiting."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from listing import listed
 from mpi_launch import PROGRAMS, mpirun
 
 import hpcckpt as hc
-from hpcckpt import layout
-from hpcckpt.discovery import step_numbers
+from hpcckpt.format import layout
+from hpcckpt.rundir.discovery import step_numbers
 
 
 @pytest.mark.parametrize(("n_ranks", "saving"), [(1, "at-once"), (2, "at-once"), (2, "background"), (3, "background")])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mpi_launch import mpirun
 
-from hpcckpt.discovery import step_numbers
+from hpcckpt.rundir.discovery import step_numbers
 
 MANY = """
 import random, sys, numpy as np, hpcckpt as hc
@@ -33,7 +33,7 @@ def test_many_checkpointers_that_nobody_closes_are_finished_by_all_ranks_in_the_
 FAILED = """
 import gc, sys, numpy as np, hpcckpt as hc
 from mpi4py import MPI
-from hpcckpt import phases
+from hpcckpt.core import failpoints as phases
 world = MPI.COMM_WORLD
 left = [world.rank == 0]
 def fail(phase, rank):
@@ -48,8 +48,8 @@ if world.rank == 0:
     while ckpt.is_draining:
         ckpt.poll()
 else:
-    (drain,) = ckpt._tiers.draining.matters
-    drain.part.join()
+    (drain,) = ckpt._session.tiers.drains.background.tasks
+    drain.local.join()
     ckpt.poll()  # tells root that its part is done, and hears nothing yet
     assert ckpt.is_draining
 world.Barrier()

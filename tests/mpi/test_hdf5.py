@@ -16,9 +16,10 @@ from mpi_states import SHARDED, values
 from test_killed import check_goes_on, kill_at
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout
 from hpcckpt.cli import main as cli
-from hpcckpt.loading import open_step
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery
 
 h5py = pytest.importorskip("h5py")
 HAS_MPI = bool(h5py.get_config().mpi)
@@ -159,7 +160,7 @@ def test_killed_the_step_before_stands(tmp_path: Path, driver: str, phase: str, 
 
 
 def check_killed(directory: Path, driver: str, phase: str, victims: list[int]) -> None:
-    """Kill ranks at a phase of a save by a driver; check that the step before stands, and the next job goes on."""
+    """Kill ranks at a phase of a save by a driver; check that the step before is kept, and the next job goes on."""
     options = {"backend": "hdf5", "backend_options": {"driver": driver}}
     kill_at(directory, SAVED_ON, phase, victims, options=options)
     is_published = phase[0] in "5678"

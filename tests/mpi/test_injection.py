@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import phases
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.core import failpoints
 from hpcckpt.errors import CollectiveError, NoSpaceError
 from hpcckpt.testing.faults import Fault, InjectedError, armed, process_ids
 from hpcckpt.testing.ranks import run_ranks
@@ -51,8 +51,8 @@ def test_an_error_of_ones_own_and_a_later_occurrence(tmp_path: Path) -> None:
 
 def test_faults_are_gone_after_the_block() -> None:
     with pytest.raises(InjectedError), armed(Fault("0-plan", "raise")):
-        phases.reached("0-plan", 0)
-    phases.reached("0-plan", 0)
+        failpoints.reached("0-plan", 0)
+    failpoints.reached("0-plan", 0)
 
 
 def test_process_ids_have_one_for_each_rank() -> None:

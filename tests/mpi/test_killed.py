@@ -12,17 +12,17 @@ from mpi_launch import run_program
 from mpi_states import differences, state_of
 
 import hpcckpt as hc
-from hpcckpt import layout
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.discovery import scan
-from hpcckpt.phases import PHASES
-from hpcckpt.retention import leftovers
+from hpcckpt.core.failpoints import PHASES
+from hpcckpt.format import layout
+from hpcckpt.rundir.discovery import scan
+from hpcckpt.rundir.retention import leftovers
 from hpcckpt.testing.ranks import run_ranks
 
 ROOT_ONLY = {p for p in PHASES if p[0] in "14568"}
 SAVE_PHASES = [p for p in PHASES if p not in {"8-retired", "9-restore"}]
 BETWEEN = PHASES[PHASES.index("5-published") : PHASES.index("7-outcome")]
-"""Where no staging directory stands: the step has its name, and the next one is not prepared yet."""
+"""Without a staging directory: the step has its name, and the next one is not prepared yet."""
 PUBLISHED = PHASES[PHASES.index("5-published") :]
 
 

@@ -52,7 +52,7 @@ def test_the_user_s_word_ends_the_dispute(tmp_path: Path) -> None:
 
 
 def test_none_of_many_processes_that_mpi_did_not_connect_writes(tmp_path: Path) -> None:
-    """As under ``srun --mpi=none`` with a library that starts such a process as one of its own."""
+    """As under ``srun --mpi=none`` with a library that starts such a process as one of a job."""
 
     def task(rank: int) -> Finished:
         own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}

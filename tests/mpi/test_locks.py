@@ -1,4 +1,4 @@
-"""A job that stands still keeps its lock; one that was taken for dead publishes nothing when it wakes up."""
+"""A job that is stopped keeps its lock; one that was taken for dead publishes nothing when it wakes up."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from mpi_launch import LIMIT_S, started
 from mpi_states import state_of
 
 import hpcckpt as hc
-from hpcckpt import layout
 from hpcckpt.errors import LockedError
-from hpcckpt.lock import process_start, read_holder
-from hpcckpt.retention import leftovers
+from hpcckpt.format import layout
+from hpcckpt.native.posix_files import REAL
+from hpcckpt.rundir.lock import read_holder
+from hpcckpt.rundir.retention import leftovers
 from hpcckpt.testing.ranks import run_ranks
 
 
@@ -38,7 +39,7 @@ def stopped_job(directory: Path, n_ranks: int) -> Iterator[tuple[subprocess.Pope
 
 
 def wait_for_stop(directory: Path) -> int:
-    """Return the process id of the lock's holder, once it stands still."""
+    """Return the process id of the lock's holder, once it is stopped."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         holder = read_holder(directory / layout.LOCK)
@@ -65,7 +66,7 @@ def test_a_job_that_stands_still_keeps_its_lock(tmp_path: Path, n_ranks: int) ->
 def test_a_job_that_lost_its_lock_publishes_nothing(tmp_path: Path, n_ranks: int) -> None:
     with stopped_job(tmp_path, n_ranks) as (job, pid):
         lock = tmp_path / layout.LOCK
-        own = {"pid": os.getpid(), "started": process_start(os.getpid()), "nonce": "ffff"}
+        own = {"pid": os.getpid(), "started": REAL.processes.started(os.getpid()), "nonce": "ffff"}
         taken_over = {**json.loads(lock.read_text(encoding="utf-8")), **own}
         lock.write_text(json.dumps(taken_over), encoding="utf-8")
         os.kill(pid, signal.SIGCONT)

@@ -38,7 +38,7 @@ def test_a_loop_that_was_stopped_is_started_again_and_ends_with_the_same_bits(tm
     assert ended.returncode == 0, ended.stderr
     assert "run 0 ended with 75" in ended.stderr
     assert "run 1 ended with 0" in ended.stderr
-    assert "begins behind step 20 " in ended.stdout
+    assert "begins after step 20 " in ended.stdout
     for name in ("weights", "momentum"):
         expected, found = (hc.load(hc.latest_checkpoint(place))[name] for place in (straight, stopped))
         assert np.array_equal(expected, found)

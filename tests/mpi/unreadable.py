@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt import snapshot
+from hpcckpt.state import tree
 
 
 class Unreadable:
@@ -17,7 +17,7 @@ class Unreadable:
         self.is_bad = is_bad
 
 
-def leaves(obj: Unreadable, name: str) -> Iterator[snapshot.Leaf]:
+def leaves(obj: Unreadable, name: str) -> Iterator[tree.Leaf]:
     """Yield the one leaf."""
     array = np.ones(3)
 
@@ -26,7 +26,7 @@ def leaves(obj: Unreadable, name: str) -> Iterator[snapshot.Leaf]:
             raise MemoryError("no memory for a copy")
         return array
 
-    yield snapshot.TensorLeaf(snapshot.declare(array, name, "replicated"), read, lambda new: None)
+    yield tree.TensorLeaf(tree.declare(array, name, "replicated"), read, lambda new: None)
 
 
-snapshot.ADAPTERS["unreadable"] = "unreadable"
+tree.ADAPTERS["unreadable"] = "unreadable"

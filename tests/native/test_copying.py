@@ -7,8 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 KIB, MIB = 1 << 10, 1 << 20
 # Around what the kernels work on: a cache line, the shortest and the longest four lanes, and a thread's range.

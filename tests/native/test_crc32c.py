@@ -6,8 +6,7 @@ from types import ModuleType
 import crc32c as reference
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hpcckpt import native
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from hpcckpt.core.tensors import ITEMSIZE
 from hpcckpt.native import _pure_buffer
 from hpcckpt.native._pure_buffer import _DELETER, _Managed, _Tensor, _Versioned
-from hpcckpt.tensors import ITEMSIZE
 
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
@@ -23,7 +23,7 @@ FLOAT32 = (2, 32)
 
 
 class Forged:
-    """A DLPack tensor in memory of ours, and a capsule that points to it but does not own it."""
+    """A DLPack tensor in memory of hpcckpt, and a capsule that points to it but does not own it."""
 
     kept: ClassVar[list[Forged]] = []
 

@@ -7,11 +7,10 @@ from types import ModuleType
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from hpcckpt.dtypes import numpy_dtype
-from hpcckpt.tensors import ITEMSIZE
+from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.core.tensors import ITEMSIZE
 
 FLOATS = [token for token in ITEMSIZE if "float" in token or "complex" in token]
 KNOWN = [token for token in FLOATS if hasattr(np, token) or hasattr(ml_dtypes, token)]

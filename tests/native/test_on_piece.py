@@ -1,4 +1,4 @@
-"""Being told of each piece that is written: once, after its bytes, and with its memory let go of."""
+"""Each piece that is written is reported: once, after its bytes, and with its memory released."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 BLOCK = 4096
 LENGTHS = [0, 1, BLOCK, BLOCK + 1, 0, 5 * BLOCK - 1, 3, 0]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcckpt import native, tensors
+from hpcckpt import native
+from hpcckpt.core import tensors
 from hpcckpt.native import abi, handshake
 
 HEADERS = Path(native.__file__).parent / "include"

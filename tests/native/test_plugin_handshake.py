@@ -9,8 +9,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hpcckpt.errors import BackendError, PluginError
 from hpcckpt.native import abi, handshake

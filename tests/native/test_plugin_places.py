@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcckpt.core.private_dirs import why_not_safe
 from hpcckpt.errors import BackendNotFoundError
 from hpcckpt.native import plugins
-from hpcckpt.private import why_not_safe
 
 pytestmark = pytest.mark.skipif("null" not in plugins.available(), reason="the samples are not built")
 

@@ -15,8 +15,8 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.errors import CorruptError, HpcckptError
-from hpcckpt.loading import open_step
 from hpcckpt.native import plugins
+from hpcckpt.restoring.reader import open_step
 from hpcckpt.testing.ranks import run_ranks
 
 CMAKE = shutil.which("cmake")

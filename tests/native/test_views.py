@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hpcckpt.dtypes import numpy_dtype
-from hpcckpt.tensors import ITEMSIZE
+from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.core.tensors import ITEMSIZE
 
 OTHER_TOKENS = ["<U5", "|S3", "<M8[ns]", "<m8[s]", "|V16"]
 NARROW = [token for token in ITEMSIZE if "float8" in token or token == "bfloat16"]
@@ -22,7 +22,7 @@ TOKENS = [token for token in ITEMSIZE if token not in NARROW or hasattr(ml_dtype
 
 @pytest.fixture(autouse=True)
 def no_view_is_left(io: ModuleType) -> Any:
-    gc.collect()  # views of tests before, in cycles that nobody has looked at yet
+    gc.collect()  # views of tests before, in cycles that were not collected yet
     before = io.live_views()
     yield
     gc.collect()

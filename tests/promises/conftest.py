@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from twotiers import Nodes, Trap, on_one_node
 
-from hpcckpt import phases
+from hpcckpt.core import failpoints
 from hpcckpt.testing.groups import is_with_mpi
 
 
@@ -31,10 +31,10 @@ def nodes(places: Nodes) -> Nodes:
 def holding() -> Iterator[Trap]:
     """One for all ranks of this process that does no more than hold drains back."""
     made = Trap()
-    phases.install_hook(made)
+    failpoints.install_hook(made)
     yield made
     made.let_drains_go()
-    phases.install_hook(None)
+    failpoints.install_hook(None)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.errors import StateError
-from hpcckpt.snapshot import flatten
+from hpcckpt.state.tree import flatten
 
 pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 

@@ -1,4 +1,4 @@
-"""Saves in the background: the state as it was, in order, with every failure told once, alike, and to all."""
+"""Saves in the background: the state as it was, in order, with every failure reported once and on all ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import errors, exiting, layout, phases
+from hpcckpt import errors
+from hpcckpt.checkpointer import shutdown
 from hpcckpt.collective.deadlines import Patience
-from hpcckpt.discovery import read_manifest, step_numbers
+from hpcckpt.core import failpoints
+from hpcckpt.format import layout
+from hpcckpt.rundir.discovery import read_manifest, step_numbers
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 
@@ -25,10 +28,10 @@ DEADLINE_S = 60.0
 
 
 class Gate:
-    """A phase at which whoever arrives waits until the gate is opened."""
+    """A phase at which every thread waits until the gate is opened."""
 
     def __init__(self, phase: str, rank: int | None, arrivals: int) -> None:
-        assert phase in phases.PHASES
+        assert phase in failpoints.PHASES
         self.phase, self.rank = phase, rank
         self._left = arrivals
         self._guard = threading.Lock()
@@ -57,11 +60,11 @@ def gate() -> Iterator[Callable[..., Gate]]:
 
     def close(phase: str, rank: int | None = None, arrivals: int = 10**6) -> Gate:
         made.append(Gate(phase, rank, arrivals))
-        phases.install_hook(made[-1])
+        failpoints.install_hook(made[-1])
         return made[-1]
 
     yield close
-    phases.install_hook(None)
+    failpoints.install_hook(None)
     for each in made:
         each.opened.set()
 
@@ -255,7 +258,7 @@ def test_steps_are_committed_in_order_however_long_one_takes(run_dir, max_in_fli
             assert first.entered.wait(DEADLINE_S)
             pendings += [ckpt.save(step, state(comm, step)) for step in range(2, max_in_flight + 1)]
             for pending in pendings[1:]:
-                assert soon(lambda pending=pending: pending._underway.matter.part.outcome is not None)
+                assert soon(lambda pending=pending: pending._save.task.local.outcome is not None)
             ckpt.poll()
             assert ckpt.all_steps() == []
             first.opened.set()
@@ -264,11 +267,11 @@ def test_steps_are_committed_in_order_however_long_one_takes(run_dir, max_in_fli
             ckpt.restore(target)
         return steps, plain(target) == wanted(comm, max_in_flight)
 
-    phases.install_hook(hook)
+    failpoints.install_hook(hook)
     try:
         results = run_ranks(n_ranks, body)
     finally:
-        phases.install_hook(None)
+        failpoints.install_hook(None)
         first.opened.set()
     steps = list(range(1, max_in_flight + 1))
     assert results == [(steps[::-1], True)] * n_ranks
@@ -318,7 +321,12 @@ def test_a_save_that_may_hold_no_bytes_returns_when_they_are_written(run_dir, ga
             ckpt.wait()
             target = {"w": np.zeros(100_000), "own": hc.PerRank(np.zeros(50_000))}
             ckpt.restore(target)
-            return waited, set(target["w"].tolist()), set(target["own"].value.tolist()), ckpt._run.arenas._free
+            return (
+                waited,
+                set(target["w"].tolist()),
+                set(target["own"].value.tolist()),
+                ckpt._session.queue.arenas._free,
+            )
 
     gates: list[Gate] = []
     results = run_ranks(n_ranks, body)
@@ -452,7 +460,7 @@ def test_a_thread_that_is_ended_is_a_failure_on_all_ranks(ranks, run_dir, phase,
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 @pytest.mark.parametrize("which", ["a part", "the conclusion"])
 def test_a_thread_that_vanishes_is_a_failure_on_all_ranks(run_dir, monkeypatch, n_ranks, which):
-    """Nothing of ours ends a thread without a word; if it happens, nobody waits for it."""
+    """hpcckpt ends no thread silently; if it happens, no call waits for it."""
     start = threading.Thread.start
     doomed = threading.local()
 
@@ -475,20 +483,20 @@ def test_a_thread_that_vanishes_is_a_failure_on_all_ranks(run_dir, monkeypatch, 
     monkeypatch.setattr(threading.Thread, "start", vanish)
     results = run_ranks(n_ranks, body)
     assert results == [results[0]] * n_ranks
-    assert "is gone" in results[0][0][1]
+    assert "the thread of this task ended without an outcome" in results[0][0][1]
     assert results[0][1] == [1, 3]
 
 
 def test_a_rank_that_waits_too_long_for_a_peer_says_for_whom_and_ends_the_job(run_dir, gate, caplog, monkeypatch):
     """Also while its own part is done and the peer's is not; `abort` of threads is an exception."""
-    monkeypatch.setattr(exiting, "_orphans", [])  # what the job leaves is not for this process to finish
+    monkeypatch.setattr(shutdown, "_orphans", [])  # what the job leaves is not for this process to finish
     closed = gate("2-write", rank=2)
 
     def body(comm):
         ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=2.0)
         pending = ckpt.save(1, state(comm, 1))
         if comm.rank < 2:
-            assert soon(lambda: pending._underway.matter.part.outcome is not None)
+            assert soon(lambda: pending._save.task.local.outcome is not None)
             ckpt.poll()  # it has reported: root misses rank 2 alone
         comm.barrier()
         if comm.rank < 2:

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout, writing
+from hpcckpt import errors
 from hpcckpt.backends import registry
 from hpcckpt.backends.plugin import sidecar
 from hpcckpt.backends.rankfile import format as codec
+from hpcckpt.core.plan import WriteReport
+from hpcckpt.format import layout
 from hpcckpt.native import plugins
-from hpcckpt.plan import WriteReport
+from hpcckpt.saving import write as writing
 
 COPY = """
 from hpcckpt.backends.rankfile.backend import RankfileBackend
@@ -162,7 +164,7 @@ def test_backends_are_listed_sorted_and_unloaded(ranks, install):
 def test_a_backend_that_differs_on_one_rank_is_refused(ranks, run_dir, monkeypatch):
     if ranks.size == 1:
         pytest.skip("one rank agrees with itself")
-    from hpcckpt import opening
+    from hpcckpt.checkpointer import open as opening
 
     find = registry.find_backend
     calls = []

@@ -1,4 +1,4 @@
-"""Steps that stand in the way: nothing good is replaced unasked, nothing is ever lost."""
+"""Steps that are in the way: nothing good is replaced unasked, nothing is ever lost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout
-from hpcckpt.discovery import read_manifest
+from hpcckpt import errors
+from hpcckpt.format import layout
+from hpcckpt.rundir.discovery import read_manifest
+from hpcckpt.rundir.run_directory import RunDirectory
 from hpcckpt.testing.faults import Fault, armed
 
 
@@ -114,7 +116,7 @@ def test_a_job_killed_while_it_replaces_a_step_leaves_the_old_or_the_new_one(
 
     ckpt = hc.Checkpointer(run_dir)
     monkeypatch.setattr(os, "rename", until_killed)
-    monkeypatch.setattr("hpcckpt.publishing.abandon", lambda _run, _staged: None)  # a killed job tidies nothing up
+    monkeypatch.setattr(RunDirectory, "abort", lambda _self, _staged: None)  # a killed job tidies nothing up
     with pytest.raises(errors.CollectiveError, match="Killed"):
         ckpt.save(1, {"x": np.ones(4)}, overwrite=True).result()
     monkeypatch.setattr(os, "rename", rename)

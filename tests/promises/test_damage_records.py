@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import damage as records
-from hpcckpt import discovery, errors, layout
+from hpcckpt import errors
 from hpcckpt.backends.rankfile.backend import RankfileBackend
-from hpcckpt.exporting.exporter import export_checkpoint
-from hpcckpt.loading import open_step
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import damage_records as records, discovery
 from hpcckpt.testing.groups import ThreadRanks
+from hpcckpt.tools.convert.export import export_checkpoint
 
 pytestmark = pytest.mark.counts(1, 2)
 

@@ -1,4 +1,4 @@
-"""Saved on N ranks, restored on M, bit-exact; every byte is written once, by all ranks alike."""
+"""Saved on N ranks, restored on M, bit-exact; every byte is written once, by all ranks equally."""
 
 from __future__ import annotations
 

@@ -12,17 +12,17 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import layout
-from hpcckpt.discovery import step_numbers
-from hpcckpt.journal import read_journal
-from hpcckpt.reporting.reading import read_story
+from hpcckpt.format import layout
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.rundir.journal import read_journal
+from hpcckpt.tools.report.read_history import read_run_history
 
 LIMIT_S = 240.0
 BEGIN = """
 import gc, multiprocessing, os, sys, threading, time
 import numpy as np
 import hpcckpt as hc
-from hpcckpt import phases
+from hpcckpt.core import failpoints as phases
 
 def hold(at, wait):
     arrivals = []
@@ -48,7 +48,7 @@ def run(run_dir: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def check_whole_or_absent(run_dir: Path, *whole: int) -> None:
-    """Check that these steps stand there, that nothing else does, and that another job can go on."""
+    """Check that these steps are there, that nothing else is, and that another job can go on."""
     assert step_numbers(run_dir) == list(whole)
     for step in whole:
         assert set(hc.load(run_dir / layout.step_dirname(step))["w"].tolist()) == {float(step)}
@@ -72,7 +72,7 @@ ENDS = {
 @pytest.mark.parametrize("way", ENDS)
 @pytest.mark.parametrize("n_saves", [1, 2])
 def test_a_step_whose_save_returned_is_committed_when_the_program_ends(run_dir, way, n_saves):
-    """Nobody has asked for its result, and nobody has closed the checkpointer."""
+    """Its result was not asked for, and the checkpointer was not closed."""
     end, code = ENDS[way]
     saves = "hold('2-write', a_while)\npending = ckpt.save(1, {'w': w})\n"
     if n_saves == 2:
@@ -225,6 +225,6 @@ with hc.Checkpointer(sys.argv[1]) as ckpt:
     *_, saved, end = read_journal(tmp_path / "run")
     assert (saved["event"], end["event"]) == ("saved", "end")
     assert (end["error"], end["message"]) == ("RuntimeError", "my own mistake")
-    (job,) = read_story(tmp_path / "run").jobs
+    (job,) = read_run_history(tmp_path / "run").jobs
     assert (job.end, job.reason) == ("failed", "RuntimeError: my own mistake")
     check_whole_or_absent(tmp_path / "run", 1)

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout, restoring
+from hpcckpt import errors
 from hpcckpt.backends.rankfile.backend import RankfileBackend
+from hpcckpt.format import layout
+from hpcckpt.restoring import restore
 
 LENGTH = 6000
 
@@ -53,7 +55,7 @@ class Reads:
         self.failing: dict[int, dict[int, Any]] = {}
         self._real = RankfileBackend.read
         monkeypatch.setattr(RankfileBackend, "read", self._read_of())
-        monkeypatch.setattr(restoring._Reading, "__call__", self._call_of(restoring._Reading.__call__))
+        monkeypatch.setattr(restore._Reading, "__call__", self._call_of(restore._Reading.__call__))
 
     def _call_of(self, real: Any) -> Any:
         """Let the backend know which rank reads: each does so on a separate thread."""
@@ -70,7 +72,7 @@ class Reads:
 
         def read(backend: Any, path: Path, manifest: Any, requests: Any) -> Any:
             fault = reads.failing.get(manifest.step, {}).get(reads._ranks.rank)
-            found = reads._real(backend, path, manifest, requests)  # what could be read stands in the state
+            found = reads._real(backend, path, manifest, requests)  # what could be read is in the state
             if fault is not None:
                 raise fault
             return found

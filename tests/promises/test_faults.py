@@ -12,8 +12,10 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, snapshot
-from hpcckpt.phases import PHASES
+from hpcckpt import errors
+from hpcckpt.core.failpoints import PHASES
+from hpcckpt.rundir import pins as run_pins
+from hpcckpt.state import tree
 from hpcckpt.testing.faults import Fault, armed
 
 EVERY_RANK = ["0-plan", "2-write", "2-written", "2-synced", "3-report"]
@@ -154,7 +156,7 @@ def test_a_restore_that_fails_is_the_same_error_on_all_and_can_be_repeated(ranks
             ckpt.save(1, state(1))
             failure = failure_of(lambda: ckpt.restore(held, 1))
             comm.barrier()
-            pins = discovery.pins(run_dir)
+            pins = run_pins.pins(run_dir)
             comm.barrier()
             ckpt.restore(held)
         return failure, pins, held["epoch"]
@@ -211,9 +213,9 @@ def stubborn(monkeypatch):
             if obj.fails and obj.doing == "assign":
                 raise ValueError("cannot be assigned")
 
-        yield snapshot.TensorLeaf(snapshot.declare(array, name, "replicated"), read, assign)
+        yield tree.TensorLeaf(tree.declare(array, name, "replicated"), read, assign)
 
-    class Item(snapshot.ObjectLeaf):
+    class Item(tree.ObjectLeaf):
         def read(self):
             if self.value.fails and self.value.doing == "read object":
                 raise ValueError("cannot be read")
@@ -228,7 +230,7 @@ def stubborn(monkeypatch):
     adapter = types.ModuleType("stubborn_adapter")
     adapter.leaves = leaves
     monkeypatch.setitem(sys.modules, "stubborn_adapter", adapter)
-    monkeypatch.setitem(snapshot.ADAPTERS, Stubborn.__module__.partition(".")[0], "stubborn_adapter")
+    monkeypatch.setitem(tree.ADAPTERS, Stubborn.__module__.partition(".")[0], "stubborn_adapter")
 
 
 @pytest.mark.parametrize("check_replicas", [0, 100])

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import exiting, layout
+from hpcckpt.checkpointer import shutdown
 from hpcckpt.errors import ForkedError
-from hpcckpt.lock import RunLock
+from hpcckpt.format import layout
+from hpcckpt.native.posix_files import REAL
+from hpcckpt.rundir.lock import RunLock, _HeldLocks
 from hpcckpt.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -106,7 +108,7 @@ ENDS: dict[str, Callable[[hc.Checkpointer], Any]] = {
     "with": _leave_with,
     "with and an error": _leave_with_error,
     "finalizer": lambda ckpt: ckpt._release(),
-    "atexit": lambda _: exiting._finish_all(os.getppid()),
+    "atexit": lambda _: shutdown._finish_all(os.getppid()),
     "journal": lambda ckpt: ckpt.journal.end("child"),
     "collected": _forget,
 }
@@ -143,7 +145,7 @@ def test_a_lock_is_not_the_childs_and_the_child_cannot_take_it(run_dir):
 
 
 def test_a_child_forked_while_a_lock_is_being_taken_can_use_another_directory(run_dir, tmp_path):
-    with RunLock._guard:
+    with _HeldLocks.of(REAL).guard:
 
         def body() -> int:
             with hc.Checkpointer(tmp_path / "other") as own:

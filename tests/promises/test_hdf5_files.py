@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout, native
+from hpcckpt import errors, native
 from hpcckpt.backends.hdf5 import library, options
-from hpcckpt.loading import open_step
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.backends import DTYPES, any_bits, strip
 from hpcckpt.testing.ranks import run_ranks
 
@@ -108,7 +110,7 @@ def test_a_name_that_is_reserved_is_refused(tmp_path: Path, driver: str) -> None
 
 
 def test_the_first_page_is_written_last(tmp_path: Path, driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then the file is not HDF5: nobody takes it for a checkpoint."""
+    """Until then the file is not HDF5: no program takes it for a checkpoint."""
     seen: list[tuple[str, bool]] = []
 
     def look(fd: int, where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from _cases import seal_manifest
 from _readers import bounded
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout, native
+from hpcckpt import errors, native
 from hpcckpt.backends.hdf5 import reading
 from hpcckpt.backends.hdf5.table import TRAILER_BYTES, decode, read_trailer, seal
-from hpcckpt.loading import open_step
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "format" / "hdf5-golden-1"
@@ -267,6 +270,21 @@ def test_chunks_that_say_they_hold_more_than_they_can_are_refused_in_bounded_mem
     published(step, bytes(4096), entry, 0, 1 << 30, chunked=[{**chunks, "places": places}])
     with bounded(1 << 20), pytest.raises(errors.CorruptError, match="a chunk cannot hold 268435456 bytes"):
         hc.load(step)
+
+
+def test_a_chunk_that_inflates_to_a_gibibyte_takes_the_memory_of_a_chunk(tmp_path: Path) -> None:
+    """HDF5 itself takes the gibibyte: its filter inflates all that there is."""
+    step, side = tmp_path / STEP, 1 << 20
+    deflate = zlib.compressobj(9)
+    packed = b"".join(deflate.compress(bytes(side)) for _ in range(1024)) + deflate.flush()
+    crc = native.crc32c(bytes(side))
+    entry = {"rank": 0, "at": -1, "tensor": "w", "kind": "replicated", "dtype": "uint8", "global_shape": [side],
+             "offset": [0], "shape": [side], "span": [0, side], "crc32c": f"{crc:08x}"}  # fmt: skip
+    chunks = {"tensor": "w", "dtype": "uint8", "global_shape": [side], "chunk": [side], "filters": ["deflate"]}
+    (step / "data").mkdir(parents=True)
+    published(step, packed, entry, 0, chunked=[{**chunks, "places": [[0, len(packed), 0]]}])
+    with bounded(1 << 22):
+        assert not hc.load(step)["w"].any()
 
 
 @pytest.mark.parametrize("line", [(1 << 63, 10), (0, 1 << 40), (100, 100)])

@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, restoring
+from hpcckpt import errors
 from hpcckpt.collective.deadlines import Patience
+from hpcckpt.restoring import restore
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.ranks import run_ranks
 
 PACKAGE = str(Path(hc.__file__).parent)
 FOLLOWED = (
-    "checkpointer", "saving", "draining", "settling", "closing", "restoring", "exchange", "communicator", "calls",
-    "waits", "interrupts", "writing",
+    "checkpointer", "save", "background", "outcome", "node_local", "restore", "communicator", "calls", "waits",
+    "interrupts", "write",
 )  # fmt: skip
 """Modules that wait, or keep what came from other ranks and threads."""
 N_RANKS = 3
@@ -275,7 +277,7 @@ def test_a_second_interrupt_within_a_call_takes_effect_at_once(run_dir):
 
 def test_a_restore_that_was_interrupted_changes_the_state_no_more(run_dir, monkeypatch):
     """Its thread has ended its read when the interrupt is raised."""
-    read, go_on, has_ended = restoring._Reading.__call__, threading.Event(), []
+    read, go_on, has_ended = restore._Reading.__call__, threading.Event(), []
 
     def slow_read(reading):
         go_on.wait(60.0)
@@ -292,8 +294,8 @@ def test_a_restore_that_was_interrupted_changes_the_state_no_more(run_dir, monke
         ckpt = hc.Checkpointer(run_dir, comm=comm)
         ckpt.save(1, {"w": np.ones(10)}).result()
         comm.barrier()
-        monkeypatch.setattr(restoring._Reading, "__call__", slow_read)
-        monkeypatch.setattr(restoring, "wait_until", interrupt)
+        monkeypatch.setattr(restore._Reading, "__call__", slow_read)
+        monkeypatch.setattr(restore, "wait_until", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ckpt.restore({"w": np.zeros(10)})
         return comm.rank in has_ended

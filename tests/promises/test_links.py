@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, journal, layout
-from hpcckpt.config import Options
-from hpcckpt.journal import Journal
-from hpcckpt.lock import RunLock
-from hpcckpt.workspace import Workspace
+from hpcckpt import errors
+from hpcckpt.core.options import Options
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery, journal, pins
+from hpcckpt.rundir.journal import Journal
+from hpcckpt.rundir.lock import RunLock
+from hpcckpt.rundir.workspace import Workspace
 
-LONG_AGO_S = 2 * discovery.READER_PIN_EXPIRY_S
+LONG_AGO_S = 2 * pins.READER_PIN_EXPIRY_S
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_a_pin_that_is_a_link_does_not_empty_what_it_points_to(run_dir, elsewher
     (run_dir / layout.PINS).mkdir()
     (run_dir / layout.PINS / layout.step_dirname(1)).symlink_to(elsewhere / "thesis.tex")
     with pytest.raises(errors.StorageError):
-        discovery.pin(run_dir, 1)
+        pins.pin(run_dir, 1)
     assert contents(elsewhere)["thesis.tex"] == "mine"
 
 
@@ -79,7 +81,7 @@ def test_while_the_pins_cannot_be_read_nothing_is_retired(run_dir):
     with pytest.raises(errors.StorageError, match="look which steps are pinned"), RunLock.take(run_dir) as lock:
         Workspace.at(run_dir).retain(lock, Options(max_to_keep=1))
     assert discovery.step_numbers(run_dir) == [1, 2]
-    assert discovery.pins(run_dir) == set()
+    assert pins.pins(run_dir) == set()
 
 
 def test_a_step_that_is_a_link_to_an_archive_is_retired_and_the_archive_stays(run_dir, tmp_path):

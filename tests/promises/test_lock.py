@@ -1,4 +1,4 @@
-"""One writing job at a time; a lock that a dead job left stops nobody."""
+"""One writing job at a time; a lock that a dead job left stops no job."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import errors, layout, lock, phases
-from hpcckpt.retention import leftovers
+from hpcckpt import errors
+from hpcckpt.core import failpoints
+from hpcckpt.format import layout
+from hpcckpt.native.posix_files import REAL, PosixFileSystem
+from hpcckpt.rundir import lock
+from hpcckpt.rundir.retention import leftovers
+from hpcckpt.rundir.workspace import Workspace
 from hpcckpt.testing.ranks import run_ranks
-from hpcckpt.workspace import Workspace
 
 HOLD = """
 import sys, numpy as np, hpcckpt as hc
@@ -153,8 +157,8 @@ def beating(path):
     """Change the heartbeat of a lock, as a holder does that cannot be seen from here, each time it is looked at."""
     look, times = lock._look, itertools.count(int(path.stat().st_mtime))
 
-    def look_and_beat(at):
-        seen = look(at)
+    def look_and_beat(at, system):
+        seen = look(at, system)
         now = next(times)
         os.utime(at, (now, now))
         return seen
@@ -201,10 +205,10 @@ def test_a_lock_that_is_given_back_while_it_is_watched_is_taken(run_dir, monkeyp
     look = lock._look
     seen = []
 
-    def look_and_remove(path):
+    def look_and_remove(path, system):
         if seen:
             path.unlink(missing_ok=True)
-        seen.append(look(path))
+        seen.append(look(path, system))
         return seen[-1]
 
     monkeypatch.setattr(lock, "_look", look_and_remove)
@@ -255,7 +259,7 @@ def test_a_lock_of_a_process_number_that_is_used_again_is_stale(run_dir):
 
 
 def test_a_lock_of_this_very_process_number_and_start_is_respected(run_dir):
-    """Another container may have it; a nonce of its own tells it from ours."""
+    """Another container may have it; its own nonce tells it from ours."""
     write_lock(run_dir, nonce="feedfeedfeed")
     with pytest.raises(errors.LockedError):
         save(run_dir, 1)
@@ -461,11 +465,11 @@ def test_what_jobs_left_that_were_killed_while_they_took_the_lock_is_swept(run_d
 
 def test_a_draft_that_a_disk_would_neither_take_nor_give_up_is_removed_when_it_is_well_again(run_dir, monkeypatch):
     with monkeypatch.context() as patch:
-        real_write, real_unlink = Path.write_text, os.unlink
+        real_write, real_unlink = PosixFileSystem.write_file, os.unlink
 
-        def write_text(path: Path, text: str, **options: Any) -> int:
+        def write_file(self: PosixFileSystem, path: Path, data: bytes, **options: Any) -> None:
             if not path.name.startswith(".lock."):
-                return real_write(path, text, **options)
+                return real_write(self, path, data, **options)
             path.touch()
             raise OSError(errno.EROFS, "Read-only file system")
 
@@ -474,7 +478,7 @@ def test_a_draft_that_a_disk_would_neither_take_nor_give_up_is_removed_when_it_i
                 raise OSError(errno.EROFS, "Read-only file system")
             real_unlink(path, **options)
 
-        patch.setattr(Path, "write_text", write_text)
+        patch.setattr(PosixFileSystem, "write_file", write_file)
         patch.setattr(os, "unlink", unlink)
         with pytest.raises(errors.ReadOnlyError):
             save(run_dir, 1)
@@ -485,14 +489,14 @@ def test_a_draft_that_a_disk_would_neither_take_nor_give_up_is_removed_when_it_i
 
 DIE = """
 import os, signal, sys
-from pathlib import Path
 import hpcckpt as hc
+from hpcckpt.native.posix_files import PosixFileSystem
 
-def die(path, text, **_):
+def die(self, path, data):
     path.touch()
     os.kill(os.getpid(), signal.SIGKILL)
 
-Path.write_text = die
+PosixFileSystem.write_file = die
 hc.Checkpointer(sys.argv[1]).save(1, {"w": 1.0})
 """
 
@@ -502,7 +506,7 @@ def test_the_empty_draft_of_a_job_that_was_killed_is_swept_by_the_next(run_dir):
     assert subprocess.run([sys.executable, "-c", DIE, run_dir], check=False).returncode == -signal.SIGKILL
     (draft,) = run_dir.glob(".lock.*")
     assert draft.stat().st_size == 0
-    first = dataclasses.replace(lock.this_holder(), pid=1, started=lock.process_start(1))
+    first = dataclasses.replace(lock.this_holder(), pid=1, started=REAL.processes.started(1))
     living = run_dir / f".lock.{lock._mark(first)}-0123456789ab"
     living.touch()
     save(run_dir, 1)
@@ -554,7 +558,8 @@ def test_a_save_that_another_job_came_between_is_not_published(ranks, run_dir):
             arrivals.append(phase)
             if len(arrivals) == 2:
                 (run_dir / layout.LOCK).unlink()
-                Workspace.at(run_dir).regain(lock.RunLock._held[os.path.realpath(run_dir)])
+                with lock.RunLock.take(run_dir) as held:  # the one that the checkpointer holds
+                    Workspace.at(run_dir).reacquire(held)
 
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
@@ -564,11 +569,11 @@ def test_a_save_that_another_job_came_between_is_not_published(ranks, run_dir):
             ckpt.save(3, {"w": np.ones(10)}).result()
             return ckpt.all_steps()
 
-    phases.install_hook(come_and_go)
+    failpoints.install_hook(come_and_go)
     try:
         assert ranks(body) == [[1, 3]] * ranks.size
     finally:
-        phases.install_hook(None)
+        failpoints.install_hook(None)
 
 
 def test_reclaiming_a_lock_that_is_ours_changes_nothing(run_dir):

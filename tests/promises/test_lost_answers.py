@@ -12,11 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 import hpcckpt as hc
-from hpcckpt import discovery, files, journal, layout, lock
 from hpcckpt.cli.app import tool
-from hpcckpt.collective.communicator import as_communicator
-from hpcckpt.copying import copy_step
-from hpcckpt.preemption.halt import take_back_halt
+from hpcckpt.collective.connect import as_communicator
+from hpcckpt.core import files
+from hpcckpt.format import layout
+from hpcckpt.preemption.halt import remove_halt
+from hpcckpt.rundir import discovery, journal, lock, pins
+from hpcckpt.tiers.copy import copy_step
 
 CODES = (errno.ENOENT, errno.EIO, errno.ESTALE)
 CALLS = ("rename", "replace", "link", "unlink", "rmdir")
@@ -105,11 +107,11 @@ def test_a_lock_that_is_taken_over(run_dir, monkeypatch):
 @pytest.mark.usefixtures("losing")
 def test_pins_and_halt(run_dir):
     save(run_dir, 1)
-    discovery.pin(run_dir, 1)
-    discovery.unpin(run_dir, 1)
-    assert discovery.pins(run_dir) == set()
+    pins.pin(run_dir, 1)
+    pins.unpin(run_dir, 1)
+    assert pins.pins(run_dir) == set()
     (run_dir / layout.HALT).touch()
-    take_back_halt(run_dir)
+    remove_halt(run_dir)
     assert not (run_dir / layout.HALT).exists()
 
 

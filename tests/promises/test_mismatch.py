@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, journal
+from hpcckpt import errors
+from hpcckpt.rundir import journal
 
 SAVED = {
     "same": np.full(6, 1.0),

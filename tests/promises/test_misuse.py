@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, exiting
+from hpcckpt import errors
+from hpcckpt.checkpointer import shutdown
 from hpcckpt.collective.deadlines import Patience
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import run_ranks
@@ -93,9 +94,9 @@ def test_a_rank_that_ends_during_a_save_does_not_wait_for_ranks_in_a_call(run_di
         ckpt.save(2, state(2))
         comm.barrier()
         if comm.rank == 0:  # as `exiting` does when the program is over
-            ckpt.comm.calls.ending = exiting.ENDED
+            ckpt.comm.calls.ending = shutdown.ENDED
         with pytest.raises(errors.CollectiveMisuseError) as caught:
-            exiting.finish(ckpt._run) if comm.rank == 0 else ckpt.latest_step()
+            ckpt._session.finish() if comm.rank == 0 else ckpt.latest_step()
         return str(caught.value)
 
     texts = run_ranks(N_RANKS, body, timeout_s=60.0, patience=SOON)
@@ -227,13 +228,13 @@ def test_a_read_that_stalls_is_named_and_is_the_same_error_on_all(run_dir, caplo
         if phase == "9-restore" and rank == stalled:
             go_on.wait(100)
 
-    from hpcckpt import phases
+    from hpcckpt.core import failpoints
 
-    phases.install_hook(stall)
+    failpoints.install_hook(stall)
     try:
         texts = run_ranks(N_RANKS, body, timeout_s=100.0, patience=SOON)
     finally:
-        phases.install_hook(None)
+        failpoints.install_hook(None)
         go_on.set()
     assert texts == [texts[0]] * N_RANKS
     assert f"rank {stalled} is in restore() (reads" in texts[0]
@@ -246,7 +247,7 @@ STALLED = """
 import sys, threading
 import numpy as np
 import hpcckpt as hc
-from hpcckpt import errors, phases
+from hpcckpt import errors; from hpcckpt.core import failpoints as phases
 from hpcckpt.testing.ranks import run_ranks
 
 def body(comm):

@@ -7,14 +7,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import hpcckpt as hc
 from hpcckpt.backends.hdf5.arrangement import own_name
-from hpcckpt.discovery import step_numbers
+from hpcckpt.core.tensors import name_problem
 from hpcckpt.errors import StateError
-from hpcckpt.tensors import name_problem
+from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.testing.ranks import run_ranks
 
 BACKENDS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,9 @@ import pytest
 from twotiers import Nodes
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout
+from hpcckpt import errors
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
 
 pytestmark = pytest.mark.counts(1, 2)
 
@@ -139,8 +141,8 @@ def test_a_run_whose_steps_are_replaced_while_one_looks_is_no_empty_run(tmp_path
         ckpt.save(1, state()).result()
         listed = discovery.step_numbers
 
-        def then_replaced(directory: Any) -> list[int]:
-            found = listed(directory)
+        def then_replaced(directory: Any, *files: Any) -> list[int]:
+            found = listed(directory, *files)
             monkeypatch.undo()
             ckpt.save(2, state()).result()
             shutil.rmtree(run / layout.step_dirname(1), ignore_errors=True)

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout
+from hpcckpt import errors
 from hpcckpt.errors import PinnedStepError
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery, pins
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -45,7 +47,7 @@ def test_a_pinned_step_is_not_moved_aside_when_the_run_goes_back(ranks, run_dir)
         return [value_of(run_dir, step) for step in (1, 2, 3)]
 
     assert ranks(body) == [[1.0, 2.0, 3.0]] * ranks.size
-    ranks.on_root(lambda: discovery.unpin(run_dir, 3))
+    ranks.on_root(lambda: pins.unpin(run_dir, 3))
 
     def go_on(comm):
         with hc.Checkpointer(run_dir, comm=comm, on_newer="aside") as ckpt:
@@ -70,12 +72,12 @@ def test_a_pinned_step_is_not_replaced(run_dir):
 
 def test_a_pin_is_of_one_save_and_not_of_a_later_one_of_its_number(run_dir):
     save(run_dir, 1, 2)
-    discovery.pin_save(run_dir, 2)
-    assert discovery.pins_to_obey(run_dir) == {2}
+    pins.pin_save(run_dir, 2)
+    assert pins.pins_to_obey(run_dir) == {2}
     (run_dir / layout.step_dirname(2)).rename(run_dir / layout.aside_dirname(2, "0" * 12))
-    assert discovery.pins_to_obey(run_dir) == {2}  # nothing has its number
+    assert pins.pins_to_obey(run_dir) == {2}  # nothing has its number
     save(run_dir, 2, 3)
-    assert discovery.pins_to_obey(run_dir) == set()
+    assert pins.pins_to_obey(run_dir) == set()
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         ckpt.restore(state(0))
         ckpt.save(4, state(4)).result()
@@ -96,7 +98,7 @@ def test_a_pin_of_an_older_version_names_no_save_and_holds(run_dir):
 
 def test_a_step_that_is_only_being_read_may_be_replaced(run_dir):
     save(run_dir, 1)
-    discovery.pin(run_dir, 1, "reader-elsewhere-1")
+    pins.pin(run_dir, 1, "reader-elsewhere-1")
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.restore(state(0))
         ckpt.save(1, state(-1), overwrite=True).result()
@@ -137,7 +139,7 @@ def put(kind: str, path: Path) -> None:
 def test_what_stands_in_place_of_a_pin_neither_hangs_nor_frees_the_step(run_dir, kind):
     save(run_dir, 1, 2)
     put(kind, run_dir / layout.PINS / layout.step_dirname(1))
-    assert discovery.pins_to_obey(run_dir) == {1}
+    assert pins.pins_to_obey(run_dir) == {1}
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         ckpt.restore(state(0))
         ckpt.save(3, state(3)).result()
@@ -192,7 +194,7 @@ def test_a_hostile_lock_does_not_reach_the_terminal(run_dir):
     import dataclasses
     import json
 
-    from hpcckpt import lock
+    from hpcckpt.rundir import lock
 
     run_dir.mkdir()
     holder = dataclasses.replace(lock.this_holder(), host=HOSTILE, job_id=HOSTILE)

@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, native
+from hpcckpt import errors, native
 from hpcckpt.backends.base import ReadRequest
 from hpcckpt.backends.plugin import backend
 from hpcckpt.backends.plugin.fetching import plan_fetches
-from hpcckpt.loading import open_step
-from hpcckpt.manifest import encode
+from hpcckpt.core.plan import StoredEntry, WriteItem
+from hpcckpt.core.tensors import Extent, TensorSpec
+from hpcckpt.format.manifest import encode
 from hpcckpt.native import plugins
-from hpcckpt.plan import StoredEntry, WriteItem
-from hpcckpt.tensors import Extent, TensorSpec
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.backends import BackendSuite
 from hpcckpt.testing.groups import is_with_mpi
 
@@ -80,7 +80,7 @@ def blank() -> dict[str, Any]:
 @pytest.mark.counts(1, 2, 3)
 @pytest.mark.usefixtures("faulty")
 class TestElsewhere:
-    """What is in memory only: a process of its own on each rank could not read the others'."""
+    """What is in memory only: a separate process on each rank could not read the others'."""
 
     @pytest.fixture(autouse=True)
     def in_one_process(self, request: pytest.FixtureRequest) -> None:
@@ -186,7 +186,7 @@ class TestElsewhere:
             (".hidden", "left '.hidden', which a manifest cannot name"),
             ("folder", "left something that is not a plain file"),
             ("link", "left something that is not a plain file"),
-            ("rank-00000.entries.json", "left data/rank-00000.entries.json, a name of ours"),
+            ("rank-00000.entries.json", "left data/rank-00000.entries.json, a reserved name"),
         ],
     )
     def test_what_a_plugin_may_not_leave_is_refused_by_name(

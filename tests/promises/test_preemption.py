@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import layout, phases, preemption
-from hpcckpt.discovery import step_numbers
+from hpcckpt import preemption
+from hpcckpt.core import failpoints
 from hpcckpt.errors import CodeError, CollectiveError, OptionError
-from hpcckpt.journal import read_journal
-from hpcckpt.preemption.agreement import Agreement, Wish
+from hpcckpt.format import layout
+from hpcckpt.preemption.agreement import Agreement, BoundaryRequest
 from hpcckpt.preemption.walltime import TimeNeeded
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.rundir.journal import read_journal
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 
 pytestmark = pytest.mark.stack_b
@@ -24,7 +26,7 @@ N_STEPS = 1_000
 MANY_STEPS = 20_000
 """More than ranks make that go on while another one's thread waits for a core."""
 LONG_S = 20.0
-"""A patience that no busy machine wears out, where nobody has to be let go."""
+"""A patience that is long enough on a busy machine, where no rank has to continue."""
 
 
 class Training:
@@ -264,7 +266,7 @@ def test_ranks_without_a_common_boundary_stop_all_the_same(ranks):
     def body(comm):
         agreement = Agreement(comm.duplicate(), 0.05)
         for step in range(comm.rank % 2, MANY_STEPS, 2):
-            agreed = agreement.boundary(step, Wish("stop", "asked") if step > 10 else None, lambda: None)
+            agreed = agreement.boundary(step, BoundaryRequest("stop", "asked") if step > 10 else None, lambda: None)
             if agreed is not None:
                 agreement.release()
                 return agreed
@@ -287,7 +289,7 @@ class SlowMail(ThreadCommunicator):
 @pytest.mark.parametrize("n_looks", [3, 7, 20])
 @pytest.mark.parametrize("slow", [0, 1, 2], ids=["root is slow", "the caller is slow", "another is slow"])
 def test_late_messages_cost_time_and_nothing_else(slow, n_looks):
-    """In a training in which each batch needs all ranks, whoever stands too early holds up those who do not know."""
+    """In a training in which each batch needs all ranks, a rank that waits too early blocks those that do not know."""
 
     def body(comm):
         batches = comm.duplicate()
@@ -297,7 +299,7 @@ def test_late_messages_cost_time_and_nothing_else(slow, n_looks):
         agreement = Agreement(own, 0.05)
         for step in range(1, MANY_STEPS):
             batches.barrier()
-            wish = Wish("stop", "asked") if comm.rank == 1 and step >= 5 else None
+            wish = BoundaryRequest("stop", "asked") if comm.rank == 1 and step >= 5 else None
             agreed = agreement.boundary(step, wish, lambda: None)
             if agreed is not None:
                 agreement.release()
@@ -323,7 +325,7 @@ def test_a_rank_whose_root_is_silent_says_so_and_ends_the_job(caplog):
     def body(comm):
         agreement = Agreement(comm.duplicate(), 0.02, peer_timeout_s=0.3)
         if comm.rank == 0:
-            agreement._draw(agreement._at.next())
+            agreement._open_round(agreement._at.next())
             time.sleep(1.0)
             return
         for step in range(100):
@@ -332,7 +334,7 @@ def test_a_rank_whose_root_is_silent_says_so_and_ends_the_job(caplog):
 
     with pytest.raises(SystemExit):
         run_ranks(2, body)
-    assert "no word from rank 0" in caplog.text
+    assert "without an answer from rank 0" in caplog.text
 
 
 # -- when to stop ----------------------------------------------------------------------------------
@@ -364,20 +366,20 @@ def test_the_job_stops_before_its_walltime_is_over(ranks, run_dir):
 def test_with_scratch_the_reserve_is_learned_from_the_way_to_the_run_directory(tmp_path, request):
     """Where the last step has to come before the job ends; that it is on scratch says nothing of that."""
     held, committed, drained = threading.Event(), [], []
-    phases.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
-    request.addfinalizer(lambda: phases.install_hook(None))
+    failpoints.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
+    request.addfinalizer(lambda: failpoints.install_hook(None))
     with hc.Checkpointer(tmp_path / "run", scratch=tmp_path / "scratch") as ckpt:
         ckpt.on_saved(committed.append)
         ckpt.on_drained(drained.append)
         with preemption.watch(ckpt, signals=(), walltime="24h", verbose=0) as guard:
-            unmeasured = guard._learned.reserve_s
+            unmeasured = guard._timing.reserve_s
             ckpt.save(1, {"w": np.ones(1000)}).result()
             assert ([s.step for s in committed], drained) == ([1], [])
-            assert guard._learned.reserve_s == unmeasured
+            assert guard._timing.reserve_s == unmeasured
             held.set()
             ckpt.wait(durable=True)
             assert drained[0].seconds > committed[0].seconds
-            assert guard._learned.reserve_s == TimeNeeded.FACTOR * drained[0].seconds + TimeNeeded.EXIT_S
+            assert guard._timing.reserve_s == TimeNeeded.FACTOR * drained[0].seconds + TimeNeeded.EXIT_S
 
 
 @pytest.mark.counts(1, 3)
@@ -429,7 +431,10 @@ def test_a_halt_file_that_is_not_understood_is_named_once_and_stops_nothing(run_
             assert not training.guard.should_stop(step)
 
     run_ranks(1, body)
-    assert capsys.readouterr().err.count("'tomorrow' is not understood: an empty file, 'after-step N', or 'at") == 1
+    assert (
+        capsys.readouterr().err.count("'tomorrow' is not understood: expected an empty file, 'after-step N', or 'at")
+        == 1
+    )
 
 
 @pytest.mark.counts(1, 2)

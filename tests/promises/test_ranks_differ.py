@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, restoring
+from hpcckpt import errors
+from hpcckpt.restoring import restore as restoring
 
 
 def failures(ranks: Any, run_dir: Any, state: Any, expected: type[errors.HpcckptError], **options: Any) -> str:
-    """Save `state(comm)`, which must fail alike on every rank; return the message."""
+    """Save `state(comm)`, which must fail with the same error on every rank; return the message."""
 
     def body(comm: Any) -> str:
         with hc.Checkpointer(run_dir, comm=comm, **options) as ckpt:
@@ -63,7 +64,7 @@ def test_ranks_with_different_trees_are_told_who_and_what(many, run_dir, what):
 
 @pytest.mark.parametrize("rank", [0, -1])
 def test_a_rank_whose_replicated_tensor_differs_is_named(many, run_dir, rank):
-    """The odd one out is named against rank 0, whoever is right."""
+    """The odd one out is named against rank 0, whichever is right."""
     odd = rank % many.size
 
     def state(comm):

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout
+from hpcckpt import errors
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery, pins
 
 LENGTH = 5000
 
@@ -307,7 +309,7 @@ def test_a_checkpoint_of_a_newer_format_is_not_read_and_not_called_damaged(ranks
 def test_a_step_that_is_not_restored_leaves_no_pin(ranks, run_dir, steps, damage):
     ranks.on_root(lambda: flip_header(damage, steps[30]))
     restored(ranks, run_dir)
-    assert discovery.pins(run_dir) == set()
+    assert pins.pins(run_dir) == set()
 
 
 # -- one directory, no ranks ---------------------------------------------------------------------

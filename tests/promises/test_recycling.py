@@ -1,4 +1,4 @@
-"""Files of retired steps are written over by later saves, and nobody who looks at them is ever deceived."""
+"""Files of retired steps are written over by later saves, and no reader is ever deceived."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout, mounts, native, phases, publishing
+from hpcckpt import errors, native
 from hpcckpt.backends import reusing, spans
-from hpcckpt.backends.rankfile import backend
-from hpcckpt.backends.rankfile import format as codec
-from hpcckpt.discovery import step_numbers
-from hpcckpt.loading import open_step
+from hpcckpt.backends.rankfile import backend, format as codec
+from hpcckpt.core import failpoints, mounts
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import run_directory
+from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.testing.faults import Fault, armed
 
 MIB = 1 << 20
@@ -61,9 +63,9 @@ def save(ranks: Any, run_dir: Path, *steps: int, **options: Any) -> list[set[int
 @pytest.fixture(autouse=True)
 def a_file_system_that_counts_links(tmp_path, monkeypatch):
     """Where the count cannot be trusted nothing is written over, and there is nothing to test."""
-    if not publishing.counts_links(tmp_path):
+    if not run_directory.counts_links(tmp_path):
         pytest.skip("links are not counted here")
-    monkeypatch.setattr(publishing, "knows_readers", lambda _path: True)  # the tests' own are on this machine
+    monkeypatch.setattr(run_directory, "knows_readers", lambda _path: True)  # the tests' own are on this machine
 
 
 # -- used again, or not --------------------------------------------------------------------------
@@ -99,13 +101,13 @@ def test_what_is_being_prepared_survives_the_sweep_of_another_checkpointer(run_d
     with hc.Checkpointer(run_dir, max_to_keep=1) as ours, hc.Checkpointer(run_dir) as other:
 
         def meanwhile(*given: Any) -> None:
-            publishing.open_for_writing(other._run)
+            other._session.rundir.open()
             really(*given)
 
         monkeypatch.setattr(backend.RankfileBackend, when, meanwhile)
         for step in (1, 2, 3):
             ours.save(step, state(step)).result()
-        assert other._run.lock is not None
+        assert other._session.rundir.lock is not None
     assert opened == [True, True, False]
     assert values(run_dir, 3) == [3.0 + k for k in range(4000)]
 
@@ -126,7 +128,7 @@ def test_files_are_not_used_again_when_that_is_turned_off(ranks, run_dir, opened
 
 
 def test_files_are_not_used_again_where_links_cannot_be_counted(ranks, run_dir, opened, monkeypatch):
-    monkeypatch.setattr(publishing, "counts_links", lambda _path: False)
+    monkeypatch.setattr(run_directory, "counts_links", lambda _path: False)
     save(ranks, run_dir, 1, 2, 3, 4)
     assert set(opened) == {True}
     assert step_numbers(run_dir) == [4]
@@ -194,7 +196,7 @@ def test_a_link_that_is_made_just_before_a_file_is_opened_is_noticed(run_dir, tm
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         for step in (1, 2):
             ckpt.save(step, state(step)).result()
-        (prepared,) = ckpt._run.workspace.reserved(ckpt._run)
+        (prepared,) = ckpt._session.rundir.workspace.reserved(ckpt._session.rundir)
         file = run_dir / prepared / backend.file_path(0)
         inode, before = file.stat().st_ino, file.read_bytes()
         if n_links == 2:
@@ -213,7 +215,7 @@ def test_something_else_in_the_place_of_a_file_is_not_written_to(run_dir, tmp_pa
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         for step in (1, 2):
             ckpt.save(step, state(step)).result()
-        (prepared,) = ckpt._run.workspace.reserved(ckpt._run)
+        (prepared,) = ckpt._session.rundir.workspace.reserved(ckpt._session.rundir)
         file = run_dir / prepared / backend.file_path(0)
         file.unlink()
         {"a link": lambda: file.symlink_to(elsewhere), "a pipe": lambda: os.mkfifo(file), "a directory": file.mkdir}[
@@ -344,11 +346,11 @@ def test_a_program_that_is_started_during_a_save_inherits_no_file_of_it(run_dir,
                 found["own"] = " ".join(path for path in own if path.endswith(Path(name).name))
 
     with hc.Checkpointer(run_dir, **options) as ckpt:
-        phases.install_hook(start)
+        failpoints.install_hook(start)
         try:
             ckpt.save(1, state(1)).result()
         finally:
-            phases.install_hook(None)
+            failpoints.install_hook(None)
     assert found.pop("own")
     assert len(found) > 5
     assert not [text for text in found.values() if str(run_dir) in text]
@@ -370,13 +372,13 @@ def test_a_forked_child_that_has_a_file_open_costs_new_files_and_no_values(run_d
                 os._exit(0)
 
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
-        phases.install_hook(fork)
+        failpoints.install_hook(fork)
         try:
             for step in range(1, 6):
                 ckpt.save(step, state(step)).result()
                 assert values(run_dir, step) == [step + k for k in range(4000)]
         finally:
-            phases.install_hook(None)
+            failpoints.install_hook(None)
             os.write(target, b" ")
             os.waitpid(children[0], 0)
             os.close(source)
@@ -452,7 +454,7 @@ def test_without_a_lease_files_are_not_written_over(ranks, run_dir, opened, monk
 def test_where_readers_may_be_elsewhere_files_are_written_over_only_if_asked_for(
     run_dir, opened, monkeypatch, recycle, is_new
 ):
-    monkeypatch.setattr(publishing, "knows_readers", lambda _path: False)
+    monkeypatch.setattr(run_directory, "knows_readers", lambda _path: False)
     with hc.Checkpointer(run_dir, max_to_keep=1, recycle=recycle) as ckpt:
         for step in (1, 2, 3):
             ckpt.save(step, state(step)).result()
@@ -616,9 +618,7 @@ def test_a_disk_that_fills_up_while_files_are_written_over_loses_nothing(small_d
         for step in (1, 2):
             ckpt.save(step, filled(2 * MIB, step)).result()
         with monkeypatch.context() as patch:
-            patch.setattr(
-                "hpcckpt.collective.commit.check_space", lambda *_: filler.write_bytes(bytes(4 * MIB - 65536))
-            )
+            patch.setattr("hpcckpt.rundir.commit.check_space", lambda *_: filler.write_bytes(bytes(4 * MIB - 65536)))
             with pytest.raises(errors.NoSpaceError, match=r"rank-00000\.safetensors"):
                 ckpt.save(3, filled(3 * MIB, 3)).result()
         assert ckpt.all_steps() == [2]

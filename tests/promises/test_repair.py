@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import errors, layout, native, repairing, snapshot
-from hpcckpt.backends.base import InFile, Known, Payload
+from hpcckpt import errors, native
+from hpcckpt.backends.base import BlockRecord, LinkSource, Payload
 from hpcckpt.backends.rankfile import frozen
-from hpcckpt.discovery import newest_restorable, read_manifest
+from hpcckpt.format import layout
+from hpcckpt.rundir.discovery import newest_restorable, read_manifest
+from hpcckpt.state import tree
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tools import repair as repairing
 
 
 def state(step: int, rank: int = 0, n_ranks: int = 1) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def save(run_dir: Path, *steps: int, n_ranks: int = 2, **options: Any) -> dict[i
     return {step: run_dir / layout.step_dirname(step) for step in steps}
 
 
-def repair(path: Path) -> repairing.Finding:
+def repair(path: Path) -> repairing.RepairFinding:
     finding = repairing.examine(path)
     if finding.is_good and finding.is_changed:
         repairing.publish(finding)
@@ -338,7 +341,7 @@ def test_damaged_evidence_does_not_become_a_step_again(run_dir, damage):
 KILLED = """
 import os, sys
 from pathlib import Path
-from hpcckpt import repairing
+from hpcckpt.tools import repair as repairing
 left = int(sys.argv[2])
 def count(name):
     real = getattr(os, name)
@@ -433,13 +436,13 @@ def frozen_steps(run_dir, monkeypatch):
     adapter = types.ModuleType("kept_values")
 
     def leaves(obj: Any, name: str) -> Any:
-        declaration = snapshot.declare(obj.array, name, "replicated")
+        declaration = tree.declare(obj.array, name, "replicated")
         held = lambda sources: [source.array for source in sources]  # noqa: E731
-        return iter([snapshot.TensorLeaf(declaration, lambda: obj.array, lambda _: None, source=obj, holder=held)])
+        return iter([tree.TensorLeaf(declaration, lambda: obj.array, lambda _: None, source=obj, holder=held)])
 
     adapter.leaves = leaves
     monkeypatch.setitem(sys.modules, "kept_values", adapter)
-    monkeypatch.setitem(snapshot.ADAPTERS, "kept_values", "kept_values")
+    monkeypatch.setitem(tree.ADAPTERS, "kept_values", "kept_values")
     monkeypatch.setattr(frozen, "MIN_BYTES", 1000)
 
     def body(comm: Any) -> None:
@@ -519,7 +522,7 @@ def test_a_file_is_linked_only_if_it_is_still_the_one_that_was_written(frozen_st
 
     def linked(name: str) -> list[Any]:
         payload = Payload(types.SimpleNamespace(nbytes=0), data, is_held=True)
-        payload.compare_with(Known((0,), data, InFile(record, 1, (0,))))
+        payload.compare_with(BlockRecord((0,), data, LinkSource(record, 1, (0,))))
         (tmp_path / name / layout.DATA).mkdir(parents=True)
         return frozen.link_unchanged([payload], base, tmp_path / name)
 

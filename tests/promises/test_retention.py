@@ -14,8 +14,12 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, files, layout
-from hpcckpt.loading import open_step
+from hpcckpt import errors
+from hpcckpt.core import files
+from hpcckpt.core.system import SystemClock
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import discovery, pins as run_pins
 from hpcckpt.testing.faults import Fault, armed
 
 
@@ -179,8 +183,8 @@ def test_a_step_that_is_retired_while_being_opened_is_called_retired(run_dir, mo
         ckpt.save(1, state(1)).result()
         check = discovery.check_files
 
-        def check_then_retire(path, manifest):
-            check(path, manifest)
+        def check_then_retire(path, manifest, *files):
+            check(path, manifest, *files)
             monkeypatch.undo()
             ckpt.save(2, state(2)).result()
 
@@ -198,9 +202,9 @@ def test_a_step_is_not_retired_while_ranks_restore_it(ranks, run_dir, faults):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             ckpt.restore(state(0))
             comm.barrier()
-            return discovery.pins(run_dir)
+            return run_pins.pins(run_dir)
 
-    with faults.calling("9-restore", lambda: pins.append(discovery.pins(run_dir)), rank=ranks.size - 1):
+    with faults.calling("9-restore", lambda: pins.append(run_pins.pins(run_dir)), rank=ranks.size - 1):
         assert ranks(body) == [set()] * ranks.size
     assert pins in ([{2}], [])  # under MPI only the last rank looks
 
@@ -209,7 +213,7 @@ def test_a_reader_that_died_pins_nothing_for_ever(ranks, run_dir):
     save_all(ranks, run_dir, saved(1), max_to_keep=None)
 
     def pin():
-        discovery.pin(run_dir, 1, "reader-elsewhere-1")
+        run_pins.pin(run_dir, 1, "reader-elsewhere-1")
         path = run_dir / layout.PINS / f"{layout.step_dirname(1)}.reader-elsewhere-1"
         os.utime(path, (0, 0))
 
@@ -219,17 +223,16 @@ def test_a_reader_that_died_pins_nothing_for_ever(ranks, run_dir):
 
 def test_a_living_reader_keeps_its_step(ranks, run_dir):
     save_all(ranks, run_dir, saved(1), max_to_keep=None)
-    ranks.on_root(lambda: discovery.pin(run_dir, 1, "reader-elsewhere-1"))
+    ranks.on_root(lambda: run_pins.pin(run_dir, 1, "reader-elsewhere-1"))
     assert save_all(ranks, run_dir, saved(2, 3), max_to_keep=1)[0][0] == [1, 3]
 
 
 @pytest.mark.parametrize("set_forward_s", [7 * 3600, 400 * 86400])
 def test_a_clock_that_is_set_forward_ends_no_reader(run_dir, monkeypatch, set_forward_s):
-    now = time.time
     with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
         ckpt.save(1, state(1)).result()
-        discovery.pin(run_dir, 1, "reader-elsewhere-1")
-        monkeypatch.setattr(time, "time", lambda: now() + set_forward_s)
+        run_pins.pin(run_dir, 1, "reader-elsewhere-1")
+        monkeypatch.setattr(SystemClock, "time", staticmethod(lambda: time.time() + set_forward_s))
         for step in (2, 3):
             ckpt.save(step, state(step)).result()
         assert discovery.step_numbers(run_dir) == [1, 3]
@@ -242,7 +245,7 @@ def test_a_reader_on_this_node_counts_for_as_long_as_its_process_exists(run_dir,
             with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
                 ckpt.save(1, state(1)).result()
                 name = f"reader-{os.uname().nodename}-{reader.pid}"
-                discovery.pin(run_dir, 1, name)
+                run_pins.pin(run_dir, 1, name)
                 os.utime(run_dir / layout.PINS / f"{layout.step_dirname(1)}.{name}", (0, 0))
                 if not is_here:
                     reader.kill()

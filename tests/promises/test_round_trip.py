@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt.dtypes import numpy_dtype
-from hpcckpt.tensors import ITEMSIZE
+from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.core.tensors import ITEMSIZE
 
 TOKENS = [
     *(token for token in ITEMSIZE if token == "bool" or hasattr(np, token) or hasattr(ml_dtypes, token)),

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
-from hpcckpt.scalars import as_array, as_python
+from hpcckpt.restoring.scalars import as_array, as_python
 
 
 def saved_and_restored(run_dir: Any, before: Any, after: Any, *, strict: bool = True) -> Any:

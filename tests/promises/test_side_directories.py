@@ -10,29 +10,29 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import damage, discovery
+from hpcckpt.rundir import damage_records, pins
 
 SAVE_ID = "0" * 32
 N_TIMES = 400
 
 
 def pin(run_dir: Path, step: int) -> None:
-    discovery.pin(run_dir, step)
-    assert step in discovery.pins(run_dir)
-    assert discovery.unpin(run_dir, step)
+    pins.pin(run_dir, step)
+    assert step in pins.pins(run_dir)
+    assert pins.unpin(run_dir, step)
 
 
 def pin_as_reader(run_dir: Path, step: int) -> None:
-    name = discovery.reader_name()
-    discovery.pin(run_dir, step, name)
-    assert step in discovery.pins(run_dir)
-    assert discovery.unpin(run_dir, step, name)
+    name = pins.reader_name()
+    pins.pin(run_dir, step, name)
+    assert step in pins.pins(run_dir)
+    assert pins.unpin(run_dir, step, name)
 
 
 def record_damage(run_dir: Path, step: int) -> None:
-    assert damage.record(run_dir, step, SAVE_ID, "a bit", "a test")
-    assert damage.recorded_problem(run_dir, step, SAVE_ID)
-    assert damage.clear(run_dir, step, SAVE_ID)
+    assert damage_records.record(run_dir, step, SAVE_ID, "a bit", "a test")
+    assert damage_records.recorded_problem(run_dir, step, SAVE_ID)
+    assert damage_records.clear(run_dir, step, SAVE_ID)
 
 
 @pytest.mark.parametrize("act", [pin, pin_as_reader, record_damage])

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout
-from hpcckpt.config import Best, Options, parse_best
+from hpcckpt.core.options import Best, Options, parse_best
 from hpcckpt.errors import OptionError, StateError, StepNotFoundError
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery, pins
 
 WRONG: list[Any] = [3.7, 1.5, 3.0, "5", True, np.True_, np.float64(3), np.array([5]), decimal.Decimal(3), b"5", None]
 RIGHT: list[Any] = [5, np.int64(5), np.uint8(5), np.array(5)]
@@ -51,7 +52,7 @@ def test_restore_and_pins_take_whole_numbers_only(run_dir, step):
             with pytest.raises(StateError, match=BAD_STEP):
                 use()
         assert state["w"].tolist() == [0.0] * 3
-    assert discovery.pins(run_dir) == set()
+    assert pins.pins(run_dir) == set()
 
 
 @pytest.mark.parametrize("step", [3.7, 1.0, True, "1.0"], ids=repr)

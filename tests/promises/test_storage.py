@@ -19,9 +19,11 @@ import pytest
 from listing import listed
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout, native
-from hpcckpt.diagnosis import storage
+from hpcckpt import errors, native
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.faults import Fault, armed
+from hpcckpt.tools.doctor import storage
 
 MIB = 1 << 20
 
@@ -77,7 +79,7 @@ def test_a_disk_that_fills_up_while_a_step_is_written_loses_nothing(small_disk, 
         ckpt.save(1, state(3 * MIB)).result()
         filler = small_disk / "filler"
         with monkeypatch.context() as patch:
-            patch.setattr("hpcckpt.collective.commit.check_space", lambda *_: filler.write_bytes(bytes(3 * MIB)))
+            patch.setattr("hpcckpt.rundir.commit.check_space", lambda *_: filler.write_bytes(bytes(3 * MIB)))
             with pytest.raises(errors.NoSpaceError, match=r"rank-00000\.safetensors"):
                 ckpt.save(2, state(3 * MIB)).result()
         assert debris(ckpt) == []

@@ -15,11 +15,13 @@ import pytest
 from twotiers import Trap, are_whole, kill, raising, restored, save_steps, state
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout, tiers
-from hpcckpt.discovery import StepInfo
-from hpcckpt.inspecting import check_step
-from hpcckpt.manifest import Manifest
-from hpcckpt.retention import leftovers
+from hpcckpt import errors, tiers
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import Manifest
+from hpcckpt.rundir import discovery
+from hpcckpt.rundir.discovery import StepInfo
+from hpcckpt.rundir.retention import leftovers
+from hpcckpt.tools.inspect import check_step
 
 pytestmark = pytest.mark.counts(1, 2, 3)
 PUBLISHING = ("4-check", "4-manifest", "4-durable", "5-published", "6-parent-synced")
@@ -236,7 +238,7 @@ def _info(step: int, save_id: str, parent: str | None) -> StepInfo:
     ids=["home is empty", "the same save", "a chain", "no chain", "another branch", "another save", "a ring"],
 )
 def test_what_counts_on_scratch(near, far, expected):
-    found = tiers.counting_steps([_info(*each) for each in near], [_info(*each) for each in far])
+    found = tiers.valid_steps([_info(*each) for each in near], [_info(*each) for each in far])
     assert [info.step for info in found] == expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -15,10 +16,16 @@ from typing import Any
 import pytest
 from twotiers import Nodes, Trap, are_whole, kill, on_one_node, raising, restored, save_steps, state
 
-from hpcckpt import discovery, errors, files, layout, lock, tiers
-from hpcckpt.discovery import StepInfo
-from hpcckpt.journal import read_journal
-from hpcckpt.manifest import Manifest
+from hpcckpt import errors, tiers
+from hpcckpt.core import files
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import Manifest
+from hpcckpt.rundir import discovery, lock
+from hpcckpt.rundir.discovery import StepInfo
+from hpcckpt.rundir.journal import read_journal
+from hpcckpt.rundir.workspace import Workspace
+from hpcckpt.testing.groups import is_with_mpi
+from hpcckpt.tiers import copy
 
 pytestmark = pytest.mark.counts(1, 2)
 FAILURE = OSError(errno.EIO, "Input/output error", "/a/file")
@@ -202,7 +209,7 @@ def go_on(nodes: Nodes, ranks: Any) -> list[tuple[int, str]]:
 
 def test_a_mark_that_cannot_be_read_in_the_run_directory_costs_no_step_on_scratch(ranks, places, trap):
     kill(places, ranks, trap, "drain-begun")
-    mark = places.home / tiers.MARK
+    mark = places.home / tiers.OWNER_FILE
     mark.rename(places.kept / "mark")
     mark.mkdir()
     with pytest.raises(errors.CollectiveError, match="not an ordinary file"):
@@ -216,7 +223,7 @@ def test_a_mark_that_cannot_be_read_in_the_run_directory_costs_no_step_on_scratc
 
 def test_of_scratch_whose_mark_cannot_be_read_nothing_is_restored_and_nothing_removed(ranks, places, trap):
     kill(places, ranks, trap, "drain-begun")
-    mark = places.near / tiers.MARK
+    mark = places.near / tiers.OWNER_FILE
     mark.rename(places.kept / "mark")
     mark.mkdir()
     results = go_on(places, ranks)
@@ -230,15 +237,44 @@ def test_of_scratch_whose_mark_cannot_be_read_nothing_is_restored_and_nothing_re
 
 
 @pytest.mark.counts(2)
+@pytest.mark.parametrize("run", ["places", "nodes"])
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_an_owner_that_cannot_be_read_once_removes_nothing_from_scratch(
+    ranks, trap, monkeypatch, request, run, failing
+):
+    where = request.getfixturevalue(run)
+    kill(where, ranks, trap, "drain-begun")
+    read, left = files.read_bounded, [failing]
+
+    def refuse(path: str, limit: int) -> bytes:
+        if path == str(where.near / tiers.OWNER_FILE):
+            left[0] -= 1
+            if left[0] == 0:
+                raise FAILURE
+        return read(path, limit)
+
+    monkeypatch.setattr(files, "read_bounded", refuse)
+
+    def body(comm: Any) -> None:
+        with where.open(comm) as ckpt, contextlib.suppress(errors.CollectiveError):
+            ckpt.restore(state(0, comm.rank))
+            ckpt._session.tiers.open()
+
+    ranks(body)
+    assert left[0] <= 0
+    assert 2 in {*discovery.step_numbers(where.home), *discovery.step_numbers(where.near)}
+
+
+@pytest.mark.counts(2)
 def test_a_part_that_cannot_be_read_just_now_is_not_taken_for_gone(ranks, nodes, trap, monkeypatch):
     kill(nodes, ranks, trap, "drain-begun")
     other = nodes.places(2)[1]
     read = discovery.read_manifest
 
-    def refuse(path: Any) -> Manifest:
+    def refuse(path: Any, *files: Any) -> Manifest:
         if Path(path).parent == other:
             raise errors.StorageError(f"read manifest {path}: Input/output error")
-        return read(path)
+        return read(path, *files)
 
     monkeypatch.setattr(discovery, "read_manifest", refuse)
     results = go_on(nodes, ranks)
@@ -248,6 +284,37 @@ def test_a_part_that_cannot_be_read_just_now_is_not_taken_for_gone(ranks, nodes,
     monkeypatch.undo()
     assert [discovery.step_numbers(place)[-1] for place in nodes.places(2)] == [2, 2]
     assert restored(nodes, ranks)[0] == 2
+
+
+@pytest.mark.counts(2)
+@pytest.mark.parametrize("run", ["places", "nodes"])
+def test_steps_of_a_deleted_run_that_cannot_be_removed_are_not_taken_for_the_new_one(ranks, request, monkeypatch, run):
+    where = request.getfixturevalue(run)
+    save_steps(where, ranks, 1, 2)
+    ranks.on_root(lambda: shutil.rmtree(where.home))
+    monkeypatch.setattr(Workspace, "retire", lambda *_: raising(FAILURE)())
+    with pytest.raises(errors.StorageError, match="Input/output error"):
+        save_steps(where, ranks, 3)
+    monkeypatch.undo()
+    with pytest.raises(errors.StepNotFoundError):
+        restored(where, ranks)
+
+
+@pytest.mark.counts(2)
+@pytest.mark.parametrize("run", ["places", "nodes"])
+def test_each_piece_of_a_step_is_copied_by_one_rank(ranks, request, monkeypatch, run):
+    if is_with_mpi(request.config):
+        pytest.skip("counts what all ranks do: runs on threads")
+    where, pieces, copy_pieces = request.getfixturevalue(run), [], copy.copy_pieces
+
+    def counted(source: Path, target: Path, mine: Any, *how: Any, **named: Any) -> int:
+        pieces.extend(mine)
+        return copy_pieces(source, target, mine, *how, **named)
+
+    monkeypatch.setattr(copy, "copy_pieces", counted)
+    save_steps(where, ranks, 1)
+    manifest = discovery.read_manifest(where.home / layout.step_dirname(1))
+    assert sorted(pieces) == sorted(copy.pieces_of(manifest.files))
 
 
 # -- damage of the run directory -------------------------------------------------------------------------
@@ -269,7 +336,7 @@ def _info(step: int, save_id: str, parent: str | None) -> StepInfo:
     ids=["the last two are damaged", "its parent is", "an old one is", "it is not beyond the newest"],
 )
 def test_what_counts_on_scratch_where_the_run_directory_is_damaged(near, far, expected):
-    found = tiers.counting_steps([_info(*each) for each in near], [_info(*each) for each in far])
+    found = tiers.valid_steps([_info(*each) for each in near], [_info(*each) for each in far])
     assert [info.step for info in found] == expected
 
 

@@ -1,4 +1,4 @@
-"""A process that is killed amid a drain, at any instant: no half copy is ever chosen, and the next job goes on.
+"""A process that is killed during a drain, at any instant: no half copy is ever chosen, and the next job goes on.
 
 This file is also that process: ``test_tiers_kills.py HOME DISKS N_RANKS N_NODES [PHASE RANK ARRIVAL]`` saves steps on
 threads as ranks; it kills itself when a rank comes to a phase of step 2, or goes on until somebody else kills it.
@@ -23,10 +23,13 @@ import twotiers
 from twotiers import Trap, state
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout, phases, tiers
-from hpcckpt.inspecting import check_step
-from hpcckpt.retention import leftovers
+from hpcckpt import tiers
+from hpcckpt.core import failpoints
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
+from hpcckpt.rundir.retention import leftovers
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tools.inspect import check_step
 
 PUBLISHING = ("4-manifest", "4-durable", "5-published", "6-parent-synced")
 LIMIT_S = 120.0
@@ -35,7 +38,7 @@ LENGTH = 40_000
 
 @dataclass(frozen=True)
 class Job:
-    """So many ranks on so many nodes, each with a disk of its own; a run directory behind."""
+    """Ranks on nodes, each node with its own disk, and a run directory."""
 
     home: Path
     disks: Path
@@ -146,7 +149,7 @@ def _main(home: str, disks: str, n_ranks: str, n_nodes: str, *trap: str) -> None
     set_trap = None
     if trap:
         made, (phase, rank, arrival) = Trap(), trap
-        phases.install_hook(made)
+        failpoints.install_hook(made)
         set_trap = functools.partial(made.set, phase, _kill, int(rank), int(arrival))
     Job(Path(home), Path(disks), int(n_ranks), int(n_nodes)).run(set_trap)
 

@@ -16,11 +16,15 @@ import pytest
 from twotiers import Nodes, Trap, are_whole, kill, raising, restored, save_steps, state, two_to_a_node
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout, lock, publishing, tiers
+from hpcckpt import errors, tiers
 from hpcckpt.collective.planner import SavePlan
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import FileRecord
-from hpcckpt.tiers.parts import Part, newest_of_each, together
+from hpcckpt.core.plan import FileRecord
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import Manifest
+from hpcckpt.native.posix_files import REAL
+from hpcckpt.rundir import discovery, lock
+from hpcckpt.rundir.run_directory import NodeMap
+from hpcckpt.tiers.scratch_steps import PartialStep, joined_steps, newest_of_each
 
 pytestmark = pytest.mark.counts(3)
 AT_ALL_SIZES = pytest.mark.counts(2, 3, 5)
@@ -139,7 +143,7 @@ def test_a_step_is_replaced_at_all_places(ranks, nodes):
             ckpt.save(2, state(1, comm.rank))
             ckpt.save(2, state(2, comm.rank), overwrite=True).durable()
             comm.barrier()
-            near = ckpt._run
+            near = ckpt._session.rundir
             left = near.workspace.leftovers() if near.is_leading else []
             comm.barrier()
             with pytest.raises(errors.StepExistsError):
@@ -181,7 +185,7 @@ def test_a_job_that_comes_back_on_the_same_nodes_drains_what_was_left_and_restor
 
 def test_what_a_job_that_lives_has_on_scratch_is_left_to_it(ranks, nodes, holding):
     left_undrained(nodes, ranks, holding)
-    other = dataclasses.replace(lock.this_holder(), pid=1, started=lock.process_start(1))
+    other = dataclasses.replace(lock.this_holder(), pid=1, started=REAL.processes.started(1))
     held = nodes.home / layout.LOCK
     ranks.on_root(lambda: held.write_text(json.dumps(dataclasses.asdict(other)), encoding="utf-8"))
     step, place, warnings = restored(nodes, ranks)
@@ -243,7 +247,7 @@ def test_a_place_that_is_lost_costs_what_was_not_drained_and_no_more(ranks, node
     step, place, warnings = restored(nodes, ranks)
     assert (step, place) == (1, nodes.home)
     assert "step 2" in warnings[0]
-    assert "at no place of this job" in warnings[0]
+    assert "on no node of this job" in warnings[0]
 
     def go_on(comm):
         with nodes.open(comm) as ckpt:
@@ -398,7 +402,7 @@ def test_a_place_that_fails_is_the_same_error_on_all_ranks_and_the_step_before_s
             if comm.is_root:
                 trap.set(phase, raising(error), rank)
             comm.barrier()
-            with pytest.raises(cls, match="save step 2: publish") as caught:
+            with pytest.raises(cls, match="save step 2: commit") as caught:
                 ckpt.save(2, state(2, comm.rank)).result()
             comm.barrier()
             left = ckpt.all_steps(), [discovery.step_numbers(place) for place in nodes.places(comm.size)]
@@ -520,7 +524,7 @@ def test_a_file_that_no_place_has_any_more_keeps_the_step_from_being_published(r
                 next((nodes.places(comm.size)[-1] / layout.step_dirname(2) / "data").iterdir()).unlink()
             comm.barrier()
             holding.let_drains_go()
-            with pytest.raises(errors.StorageError, match="at no place any more") as caught:
+            with pytest.raises(errors.StorageError, match="on no node any more") as caught:
                 pending.durable()
         return str(caught.value)
 
@@ -546,11 +550,11 @@ def test_a_full_run_directory_does_not_let_a_restore_pass_over_a_whole_step(rank
 
 def test_each_place_needs_room_for_its_own_part_only(ranks, nodes):
     def body(comm):
-        near = nodes.open(comm)._run
-        near.directory.mkdir(parents=True, exist_ok=True)
+        near = nodes.open(comm)._session.rundir
+        near.path.mkdir(parents=True, exist_ok=True)
         plan = SavePlan((), (), comm.size << 60, (1 << 60,) * comm.size)
         with pytest.raises(errors.NoSpaceError) as caught:
-            publishing.check_space(near, plan)
+            near.check_space(plan)
         comm.barrier()
         return round(int(re.search(r"needs (\d+) bytes", str(caught.value))[1]) / (1 << 60))
 
@@ -561,10 +565,10 @@ def test_each_place_needs_room_for_its_own_part_only(ranks, nodes):
 # -- what counts ------------------------------------------------------------------------------------
 
 
-def _part(save_id: str, *files: str, step: int = 2, created: str = "") -> Part:
+def _part(save_id: str, *files: str, step: int = 2, created: str = "") -> PartialStep:
     records = tuple(FileRecord(path, 1, 0) for path in ("data/a", "data/b"))
     manifest = Manifest(save_id, "r", None, step, 2, created, "rankfile", 1, (), records)
-    return Part(step, save_id, frozenset(f"data/{name}" for name in files), manifest)
+    return PartialStep(step, save_id, frozenset(f"data/{name}" for name in files), manifest)
 
 
 @pytest.mark.parametrize(
@@ -580,7 +584,7 @@ def _part(save_id: str, *files: str, step: int = 2, created: str = "") -> Part:
     ids=["two parts", "two saves", "one part", "a part twice", "root knows the manifest", "two whole ones"],
 )
 def test_what_is_whole_with_the_parts_of_all_places(places, whole):
-    found = newest_of_each(info for info in together(places, Path("x")) if info.is_restorable)
+    found = newest_of_each(info for info in joined_steps(places, Path("x")) if info.is_restorable)
     assert [info.manifest.save_id for info in found] == whole
 
 
@@ -594,15 +598,15 @@ def test_places_are_found_by_what_ranks_see_and_leave_no_marks(ranks, tmp_path_f
 
     def link(comm):
         alias = where / f"alias-{comm.rank}"
-        alias.symlink_to(where / f"node-{two_to_a_node(comm.rank, comm.size)}")  # a name of its own for each rank
+        alias.symlink_to(where / f"node-{two_to_a_node(comm.rank, comm.size)}")  # its own name for each rank
         comm.barrier()
-        return tiers.find_places(comm, alias)
+        return tiers.find_nodes(comm, alias)
 
     found = ranks(link)
     leaders = {2: (0, 1), 3: (0, 0, 2), 5: (0, 0, 2, 2, 4)}.get(ranks.size)
     assert found == [found[0]] * ranks.size
-    assert leaders is None or found[0].leader_of == leaders
-    assert ranks(lambda comm: tiers.find_places(comm, where)) == [None] * ranks.size
+    assert leaders is None or found[0].leaders == leaders
+    assert ranks(lambda comm: tiers.find_nodes(comm, where)) == [NodeMap(ranks.size)] * ranks.size
     assert not [
         name for path in (where, *where.glob("node-*")) for name in os.listdir(path) if name.startswith(".seen")
     ]

@@ -13,8 +13,10 @@ import pytest
 from twotiers import Nodes, are_whole, on_one_node, restored, save_steps, state
 
 import hpcckpt as hc
-from hpcckpt import discovery, errors, layout, tiers
-from hpcckpt.tiers import place
+from hpcckpt import errors, tiers
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
+from hpcckpt.tiers import scratch_dir
 
 pytestmark = pytest.mark.counts(1, 2)
 OTHER_UID = 65534
@@ -101,11 +103,11 @@ def test_a_step_that_another_user_planted_on_scratch_is_not_restored(mode):
         for directory, value in ((run, 1.0), (evil, 666.0)):
             with hc.Checkpointer(directory) as ckpt:
                 ckpt.save(1, {"w": np.full(4, value)})
-        place.put_mark(run)
+        scratch_dir.write_owner_id(run)
 
         def plant() -> None:
             shutil.copytree(evil, near)
-            shutil.copy(run / tiers.MARK, near)
+            shutil.copy(run / tiers.OWNER_FILE, near)
             near.chmod(mode)
 
         as_other_user(plant)
@@ -125,16 +127,16 @@ def test_a_mark_that_another_user_prepared_is_neither_followed_nor_counted(ranks
     if ranks.size == 1:
         pytest.skip("needs two nodes")
     target = tmp_path / "thesis.tex"
-    leave_mark, taken = place._leave_mark, []
+    leave_mark, taken = scratch_dir._leave_mark, []
 
-    def planted(path: Path) -> None:
+    def planted(path: Path, files: Any) -> Path:
         if path.name.endswith("-1") and not taken:
             taken.append(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(target)
-        leave_mark(path)
+        return leave_mark(path, files)
 
-    monkeypatch.setattr(place, "_leave_mark", planted)
+    monkeypatch.setattr(scratch_dir, "_leave_mark", planted)
 
     def body(comm: Any) -> bool:
         with pytest.raises(errors.CollectiveError, match="File exists"):

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import copying, discovery, phases, publishing
+from hpcckpt.core import failpoints
+from hpcckpt.rundir import discovery
+from hpcckpt.rundir.run_directory import RunDirectory
+from hpcckpt.tiers import copy
 
 LIMIT_S = 60.0
 
@@ -35,17 +38,17 @@ class WatchedLock:
 @pytest.fixture
 def no_hook() -> Iterator[None]:
     yield
-    phases.install_hook(None)
+    failpoints.install_hook(None)
 
 
 @pytest.mark.usefixtures("no_hook")
 def test_a_drain_that_begins_while_the_one_before_is_published_succeeds(tmp_path: Path, monkeypatch: Any):
     """The drain of step 3 begins between the rename of step 2 and the moment when that is the lineage."""
     run, is_renamed, may_end = tmp_path / "run", threading.Event(), threading.Event()
-    publish, look_ahead, begun = copying.publish, publishing.look_ahead, []
+    commit_staged, look_ahead, begun = copy.commit_staged, RunDirectory.check_conflicts, []
 
-    def slow_publish(staged: Any, *args: Any) -> Path:
-        path = publish(staged, *args)
+    def slow_commit(staged: Any, *args: Any) -> Path:
+        path = commit_staged(staged, *args)
         if staged.job.step == 2:
             is_renamed.set()
             may_end.wait(LIMIT_S)
@@ -55,7 +58,7 @@ def test_a_drain_that_begins_while_the_one_before_is_published_succeeds(tmp_path
         try:
             return look_ahead(of, step, **how)
         finally:
-            if of.directory == run and is_renamed.is_set():
+            if of.path == run and is_renamed.is_set():
                 may_end.set()
 
     def hook(phase: str, _rank: int) -> None:
@@ -64,13 +67,13 @@ def test_a_drain_that_begins_while_the_one_before_is_published_succeeds(tmp_path
             if len(begun) == 3:
                 is_renamed.wait(LIMIT_S)
 
-    monkeypatch.setattr(copying, "publish", slow_publish)
-    monkeypatch.setattr(publishing, "look_ahead", watched_look_ahead)
-    phases.install_hook(hook)
+    monkeypatch.setattr(copy, "commit_staged", slow_commit)
+    monkeypatch.setattr(RunDirectory, "check_conflicts", watched_look_ahead)
+    failpoints.install_hook(hook)
     with hc.Checkpointer(run, scratch=tmp_path / "scratch", scratch_keep=3) as ckpt:
         ckpt.save(1, {"w": np.ones(4)}).durable()
-        workspace = ckpt._run.tier.home.workspace
-        workspace.changing = WatchedLock(workspace.changing, may_end)
+        workspace = ckpt._session.tiers.persistent.workspace
+        workspace.commit_mutex = WatchedLock(workspace.commit_mutex, may_end)
         saves = [ckpt.save(step, {"w": np.full(4, step)}) for step in (2, 3)]
         saves[1].result()
         assert [pending.durable().step for pending in saves] == [2, 3]
@@ -82,13 +85,13 @@ def test_a_drain_that_begins_while_the_one_before_is_published_succeeds(tmp_path
 def test_a_drain_is_tried_again_while_the_one_after_it_is_published(tmp_path: Path, monkeypatch: Any):
     """Step 3 is in the run directory, and no rank knows it yet, when the drain of step 2 begins for the second time."""
     run, is_published, may_end = tmp_path / "run", threading.Event(), threading.Event()
-    look_ahead, begun = publishing.look_ahead, []
+    look_ahead, begun = RunDirectory.check_conflicts, []
 
     def watched_look_ahead(of: Any, step: int, **how: Any) -> Any:
         try:
             return look_ahead(of, step, **how)
         finally:
-            if step == 2 and of.directory == run and is_published.is_set():
+            if step == 2 and of.path == run and is_published.is_set():
                 may_end.set()
 
     def hook(phase: str, _rank: int) -> None:
@@ -102,8 +105,8 @@ def test_a_drain_is_tried_again_while_the_one_after_it_is_published(tmp_path: Pa
             is_published.set()
             may_end.wait(LIMIT_S)
 
-    monkeypatch.setattr(publishing, "look_ahead", watched_look_ahead)
-    phases.install_hook(hook)
+    monkeypatch.setattr(RunDirectory, "check_conflicts", watched_look_ahead)
+    failpoints.install_hook(hook)
     with hc.Checkpointer(run, scratch=tmp_path / "scratch", scratch_keep=3, max_to_keep=None) as ckpt:
         ckpt.save(1, {"w": np.ones(4)}).durable()
         for step in (2, 3):

@@ -18,14 +18,18 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import copying, discovery, errors, files, layout, lock, phases, publishing
-from hpcckpt.collective import commit
-from hpcckpt.collective.communicator import as_communicator
-from hpcckpt.config import Options
-from hpcckpt.draining import Flag, Task
-from hpcckpt.lock import RunLock
-from hpcckpt.pruning import carry_out, plan_prune
-from hpcckpt.workspace import Workspace
+from hpcckpt import errors
+from hpcckpt.collective.connect import as_communicator
+from hpcckpt.collective.thread_tasks import Task
+from hpcckpt.core import failpoints, files
+from hpcckpt.core.options import Options
+from hpcckpt.core.system import Flag
+from hpcckpt.format import layout
+from hpcckpt.rundir import commit, discovery, lock
+from hpcckpt.rundir.lock import RunLock
+from hpcckpt.rundir.workspace import Workspace
+from hpcckpt.tiers import copy
+from hpcckpt.tools.prune import carry_out, plan_prune
 
 LIMIT_S = 60.0
 MIB = 1 << 20
@@ -52,9 +56,9 @@ def during_a_sweep(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> Iterator[C
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", listing)
-    phases.install_hook(lambda phase, _rank: is_due.set() if phase == "8-retention" and armed else None)
+    failpoints.install_hook(lambda phase, _rank: is_due.set() if phase == "8-retention" and armed else None)
     yield armed.append
-    phases.install_hook(None)
+    failpoints.install_hook(None)
     assert not armed, "no sweep came"
 
 
@@ -66,7 +70,8 @@ def test_what_another_checkpointer_prepares_during_a_sweep_is_spared(run_dir, du
     ):
         one.save(1, state(1)).result()
         other.save(101, state(101)).result()
-        during_a_sweep(lambda: prepared.append(publishing.prepare(other._run, other._run.planned.design)))
+        session = other._session
+        during_a_sweep(lambda: prepared.append(session.rundir.prepare_slot(session.queue.planned.file_layout)))
         one.save(2, state(2)).result()
         assert (run_dir / prepared[0].name).is_dir()
         other.save(102, state(102)).result()
@@ -119,11 +124,11 @@ def test_a_copy_into_a_directory_survives_the_sweeps_of_a_checkpointer_there(run
     source = tmp_path / "other" / layout.step_dirname(7)
     with hc.Checkpointer(run_dir, max_to_keep=None, on_newer="aside") as ckpt:
         ckpt.save(1, state(1)).result()
-        phases.install_hook(lambda phase, _: ckpt.save(2, state(2)).result() if phase == "copy-begun" else None)
+        failpoints.install_hook(lambda phase, _: ckpt.save(2, state(2)).result() if phase == "copy-begun" else None)
         try:
-            copying.copy_step(as_communicator(None), source, run_dir)
+            copy.copy_step(as_communicator(None), source, run_dir)
         finally:
-            phases.install_hook(None)
+            failpoints.install_hook(None)
         assert values(run_dir, 7) == {7.0}
         assert values(run_dir, 2) == {2.0}
 
@@ -218,13 +223,13 @@ def test_a_retired_step_is_removed_before_the_next_retirement(run_dir, removals)
         if phase == "8-retired":
             seen.append(len(removals.has_lock))
 
-    phases.install_hook(hook)
+    failpoints.install_hook(hook)
     try:
         with hc.Checkpointer(run_dir, max_to_keep=1, recycle=False) as ckpt:
             for step in (1, 2, 3):
                 ckpt.save(step, state(step)).result()
     finally:
-        phases.install_hook(None)
+        failpoints.install_hook(None)
     assert seen == [0, 1]
 
 

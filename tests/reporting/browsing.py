@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 
 def browse(page: Path, *words: str) -> Seen:
-    """Open a page, with a profile of its own that is thrown away."""
+    """Open a page, with its own profile that is thrown away."""
     program = browser()
     assert program is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # it is still being written in

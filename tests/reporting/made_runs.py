@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import journal
+from hpcckpt.rundir import journal
 
 BEGAN = 1_795_200_000.0
 
 
 class MadeRun:
-    """Writes a journal entry by entry, at a clock of its own.
+    """Writes a journal entry by entry, at its own clock.
 
     Parameters
     ----------

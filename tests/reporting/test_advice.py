@@ -9,17 +9,17 @@ import pytest
 
 from hpcckpt.errors import OptionError, StepNotFoundError
 from hpcckpt.interval import daly, lost_part, young
-from hpcckpt.reporting.advice import advise, curve
-from hpcckpt.reporting.figures import Figures
-from hpcckpt.reporting.simulating import failures, simulated_loss, simulated_optimum
+from hpcckpt.tools.report.advice import advise, curve
+from hpcckpt.tools.report.simulate_failures import failures, simulated_loss, simulated_optimum
+from hpcckpt.tools.report.statistics import RunStatistics
 
 MINUTE, HOUR = 60.0, 3600.0
 
 
 def figures(**known):
-    empty = dict.fromkeys(Figures.__dataclass_fields__)
+    empty = dict.fromkeys(RunStatistics.__dataclass_fields__)
     counts = {"n_jobs": 1, "n_deaths": 0, "n_saves": 9, "n_failed": 0, "nbytes": 0, "standing_nbytes": 0}
-    return Figures(**{**empty, **counts, "stall_s": 0.0, "running_s": 0.0, **known})
+    return RunStatistics(**{**empty, **counts, "stall_s": 0.0, "running_s": 0.0, **known})
 
 
 @pytest.mark.parametrize(

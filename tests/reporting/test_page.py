@@ -1,10 +1,13 @@
-"""The report's page: what stands on it, that nothing on it is markup of a stranger, and what a browser makes of it."""
+"""The report's page: what is on it, that nothing on it is markup of a stranger, and what a browser makes of it."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import browsing
 import numpy as np
@@ -12,9 +15,11 @@ import pytest
 from made_runs import BEGAN, MadeRun, long_run, short_run
 
 import hpcckpt as hc
-from hpcckpt.reporting.page import page_of
-from hpcckpt.reporting.picture import picture_of
-from hpcckpt.reporting.reading import read_story
+from hpcckpt.tools.report.charts import charts_of
+from hpcckpt.tools.report.figure_files import AMBER, BLUE, GREEN, GREY, RED, drawing, new_figure
+from hpcckpt.tools.report.html_page import page_of
+from hpcckpt.tools.report.picture import picture_of
+from hpcckpt.tools.report.read_history import read_run_history
 
 NOW = BEGAN + 10 * 86400
 EVIL = "</title></text><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\x00\x1b[31m\u202e"
@@ -40,11 +45,11 @@ class Page(HTMLParser):
 
 
 def page(run: Path) -> Page:
-    return Page(page_of(read_story(run), NOW))
+    return Page(page_of(read_run_history(run), NOW))
 
 
 def standing_run(directory: Path) -> Path:
-    """A run of which steps stand: the best, a pinned one, the latest, and one that is damaged."""
+    """A run of which steps exist: the best, a pinned one, the latest, and one that is damaged."""
     with hc.Checkpointer(directory, max_to_keep=2, keep_best="loss") as ckpt:
         for step in range(1, 9):
             ckpt.save(step, {"w": np.zeros(1000)}, metrics={"loss": abs(step - 5) + 0.5})
@@ -55,20 +60,43 @@ def standing_run(directory: Path) -> Path:
     return directory
 
 
-def marks(found: Page, name: str) -> int:
-    return sum(key == "class" and name in (value or "").split() for key, value in found.attributes)
+def drawn(run: Path, title: str) -> Any:
+    """Return the axes of a chart, drawn."""
+    (chart,) = (chart for chart in charts_of(read_run_history(run)) if chart.title == title)
+    with drawing():
+        axes = new_figure(10, chart.height).subplots()
+        chart.draw(axes)
+    return axes
 
 
-# -- what stands on it -----------------------------------------------------------------------------
+def bars(axes: Any) -> Counter[str]:
+    """Return how many bars there are of each colour; those that are framed have "none"."""
+    from matplotlib.colors import to_hex
+
+    shapes = [(each, len(each.get_paths())) for each in axes.collections] + [(each, 1) for each in axes.patches]
+    found: Counter[str] = Counter()
+    for each, count in shapes:
+        colours = np.atleast_2d(each.get_facecolor())
+        found[to_hex(colours[0]) if len(colours) and colours[0][3] else "none"] += count
+    return found
+
+
+def titles(run: Path) -> list[str]:
+    return [chart.title for chart in charts_of(read_run_history(run))]
+
+
+# -- what is on it -----------------------------------------------------------------------------
 
 
 def test_three_hundred_saves_of_four_jobs_are_all_there(tmp_path):
-    found = page(long_run(tmp_path / "run"))
-    assert marks(found, "lane") == 4
-    assert (marks(found, "died"), marks(found, "preempted")) == (2, 1)  # one died, one in the legend
-    assert marks(found, "stall") == 296 + 1
-    assert marks(found, "bandwidth") == 296
-    assert marks(found, "removed") == len([s for s in read_story(tmp_path / "run").saves if s.state == "removed"]) + 1
+    run = long_run(tmp_path / "run")
+    found = page(run)
+    jobs = bars(drawn(run, "Time line"))
+    assert (jobs[RED], jobs[AMBER], jobs.total()) == (2, 1, 4)
+    assert bars(drawn(run, "Stall: how long each save delayed the program"))[BLUE] == 296
+    assert len(drawn(run, "Bandwidth of each save").lines[0].get_xdata()) == 296
+    sizes = bars(drawn(run, "Size per step"))
+    assert (sizes[GREY], sizes.total()) == (sum(save.state == "removed" for save in read_run_history(run).saves), 296)
     for words in ("died without reporting it", "ended by an error", "RuntimeError", "the job ends in 0:04:12", "8 → 4"):
         assert words in found.text
     assert "Saves that failed (4)" in found.text
@@ -76,20 +104,22 @@ def test_three_hundred_saves_of_four_jobs_are_all_there(tmp_path):
 
 
 def test_it_says_which_steps_stand_and_why(tmp_path):
-    found = page(standing_run(tmp_path / "run"))
-    assert (marks(found, "removed"), marks(found, "bad")) == (4 + 1, 1 + 1)
+    run = standing_run(tmp_path / "run")
+    found, axes = page(run), drawn(run, "Size per step")
+    sizes = bars(axes)
+    assert (sizes[GREEN], sizes[GREY], sizes[RED]) == (3, 4, 1)
+    assert {text.get_text() for text in axes.texts} == {"★", "●", "✕", "▾"}
     for words in ("stands, best", "stands, latest", "stands, pinned", "stands, damaged"):
         assert words in found.text
-    assert marks(found, "stands") == 3 + 1
     assert "bytes instead of" in found.text, "what is wrong with the damaged one"
 
 
 @pytest.mark.parametrize("metrics", [{}, None])
 def test_metrics_are_drawn_where_there_are_any(tmp_path, metrics):
-    found = page(short_run(tmp_path / "run", metrics))
-    assert marks(found, "metric") == (0 if metrics == {} else 2)
-    assert ("Metrics" in found.text) == (metrics is None)
-    assert marks(found, "stall") == 3 + 1
+    run = short_run(tmp_path / "run", metrics)
+    assert {"loss", "accuracy"} & set(titles(run)) == (set() if metrics == {} else {"loss", "accuracy"})
+    assert ("Metrics" in page(run).text) == (metrics is None)
+    assert bars(drawn(run, "Stall: how long each save delayed the program"))[BLUE] == 3
 
 
 def test_what_is_not_finite_is_a_gap_in_its_curve(tmp_path):
@@ -97,9 +127,20 @@ def test_what_is_not_finite_is_a_gap_in_its_curve(tmp_path):
     run.start()
     for value in (1.0, 2.0, "nan", 3.0, 4.0, "inf", 5.0):
         run.train(1, metrics={"loss": value, "never": "nan"})
-    found = page(run.write())
-    assert marks(found, "metric") == 2
-    assert "never a finite value" in found.text
+    directory = run.write()
+    (curve,) = drawn(directory, "loss").lines
+    assert np.isfinite(curve.get_ydata()).tolist() == [True, True, False, True, True, False, True]
+    assert "never a finite value" in page(directory).text
+
+
+def test_a_curve_has_a_gap_where_the_run_resumed_from_an_older_step(tmp_path):
+    run = MadeRun(tmp_path / "run")
+    run.start()
+    run.train(3)
+    run.start(restored=500)
+    run.train(2)
+    (curve,) = drawn(run.write(), "loss").lines
+    assert np.isfinite(curve.get_ydata()).tolist() == [True, True, True, False, True, True]
 
 
 def test_a_run_of_cycles_has_the_metrics_of_its_epochs_and_the_saves_of_all(tmp_path):
@@ -114,17 +155,52 @@ def test_a_run_of_cycles_has_the_metrics_of_its_epochs_and_the_saves_of_all(tmp_
     found = page(tmp_path / "run")
     assert "val_auc (cycle-1)" in found.text
     assert "val_auc (cycle-2)" in found.text
-    assert marks(found, "stall") == 6 + 1
-    assert marks(found, "lane") == 1, "one job worked in both"
+    assert bars(drawn(tmp_path / "run", "Stall: how long each save delayed the program"))[BLUE] == 6
+    assert len(drawn(tmp_path / "run", "Time line").patches) == 1, "one job worked in both"
 
 
 def test_without_a_journal_the_steps_that_stand_are_shown(tmp_path):
     run = standing_run(tmp_path / "run")
     (run / "journal.jsonl").unlink()
+    assert "There is no journal" in page(run).text
+    assert bars(drawn(run, "Size per step"))[GREEN] == 3
+    assert "Time line" not in titles(run)
+
+
+def test_each_chart_has_a_name_and_a_description(tmp_path):
+    history = read_run_history(long_run(tmp_path / "run"))
+    found = Page(page_of(history, NOW))
+    names = [value for name, value in found.attributes if name == "aria-label" and ": " in (value or "")]
+    assert names == [f"{chart.title}: {chart.description}" for chart in charts_of(history)]
+    assert found.tags.count("svg") == found.tags.count("desc") == len(names) == 6
+    assert "4 jobs, 2 of them died, in 1 d 2 h" in found.text
+
+
+def test_the_same_run_makes_the_same_page(tmp_path):
+    history = read_run_history(long_run(tmp_path / "run", 40))
+    assert page_of(history, NOW) == page_of(history, NOW)
+
+
+def test_settings_of_matplotlib_change_nothing(tmp_path):
+    import matplotlib as mpl
+
+    history = read_run_history(short_run(tmp_path / "run"))
+    expected = page_of(history, NOW)
+    with mpl.rc_context({"xtick.direction": "in", "svg.fonttype": "path", "font.size": 30}):
+        assert page_of(history, NOW) == expected
+        assert mpl.rcParams["font.size"] == 30
+
+
+def test_without_matplotlib_the_page_has_its_tables_and_names_the_extra(tmp_path, monkeypatch):
+    run = long_run(tmp_path / "run", 40)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     found = page(run)
-    assert "There is no journal" in found.text
-    assert marks(found, "stands") == 3 + 1
-    assert marks(found, "lane") == 0
+    assert "svg" not in found.tags
+    assert found.tags.count("table") == 3
+    assert "pip install 'hpcckpt[plot]'" in found.text
+    assert "ended by an error" in found.text
+    with pytest.raises(hc.errors.ConfigError, match=r"pip install 'hpcckpt\[plot\]'"):
+        picture_of(read_run_history(run))
 
 
 @pytest.mark.parametrize("line", ['{"event": "saved"}', '{"event": "saved", "time": 1e9, "step": -1}', "null", "", "{",
@@ -148,7 +224,7 @@ def hostile_run(directory: Path) -> Path:
     run = MadeRun(directory)
     start = {"job": EVIL, "scheduler": EVIL, "host": EVIL, "version": EVIL, "backend": EVIL, "n_ranks": 2}
     run.note("start", **start)
-    run.train(4, metrics={EVIL: 1.0, "x" * 5000: 2.0, "$\\frac{1}{0}$": 3.0})
+    run.train(4, metrics={EVIL: 1.0, "x" * 5000: 2.0, "$\\frac{1}{0}$": 3.0, "精度": 4.0})
     run.note("failed", step=9, phase=EVIL, kind=EVIL, message=EVIL)
     run.note("removed", steps=["7", True, -1, 10**40, 7], n_steps=EVIL, by=EVIL)
     run.note("copied", step=3, by=EVIL, **{"from": EVIL})
@@ -157,7 +233,7 @@ def hostile_run(directory: Path) -> Path:
 
 
 def test_names_and_messages_are_text_and_nothing_else(tmp_path):
-    text = page_of(read_story(hostile_run(tmp_path / "<script>alert(3)<")), NOW)
+    text = page_of(read_run_history(hostile_run(tmp_path / "<script>alert(3)<")), NOW)
     found = Page(text)
     assert {"script", "img"} & set(found.tags) == set()
     assert [name for name, _ in found.attributes if name.startswith("on")] == []
@@ -166,7 +242,7 @@ def test_names_and_messages_are_text_and_nothing_else(tmp_path):
 
 
 def test_what_was_changed_by_hand_is_told_as_far_as_it_has_the_form_of_an_entry(tmp_path):
-    changes = read_story(hostile_run(tmp_path)).changes
+    changes = read_run_history(hostile_run(tmp_path)).changes
     assert [(change.steps, change.n_steps, change.source == EVIL) for change in changes] == [
         ((7,), 1, False),
         ((3,), 1, True),
@@ -174,14 +250,14 @@ def test_what_was_changed_by_hand_is_told_as_far_as_it_has_the_form_of_an_entry(
 
 
 def test_a_picture_survives_hostile_names(tmp_path):
-    pytest.importorskip("matplotlib")
-    assert picture_of(read_story(hostile_run(tmp_path / "run"))).startswith(b"\x89PNG")
+    assert picture_of(read_run_history(hostile_run(tmp_path / "run"))).startswith(b"\x89PNG")
 
 
 def test_it_asks_for_nothing_from_anywhere(tmp_path):
-    text = page_of(read_story(long_run(tmp_path / "run")), NOW)
+    text = page_of(read_run_history(long_run(tmp_path / "run")), NOW)
     found = Page(text)
-    assert [value for name, value in found.attributes if name in {"src", "href", "srcset", "action"}] == []
+    links = [value for name, value in found.attributes if name in {"src", "href", "srcset", "action"}]
+    assert [value for value in links if not (value or "").startswith("#")] == []
     assert "url(" not in text
     assert "@import" not in text
     assert "default-src 'none'" in text
@@ -203,7 +279,7 @@ def test_the_console_of_a_browser_that_has_something_to_complain_of_is_seen(tmp_
 @pytest.mark.parametrize("make", [long_run, short_run, hostile_run, standing_run])
 def test_a_browser_finds_no_fault(tmp_path, make):
     file = tmp_path / "report.html"
-    file.write_text(page_of(read_story(make(tmp_path / "run")), NOW), encoding="utf-8")
+    file.write_text(page_of(read_run_history(make(tmp_path / "run")), NOW), encoding="utf-8")
     seen = browsing.browse(file, "--dump-dom")
     assert seen.console == []
     dom = Page(seen.out)
@@ -217,9 +293,10 @@ def test_a_browser_finds_no_fault(tmp_path, make):
     ("scheme", "paper", "green"), [("light", (255, 255, 255), (26, 127, 75)), ("dark", (20, 24, 29), (76, 195, 138))]
 )
 def test_a_screenshot_shows_its_colours_by_day_and_by_night(tmp_path, scheme, paper, green):
-    image = pytest.importorskip("matplotlib.image")
+    from matplotlib import image
+
     file, shot = tmp_path / "report.html", tmp_path / "shot.png"
-    file.write_text(page_of(read_story(standing_run(tmp_path / "run")), NOW), encoding="utf-8")
+    file.write_text(page_of(read_run_history(standing_run(tmp_path / "run")), NOW), encoding="utf-8")
     night = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
     browsing.browse(file, f"--screenshot={shot}", "--window-size=1100,1400", *night)
     pixels = (image.imread(shot)[:, :, :3] * 255).round().astype(int)

@@ -79,7 +79,7 @@ PartitionName=cancel-now Nodes=n4 PreemptMode=CANCEL GraceTime=0 MaxTime=INFINIT
 """
 """Slurm's own patience is made for machines that are not overloaded: a job that begins late would count as lost.
 
-A node has a TmpFS of its own, else the PMIx servers of two nodes on one host take each other's files away.
+A node has its own TmpFS, else the PMIx servers of two nodes on one host take each other's files away.
 """
 
 
@@ -89,7 +89,7 @@ def missing() -> list[str]:
 
 
 def find(name: str) -> str | None:
-    """Return where a program is; daemons stand where ordinary users do not look."""
+    """Return where a program is; daemons are where ordinary users do not look."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
@@ -234,7 +234,7 @@ class Cluster:
         return Job(fields["JobState"], int(fields["Restarts"]), fields["ExitCode"], fields["Reason"], fields)
 
     def idle_nodes(self) -> set[str]:
-        """Return the nodes that take jobs and have none; none of them, where nobody answers soon."""
+        """Return the nodes that take jobs and have none; none of them, if there is no answer soon."""
         command = ("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
         try:
             return set(self.run(*command, check=False, limit_s=ANSWER_S).split())
@@ -278,7 +278,7 @@ def _clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses; none of those that the system gives to whoever asks for any."""
+    """Return ports that are not in use; none of those that the system assigns by itself."""
     lowest, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
     found: list[int] = []
     with contextlib.ExitStack() as stack:

@@ -10,6 +10,7 @@ from slurmcluster import Cluster, Job
 from slurmloop import left_alone
 
 import hpcckpt as hc
+from hpcckpt.rundir import discovery
 
 HOME = Path(__file__).parents[2]
 SCRIPTS = HOME / "scripts" / "slurm"
@@ -105,7 +106,7 @@ def done(cluster: Cluster, job: str, timeout_s: float = IDLE_S) -> int:
 
 def is_same(run: Path, mebibytes: float = 1.0) -> None:
     """Check that a loop has ended with the bits that as many steps have of which none is disturbed."""
-    n_steps = hc.discovery.latest_step(run)
+    n_steps = discovery.latest_step(run)
     assert n_steps is not None
     found, expected = hc.load(run), left_alone(n_steps, mebibytes)
     assert set(found) == set(expected)

@@ -31,7 +31,7 @@ def main(run: str, n_steps: int, pause_s: float, mebibytes: float) -> None:
         done = 0 if ckpt.latest_step() is None else ckpt.restore(state).step
         n_nodes = comm.allreduce(comm.Split_type(MPI.COMM_TYPE_SHARED).rank == 0)
         if comm.rank == 0:
-            print(f"loop: begins behind step {done} on {comm.size} ranks of {n_nodes} nodes", flush=True)
+            print(f"loop: begins after step {done} on {comm.size} ranks of {n_nodes} nodes", flush=True)
         guard = hc.preemption.watch(ckpt, halt_every_s=1.0)
         while done < n_steps or is_held(run, comm):
             done += 1
@@ -62,7 +62,7 @@ def advance(state: State, drawn: Any) -> None:
 
 
 def left_alone(n_steps: int, mebibytes: float) -> State:
-    """Return the state behind a step of two ranks whom nobody disturbs."""
+    """Return the state after a step of two undisturbed ranks."""
     state = begin(mebibytes)
     for step in range(1, n_steps + 1):
         advance(state, draw(step, 0) + draw(step, 1))
@@ -70,7 +70,7 @@ def left_alone(n_steps: int, mebibytes: float) -> State:
 
 
 def is_held(run: str, comm: Any) -> bool:
-    """Say whether there is a file RUN.held. Collective."""
+    """Return True if there is a file RUN.held. Collective."""
     return bool(comm.bcast(_is_held(f"{run}.held") if comm.rank == 0 else None))
 
 

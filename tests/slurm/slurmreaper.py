@@ -37,7 +37,7 @@ def reaped(mark: str, *directories: str) -> Iterator[None]:
 
 
 def processes(mark: str) -> Iterator[int]:
-    """Yield what has something in its environment; the dead that nobody has buried have none."""
+    """Yield what has something in its environment; zombies have none."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if mark.encode() in Path("/proc", name, "environ").read_bytes().split(b"\0"):

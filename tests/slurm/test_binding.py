@@ -1,4 +1,4 @@
-"""Each rank of a node gets a device of its own before MPI starts, unless the scheduler has seen to it."""
+"""Each rank of a node gets its own device before MPI starts, unless the scheduler has seen to it."""
 
 from __future__ import annotations
 

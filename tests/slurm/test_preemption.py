@@ -57,7 +57,7 @@ def test_a_preempted_job_saves_is_requeued_and_ends_with_the_same_bits(cluster, 
     assert done(cluster, job) == 1
     text = log(place, f"loop-{job}")
     assert "reason='SIGTERM on rank" in text
-    assert text.count("loop: begins behind step 0 ") == 1
+    assert text.count("loop: begins after step 0 ") == 1
     assert "preempted, checkpointed: " in text or "the scheduler has put it into the queue again" in text
     is_same(place / "run")
 

@@ -22,7 +22,7 @@ def ranks(text: str) -> list[dict[str, Any]]:
 
 
 def assert_all_agree(found: list[dict[str, Any]], size: int, n_nodes: int) -> None:
-    """Check that there are so many ranks, and that what is read from their environment is what MPI says."""
+    """Check that there are N ranks, and that what is read from their environment is what MPI says."""
     for rank in found:
         assert rank["disagreements"] == []
         known = {name: value for name, value in rank["environment"].items() if value is not None}

@@ -32,7 +32,8 @@ from slurmjobs import (
 )
 
 import hpcckpt as hc
-from hpcckpt.jobs.supervising import ALREADY
+from hpcckpt.jobs.supervisor import ALREADY
+from hpcckpt.rundir import discovery
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("pmix", "limited")]
 
@@ -56,7 +57,7 @@ def limited(cluster: Cluster, pmix: None, tmp_path_factory: pytest.TempPathFacto
     place = tmp_path_factory.mktemp("limited")
     for run, n_restarts in RESTARTS.items():
         hold(place, run, n_restarts=n_restarts)
-    # Slurm looks every 30 s, and warns up to 30 s early: not in the first 30 s, in which nobody may listen yet
+    # Slurm looks every 30 s, and warns up to 30 s early: not in the first 30 s, in which no rank may listen yet
     limit = ("--partition=apart", "--time=3", "--signal=B:USR1@120")
     (place / "job.sh").write_text(printed("printed", "--time", "3m", "--signal-lead", "120"), encoding="utf-8")
     jobs = {
@@ -107,7 +108,7 @@ def test_a_job_on_two_nodes_is_requeued_and_ends_with_the_same_bits(cluster, pla
     wait_for_text(cluster, place, f"loop-{job}", f"scontrol requeue {job}")
     let_go(place, "run")
     assert done(cluster, job) == 1
-    assert "loop: begins behind step 0 on 2 ranks of 2 nodes" in log(place, f"loop-{job}")
+    assert "loop: begins after step 0 on 2 ranks of 2 nodes" in log(place, f"loop-{job}")
     is_same(place / "run")
 
 
@@ -119,7 +120,7 @@ def test_a_job_whose_node_goes_down_is_begun_again_and_goes_on(cluster, place):
     cluster.run("scontrol", "update", f"NodeName={first}", "State=DOWN", "Reason=test")
     let_go(place, "run")
     assert done(cluster, job) == 1
-    assert log(place, f"loop-{job}").count("loop: begins behind step 0 ") == 1
+    assert log(place, f"loop-{job}").count("loop: begins after step 0 ") == 1
     is_same(place / "run")
 
 
@@ -134,12 +135,12 @@ def test_a_job_whose_ranks_are_killed_amid_a_save_has_failed_and_submitted_again
     let_go(place, "run")
     again = submit_loop(cluster, place, "run", mebibytes=128.0)
     assert done(cluster, again) == 0
-    assert "loop: begins behind step 0 " not in log(place, f"loop-{again}")
+    assert "loop: begins after step 0 " not in log(place, f"loop-{again}")
     is_same(place / "run", mebibytes=128.0)
 
 
 def is_saving(run: Path) -> bool:
-    """Say whether data of a step that is not published yet were written just now."""
+    """Return True if data of a step that is not published yet were written just now."""
     with contextlib.suppress(FileNotFoundError):
         return any(time.time() - file.stat().st_mtime < 0.05 for file in run.glob(".next-*/data/*"))
     return False
@@ -174,7 +175,7 @@ def test_a_cancelled_job_saves_and_is_not_put_into_the_queue_again(cluster, plac
     assert (ended.state, ended.restarts) == ("CANCELLED", 0)
     told = log(place, f"loop-{job}")
     assert "hpcckpt: stopped step=" in told
-    assert "checkpointed: ended by somebody" in told
+    assert "checkpointed: ended by a person" in told
 
 
 def test_a_halted_job_is_not_put_into_the_queue_again(cluster, place):
@@ -201,9 +202,9 @@ def end_after(cluster: Cluster, limited: Limited, run: str, name: str) -> None:
     assert n_requeued >= RESTARTS[run]
     told = log(place, f"{name}-{job}")
     decided = told.count(f" of at most 20: scontrol requeue {job}")  # each may be tried again and again
-    assert told.count("signal=SIGUSR1 (heard)") >= decided == n_requeued, told
+    assert told.count("signal=SIGUSR1 (received)") >= decided == n_requeued, told
     assert "reason='SIGUSR1 on rank" in told
     is_same(place / run)
-    n_steps = hc.discovery.latest_step(place / run)
+    n_steps = discovery.latest_step(place / run)
     done(cluster, submit_loop(cluster, place, f"alone-{run}", n_steps=n_steps, pause_s=0.0))
     is_equal(place, f"alone-{run}", run)

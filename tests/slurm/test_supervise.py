@@ -1,4 +1,4 @@
-"""``hpcckpt supervise`` without any scheduler: what it says, hands on, and returns."""
+"""``hpcckpt supervise`` without any scheduler: what it says, forwards, and returns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import hpcckpt as hc
 LIMIT_S = 240.0
 PROGRAM = """
 import sys
-from hpcckpt.jobs import stepping
-stepping.YOUNG_S = {young}
+from hpcckpt.jobs import child_process as stepping
+stepping.STARTUP_S = {young}
 from hpcckpt.cli import main
 sys.exit(main())
 """
@@ -164,7 +164,7 @@ def test_ranks_find_the_run_the_end_of_the_job_and_the_count_in_their_environmen
 def test_a_step_that_finds_its_run_locked_by_a_lost_job_is_started_again(tmp_path):
     count = tmp_path / "count"
     step = f"echo x >>{count}; [ $(wc -l <{count}) -gt 2 ] || exit 8"
-    hasty = PROGRAM.replace("stepping\n", "stepping, supervising\nsupervising.BUSY_AGAIN_S = 0.2\n", 1)
+    hasty = PROGRAM.replace("stepping\n", "stepping, supervisor\nsupervisor.BUSY_PAUSE_S = 0.2\n", 1)
     words = [sys.executable, "-c", hasty.format(young=0), "supervise", "--", "sh", "-c", step]
     found = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert found.returncode == 0
@@ -172,7 +172,7 @@ def test_a_step_that_finds_its_run_locked_by_a_lost_job_is_started_again(tmp_pat
 
 
 def test_a_step_whose_run_stays_locked_has_failed(tmp_path):
-    hasty = PROGRAM.replace("stepping\n", "stepping, supervising\nsupervising.BUSY_S = 0.0\n", 1)
+    hasty = PROGRAM.replace("stepping\n", "stepping, supervisor\nsupervisor.BUSY_S = 0.0\n", 1)
     words = [sys.executable, "-c", hasty.format(young=0), "supervise", "--", "sh", "-c", "exit 8"]
     found = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert found.returncode == 8

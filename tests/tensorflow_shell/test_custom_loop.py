@@ -10,7 +10,7 @@ import tf_custom_loop
 
 
 class Killed(Exception):  # noqa: N818 - it is no error
-    """Stands for SIGKILL."""
+    """Simulates SIGKILL."""
 
 
 def kill_at(step: int) -> Any:

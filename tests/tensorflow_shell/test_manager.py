@@ -14,9 +14,9 @@ import tensorflow as tf
 from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
-from hpcckpt import phases
-from hpcckpt.discovery import step_numbers
+from hpcckpt.core import failpoints
 from hpcckpt.errors import CorruptError, NewerStepError, NoRestorableStepError, OptionError, StateError
+from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.tensorflow import Checkpoint, CheckpointManager
 
 KINDS = {"TensorFlow's": tf.train.CheckpointManager, "ours": CheckpointManager}
@@ -149,7 +149,7 @@ def test_it_does_what_tensorflows_does(story, tmp_path):
 def test_one_of_those_that_go_is_kept_every_so_many_hours(tmp_path, monkeypatch):
     """TensorFlow's bookkeeping against ours, two programs that save every half hour."""
     begun, kept = time.time(), []
-    for kind, clock in {"TensorFlow's": "time.time", "ours": "hpcckpt.tensorflow.keeping.now"}.items():
+    for kind, clock in {"TensorFlow's": "time.time", "ours": "hpcckpt.tensorflow.retention.now"}.items():
         passed = [0.0]
         for _ in range(2):
             with monkeypatch.context() as patch:
@@ -273,8 +273,8 @@ def test_within_a_tf_function_it_says_what_to_do(run_dir):
 
 def test_with_scratch_checkpoints_are_listed_once_they_are_in_the_run_directory(tmp_path, request):
     held = threading.Event()
-    phases.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
-    request.addfinalizer(lambda: phases.install_hook(None))
+    failpoints.install_hook(lambda phase, _rank: held.wait(60) if phase == "drain-begun" else None)
+    request.addfinalizer(lambda: failpoints.install_hook(None))
     run = Run("ours", tmp_path / "run", 2, scratch=tmp_path / "scratch", scratch_bandwidth=1e9)
     assert run.train(1) == [1]
     run.manager._checkpointer.wait()
@@ -310,7 +310,7 @@ def test_best_checkpoints_are_kept_by_a_metric(run_dir):
 @pytest.mark.counts(2)
 @pytest.mark.parametrize("given_to", ["checkpoint", "manager"])
 def test_a_checkpoint_is_restored_by_the_ranks_that_it_or_its_manager_was_given(ranks, run_dir, given_to):
-    """Each of the ranks has a stream of its own: by one rank alone nobody would get it back."""
+    """Each rank has its own stream, so one rank alone cannot restore it."""
 
     def body(comm):
         given = {given_to: {"comm": comm}}

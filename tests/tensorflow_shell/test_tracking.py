@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
-from hpcckpt.snapshot import flatten
-from hpcckpt.tensorflow.deferring import GRAPH_KEY
+from hpcckpt.state.tree import flatten
+from hpcckpt.tensorflow.deferred_restore import GRAPH_KEY
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool", "complex64", "string"]
 

@@ -1,4 +1,4 @@
-"""What each rank is told of plugins that fail, throw, cannot be made, return short data, or are missing.
+"""What each rank reports about plugins that fail, throw, cannot be made, return short data, or are missing.
 
 Writes, in the directory of its second argument, ``rank-N.json``: by case the name of the error's class, and its text.
 """

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.errors import BackendError, BackendNotFoundError, CorruptError, NoSpaceError, StateError
-from hpcckpt.keras.holding import hold
 from hpcckpt.native import abi
+from hpcckpt.state.tf_hold import hold
 from hpcckpt.tmci import calls, load_variables, save_variables
 
 DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128"
@@ -52,7 +52,7 @@ def test_a_plugin_saves_from_the_variables_own_memory(spy: Any, way: str) -> Non
 @pytest.mark.parametrize("way", WAYS)
 def test_a_plugin_loads_into_the_variables_own_memory(spy: Any, way: str) -> None:
     v = variable()
-    v.assign_add(tf.ones((64, 3)))  # so that nobody else refers to its buffer
+    v.assign_add(tf.ones((64, 3)))  # so that there is no other reference to its buffer
     save_variables({"v": v}, "spy")
     before, expected = address(v), v.numpy()
     v.assign_sub(tf.ones((64, 3)))
@@ -220,7 +220,7 @@ def test_a_variable_without_a_value_is_named(spy: Any) -> None:
 
 def test_two_variables_of_one_name_are_refused(spy: Any) -> None:
     v, w = tf.Variable(1.0, name="twin"), tf.Variable(2.0, name="twin")
-    with pytest.raises(StateError, match="several variables are called twin: hand them in as a dict"):
+    with pytest.raises(StateError, match="several variables are called twin: pass them as a dict"):
         save_variables([v, w], "spy")
 
 

@@ -1,4 +1,4 @@
-"""A save and a load through a plugin need no memory beyond the variables' own; measured in a process of its own."""
+"""A save and a load through a plugin need no memory beyond the variables' own; measured in a separate process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print("HERE" + json.dumps({
 
 
 def growth(mib: int) -> dict[str, int]:
-    """Return by how many bytes the process grew at most, with so many MiB of variables."""
+    """Return by how many bytes the process grew at most, with N MiB of variables."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(mib)]
     out = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=240).stdout

@@ -77,7 +77,7 @@ import hpcckpt.tmci as tmci
 print(sorted(backend.name for backend in tmci.plugins.load(sys.argv[1])))  # before TensorFlow is there
 import tensorflow as tf
 from hpcckpt.errors import BackendError
-from hpcckpt.keras.holding import hold
+from hpcckpt.state.tf_hold import hold
 
 variables = {"a": tf.Variable(tf.ones((2, 3))), "b": tf.Variable(4, dtype=tf.int64), "c": tf.Variable(tf.ones((0,)))}
 for v in variables.values():

@@ -116,8 +116,8 @@ def test_a_model_that_is_not_built_is_refused(spy: Any) -> None:
 
 
 def test_weights_are_saved_from_their_own_memory(spy: Any) -> None:
-    from hpcckpt.keras.holding import hold
-    from hpcckpt.snapshot import flatten
+    from hpcckpt.state.tf_hold import hold
+    from hpcckpt.state.tree import flatten
 
     model = trained()
     tmci.save_weights(model, "spy")

@@ -58,7 +58,7 @@ def end_of(out: str) -> tuple[str, str]:
 
 
 def deal(n_ranks: int, n_steps: int | None, state: Any = None) -> tuple[list[int], dict[str, int]]:
-    """Return what all ranks see in so many steps, or to the end of the epoch, and the position after."""
+    """Return what all ranks see in `n_steps` steps, or to the end of the epoch, and the position after."""
     seen, after = [], {}
     for rank in range(n_ranks):
         sampler = hc.torch.BatchSampler(100, 4, rank, n_ranks, seed=3)

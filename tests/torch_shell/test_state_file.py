@@ -81,7 +81,7 @@ def test_a_save_that_fails_leaves_the_earlier_file(tmp_path, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hpcckpt.atomic.fsync_file", full)
+    monkeypatch.setattr("hpcckpt.rundir.atomic_files.fsync_file", full)
     with pytest.raises(NoSpaceError):
         hc.torch.save({"a": torch.zeros(3)}, path)
     assert hc.torch.load(path)["a"].tolist() == [1, 1, 1]

@@ -9,10 +9,10 @@ import torch
 from trainings import save_and_restore
 
 import hpcckpt as hc
-from hpcckpt import layout
 from hpcckpt.errors import StateError, StateMismatchError
-from hpcckpt.snapshot import flatten
-from hpcckpt.torch.staging import _Road, stage, unstage
+from hpcckpt.format import layout
+from hpcckpt.state.tree import flatten
+from hpcckpt.torch.staging import _Copier, stage, unstage
 from hpcckpt.torch.tensors import DeviceLeaf
 
 DTYPES = [
@@ -216,13 +216,13 @@ def test_another_dtype_is_refused(run_dir):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "bool"])
 def test_staging_brings_every_byte_in_pieces(monkeypatch, nbytes, dtype):
     begun: list[int] = []
-    begin = _Road.begin
+    begin = _Copier.begin
 
     def noted(road, piece, room):
         begun.append(piece.numel())
         return begin(road, piece, room)
 
-    monkeypatch.setattr(_Road, "begin", noted)
+    monkeypatch.setattr(_Copier, "begin", noted)
     tensor = any_bits(dtype, nbytes // 4, 4).T
     array = stage(tensor, piece_nbytes=64)
     assert array.shape == tuple(tensor.shape)

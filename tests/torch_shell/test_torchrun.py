@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import hpcckpt as hc
+from hpcckpt.collective.connect import refuse_torchrun
 from hpcckpt.errors import MpiError
-from hpcckpt.torchrun import refuse_torchrun
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 

@@ -22,7 +22,7 @@ from hpcckpt.errors import (
     StateMismatchError,
     StepNotFoundError,
 )
-from hpcckpt.snapshot import flatten
+from hpcckpt.state.tree import flatten
 
 optim, schedules = torch.optim, torch.optim.lr_scheduler
 
@@ -183,7 +183,7 @@ def test_tied_weights_stay_tied(run_dir):
 
 
 class Odd(torch.nn.Module):
-    """Has what is no tensor in its state, and loads in a way of its own."""
+    """Has what is no tensor in its state, and loads in another way."""
 
     def __init__(self, seen: int = 0) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ def test_generators_are_each_ranks_own(ranks, run_dir):
 
 
 class Loader:
-    """A data loader that knows its position, of its own on each rank."""
+    """A data loader that knows its position, which differs by rank."""
 
     def __init__(self, position: int = 0) -> None:
         self.position, self.buffer = position, {0: torch.arange(position)}

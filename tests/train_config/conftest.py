@@ -13,11 +13,10 @@ import quietly
 from click.testing import CliRunner
 
 from hpcckpt.cli.app import tool
-from hpcckpt.train import exporting
-from hpcckpt.train.catalogue import Catalogue
-from hpcckpt.train.checking import check
-from hpcckpt.train.cycles import Cycle, cycles
-from hpcckpt.train.problems import ConfigError, Problem
+from hpcckpt.train.config.cycles import Cycle, check, cycles
+from hpcckpt.train.config_errors import ConfigProblem, TrainConfigError
+from hpcckpt.train.names import export_config
+from hpcckpt.train.names.allow_list import Catalogue
 
 HERE = Path(__file__).parent
 LAUNCHER_VARIABLES = ("OMPI_", "PMI", "PMIX_", "SLURM_", "PALS_", "ALPS_")
@@ -42,7 +41,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget behind a test what it exported."""
-    monkeypatch.setattr(exporting, "_EXPORTED", {})
+    monkeypatch.setattr(export_config, "_EXPORTED", {})
 
 
 @pytest.fixture
@@ -68,14 +67,14 @@ def cycle() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def problems_of() -> Callable[..., list[Problem]]:
+def problems_of() -> Callable[..., list[ConfigProblem]]:
     """What is wrong with a configuration, in its form and in what it names: ``problems_of([cycle], allow=())``."""
 
-    def find(config: Any, allow: tuple[str, ...] = ()) -> list[Problem]:
+    def find(config: Any, allow: tuple[str, ...] = ()) -> list[ConfigProblem]:
         catalogue = Catalogue(allow)
         try:
             found = cycles(config)
-        except ConfigError as error:
+        except TrainConfigError as error:
             return list(error.problems)
         return check(found, catalogue)
 

@@ -15,17 +15,15 @@ import keras
 import pytest
 import tensorflow as tf
 
-from hpcckpt.train import keras_names, our_names
-from hpcckpt.train.aliases import canonical
-from hpcckpt.train.catalogue import Catalogue
-from hpcckpt.train.exporting import export_config
-from hpcckpt.train.factories import Factory
-from hpcckpt.train.keras_open import NAMESPACES
-from hpcckpt.train.problems import ConfigError, Problem
-from hpcckpt.train.refusing import RefusedError
+from hpcckpt.train.config.factories import Factory
+from hpcckpt.train.config_errors import ConfigProblem, RefusedError, TrainConfigError
+from hpcckpt.train.names import keras_resolver, package_resolver
+from hpcckpt.train.names.allow_list import Catalogue, canonical
+from hpcckpt.train.names.export_config import export_config
+from hpcckpt.train.names.keras_resolver import NAMESPACES
 
 IS_KERAS_3 = keras.__version__.startswith("3")
-Find = Callable[..., list[Problem]]
+Find = Callable[..., list[ConfigProblem]]
 
 
 def refused(name: str, allow: tuple[str, ...] = (), *, is_called: bool = True) -> RefusedError:
@@ -107,7 +105,7 @@ def test_everything_our_packages_publish_for_configurations_is_found() -> None:
     import hpcckpt.train.models
 
     for package in (hpcckpt.train.losses, hpcckpt.train.models, hpcckpt.train.models.networks):
-        names = our_names.open_names(package)
+        names = package_resolver.open_names(package)
         assert set(names) == set(package.__all__)
         for name in names:
             if inspect.isclass(getattr(package, name)):
@@ -145,12 +143,12 @@ REFUSED = {
     "keras.src.layers.Lambda": "",
     "keras.api.layers.Dense": "",
     "keras.src.utils.file_utils.os.system": "",
-    "hpcckpt.train.factories.re.compile": "there is no 'factories'",
-    "hpcckpt.train.environment.os.system": "there is no 'environment'",
+    "hpcckpt.train.config.factories.re.compile": "there is no 'config'",
+    "hpcckpt.train.run.environment.os.system": "there is no 'run'",
     "hpcckpt.train.models.importlib.import_module": "there is no 'importlib'",
     "hpcckpt.train.datasets.importlib.import_module": "there is no 'importlib'",
     "hpcckpt.train.models.configured.base_config": "there is no 'configured'",
-    "hpcckpt.importing.torch_file.read": "is not open",
+    "hpcckpt.tools.convert.read_torch.read": "is not open",
     "hpcckpt.native.plugins.load": "is not open",
     "hpcckpt.tmci.plugins.load": "is not open",
     "hpcckpt.load": "is not open",
@@ -221,7 +219,7 @@ REFUSED = {
     "tf.keras.callbacks.LearningRateScheduler": "it carries code",
     # callbacks that do more than look
     "tf.keras.callbacks.BackupAndRestore": "it removes a directory",
-    "tf.keras.callbacks.RemoteMonitor": "it sends what it is told to where it is told",
+    "tf.keras.callbacks.RemoteMonitor": "it sends data to any address",
     # no such names
     "tf": "nothing of the name 'tf' is exported",
     "tf.": "has an empty part",
@@ -297,7 +295,7 @@ def test_what_only_passes_through_keras_is_refused(monkeypatch: pytest.MonkeyPat
 
 def things_that_are_open() -> list[tuple[str, Any]]:
     spaces = [space.split(".") if space else [] for space in NAMESPACES]
-    names = [".".join(["tf.keras", *space, name]) for space in spaces for name in keras_names.open_names(space)]
+    names = [".".join(["tf.keras", *space, name]) for space in spaces for name in keras_resolver.open_names(space)]
     return [(name, Catalogue().find(name)) for name in names]
 
 
@@ -305,7 +303,7 @@ def test_what_is_open_in_keras_is_a_part_of_a_model_or_a_training() -> None:
     kinds = ["layers.Layer", "losses.Loss", "metrics.Metric", "optimizers.Optimizer", "optimizers.legacy.Optimizer"]
     kinds += ["callbacks.Callback", "initializers.Initializer", "regularizers.Regularizer", "constraints.Constraint"]
     kinds += ["optimizers.schedules.LearningRateSchedule"]
-    bases = tuple(found for found in map(keras_names.base, kinds) if found is not None)
+    bases = tuple(found for found in map(keras_resolver.base, kinds) if found is not None)
     assert len(bases) >= len(kinds) - 1
     others = {
         name for name, thing in things_that_are_open() if not (inspect.isclass(thing) and issubclass(thing, bases))
@@ -354,14 +352,14 @@ def test_the_arguments_of_a_factory_are_no_serialized_object_either(
 def test_a_text_is_never_looked_up() -> None:
     for text in ("os.system", "tf.nn.relu", "__import__('os')"):
         factory = Factory("tf.keras.regularizers.L2", {"l2": text})
-        with pytest.raises(ConfigError, match="L2"):  # Keras: it wants a number
+        with pytest.raises(TrainConfigError, match="L2"):  # Keras: it wants a number
             factory.build(Catalogue())
 
 
 @pytest.mark.parametrize("name", ["/home/me/.bashrc", "~/.profile", "x.py", "../.ssh/authorized_keys", "x.csv/.bashrc"])
 def test_a_table_is_written_to_nothing_that_could_be_run(name: str) -> None:
     factory = Factory("tf.keras.callbacks.CSVLogger", {"filename": name}, "[0].train_loop.X.callbacks[0]")
-    with pytest.raises(ConfigError, match=r"CSVLogger\.filename: .* let it end with one of \.csv") as caught:
+    with pytest.raises(TrainConfigError, match=r"CSVLogger\.filename: .* let it end with one of \.csv") as caught:
         factory.build(Catalogue())
     assert caught.value.problems[0].where == "[0].train_loop.X.callbacks[0].tf.keras.callbacks.CSVLogger.filename"
     assert Factory("tf.keras.callbacks.CSVLogger", {"filename": "runs/log.csv"}).build(Catalogue())
@@ -373,7 +371,7 @@ def test_a_refused_factory_is_not_built_even_if_nobody_checked_it(monkeypatch: p
     monkeypatch.setattr(builtins, "eval", called.append)
     for name in ("os.system", "builtins.eval", "posix.system"):
         for factory in (Factory(name, {"command": "true"}), Factory("tf.keras.layers.Dense", {"units": Factory(name)})):
-            with pytest.raises(ConfigError, match="is no root that configurations may name"):
+            with pytest.raises(TrainConfigError, match="is no root that configurations may name"):
                 factory.build(Catalogue())
     assert not called
 
@@ -382,7 +380,7 @@ def test_checking_a_configuration_imports_nothing_that_it_names(tmp_path: Path) 
     (tmp_path / "evil.py").write_text("print('it ran')", encoding="utf-8")
     code = (
         "import sys; sys.path.insert(0, '.')\n"
-        "from hpcckpt.train.catalogue import Catalogue\nfrom hpcckpt.train.refusing import RefusedError\n"
+        "from hpcckpt.train.names.allow_list import Catalogue\nfrom hpcckpt.train.config_errors import RefusedError\n"
         "for name in ('evil.x', 'evil', 'tf.evil.x', 'tf.keras.evil.x', 'hpcckpt.train.evil.x', 'ktf.evil.x'):\n"
         "    try: Catalogue().find(name)\n"
         "    except RefusedError: print('refused')\n"
@@ -448,7 +446,7 @@ def test_a_bare_name_is_told_with_the_nearest_exported_one() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package of a user's own: a class of its own, one of others, a module below, an exported function."""
+    """A user's package: its own class, one of others, a module below, an exported function."""
     name = f"package_{tmp_path.name.replace('-', '_')}"
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text(
@@ -510,7 +508,7 @@ def test_one_thing_alone_can_be_allowed(package: str) -> None:
      ("a b", "--allow a b: is no dotted path of public names"), ("", "is no dotted path"), ("_x", "is no dotted path")],
 )  # fmt: skip
 def test_a_root_that_cannot_be_allowed(root: str, says: str) -> None:
-    with pytest.raises(ConfigError, match="--allow") as caught:
+    with pytest.raises(TrainConfigError, match="--allow") as caught:
         Catalogue([root])
     assert says in str(caught.value)
 
@@ -518,5 +516,5 @@ def test_a_root_that_cannot_be_allowed(root: str, says: str) -> None:
 def test_a_root_whose_import_fails_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_root.py").write_text("raise ValueError('not today')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="--allow failing_root: cannot be imported: ValueError: not today"):
+    with pytest.raises(TrainConfigError, match="--allow failing_root: cannot be imported: ValueError: not today"):
         Catalogue(["failing_root"])

@@ -154,7 +154,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "put its arguments inside",
     ),
     "an empty factory": (config('"optimizer": {}'), "[0].optimizer: ", "write a factory"),
-    "a key that stands twice": (config('"seed": 1, "seed": 2'), "[0].seed: ", "keep one of them"),
+    "a duplicate key": (config('"seed": 1, "seed": 2'), "[0].seed: ", "keep one of them"),
     "a missing key": (config(loss=""), "[0].loss: ", "the first cycle must say it"),
     "a missing argument": (
         config(model='"model": {"ktf.models.OneHeadNet": {}}'),

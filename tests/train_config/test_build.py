@@ -11,25 +11,25 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.errors import NoSpaceError, OptionError
-from hpcckpt.train.catalogue import Catalogue
-from hpcckpt.train.exporting import export_config
-from hpcckpt.train.factories import Factory
-from hpcckpt.train.parsing import parse
-from hpcckpt.train.problems import ConfigError, Problem
+from hpcckpt.train.config.factories import Factory
+from hpcckpt.train.config.factory_parse import parse
+from hpcckpt.train.config_errors import ConfigProblem, TrainConfigError
+from hpcckpt.train.names.allow_list import Catalogue
+from hpcckpt.train.names.export_config import export_config
 
 CATALOGUE = Catalogue()
 
 
 def factory(value: dict[str, Any], where: str = "[0].model") -> Factory:
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     found = parse(value, where, problems)
     assert not problems
     assert found is not None
     return found
 
 
-def complaint(value: dict[str, Any], **given: Any) -> ConfigError:
-    with pytest.raises(ConfigError) as caught:
+def complaint(value: dict[str, Any], **given: Any) -> TrainConfigError:
+    with pytest.raises(TrainConfigError) as caught:
         factory(value).build(CATALOGUE, **given)
     return caught.value
 
@@ -189,13 +189,13 @@ def test_an_interrupt_is_no_matter_of_the_configuration() -> None:
 
 
 def test_no_argument_that_keras_takes_is_called_wrong() -> None:
-    """Classes are made anew of their own configs, and what the check calls wrong there, Keras must refuse too."""
-    from hpcckpt.train import keras_names, keras_open
-    from hpcckpt.train.signatures import call_problems
+    """Classes are made again from their own configs, and what the check calls wrong there, Keras must refuse too."""
+    from hpcckpt.train.config.signatures import call_problems
+    from hpcckpt.train.names import keras_resolver
 
     n_classes, n_wrong = 0, 0
-    for space in keras_open.NAMESPACES:
-        for name in keras_names.open_names(space.split(".")) if space else ():
+    for space in keras_resolver.NAMESPACES:
+        for name in keras_resolver.open_names(space.split(".")) if space else ():
             cls = CATALOGUE.find(f"tf.keras.{space}.{name}")
             if not isinstance(cls, type):
                 continue
@@ -214,7 +214,7 @@ def test_no_argument_that_keras_takes_is_called_wrong() -> None:
 
 
 def test_deprecated_arguments_that_keras_still_takes_are_not_called_wrong() -> None:
-    from hpcckpt.train.signatures import call_problems
+    from hpcckpt.train.config.signatures import call_problems
 
     old = {"input_shape": [1], "input_dim": 3} if keras.__version__.startswith("3") else {
         "input_shape": [1], "batch_input_shape": [1, 1], "weights": None, "dynamic": False}  # fmt: skip

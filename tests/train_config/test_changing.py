@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from hpcckpt.train.cycles import cycles, effective
-from hpcckpt.train.problems import ConfigError, inside
+from hpcckpt.train.config.cycles import cycles, effective
+from hpcckpt.train.config_errors import TrainConfigError, inside
 
 Make = Callable[..., dict[str, Any]]
 ADAM = "tf.keras.optimizers.Adam"
@@ -35,7 +34,7 @@ def after(*sets: str, base: Any = BASE) -> list[dict[str, Any]]:
 
 
 def told(*sets: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         after(*sets)
     return [str(problem) for problem in caught.value.problems]
 
@@ -209,7 +208,7 @@ def test_a_change_that_cannot_be_made(change: str, says: str) -> None:
 
 def test_all_changes_that_cannot_be_made_are_told_with_all_else_that_is_wrong() -> None:
     raw = [{**BASE[0], "optimiser": 3}]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         cycles(raw, ["sed=3", "[9].seed=1", "seed=-1"])
     assert [problem.where for problem in caught.value.problems] == [
         "--set sed=3", "--set [9].seed=1", "[0].seed", "[0].optimiser",
@@ -218,6 +217,6 @@ def test_all_changes_that_cannot_be_made_are_told_with_all_else_that_is_wrong() 
 
 def test_a_part_that_only_some_cycles_have_needs_the_number_of_a_cycle(cycle: Make) -> None:
     raw = [cycle(optimizer={ADAM: {}}), {"optimizer": {"tf.keras.optimizers.SGD": {}}}]
-    with pytest.raises(ConfigError, match=r"name the cycle") as caught:
+    with pytest.raises(TrainConfigError, match=r"name the cycle") as caught:
         cycles(raw, [f"optimizer.{ADAM}.learning_rate=0.1"])
     assert "[1].optimizer" in str(caught.value)

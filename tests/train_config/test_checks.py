@@ -8,14 +8,14 @@ from typing import Any, Literal
 import pytest
 import tensorflow as tf
 
-from hpcckpt.train.argument_types import type_text
-from hpcckpt.train.catalogue import Catalogue
-from hpcckpt.train.cycles import cycles
-from hpcckpt.train.exporting import export_config
-from hpcckpt.train.problems import ConfigError, Problem
-from hpcckpt.train.signatures import takes
+from hpcckpt.train.config.argument_types import type_text
+from hpcckpt.train.config.cycles import cycles
+from hpcckpt.train.config.signatures import takes
+from hpcckpt.train.config_errors import ConfigProblem, TrainConfigError
+from hpcckpt.train.names.allow_list import Catalogue
+from hpcckpt.train.names.export_config import export_config
 
-Find = Callable[..., list[Problem]]
+Find = Callable[..., list[ConfigProblem]]
 Make = Callable[..., dict[str, Any]]
 DENSE = "tf.keras.layers.Dense"
 
@@ -43,7 +43,7 @@ def test_the_complex_sample_is_right_but_for_a_data_set_that_we_do_not_have(seed
 
 def test_form_names_and_arguments_are_told_at_once(cycle: Make) -> None:
     raw = [cycle(optimizer={"tf.keras.optimizers.Adan": {}}, optimizr={}, seed=-1), {"metrics": ["acurac", 3]}]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         cycles(raw, catalogue=Catalogue())
     assert {problem.where for problem in caught.value.problems} == {
         "[0].optimizr", "[0].seed", "[0].optimizer.tf.keras.optimizers.Adan", "[1].metrics[0]", "[1].metrics[1]",

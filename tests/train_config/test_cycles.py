@@ -11,21 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from hpcckpt.lms.settings import Settings
-from hpcckpt.train import schema
-from hpcckpt.train.cycles import Checkpoint, Cycle, cycles, effective
-from hpcckpt.train.factories import Factory
-from hpcckpt.train.problems import ConfigError
-from hpcckpt.train.reading import read
+from hpcckpt.lms.settings import LmsSettings
+from hpcckpt.train.config import schema
+from hpcckpt.train.config.cycles import CheckpointSettings, Cycle, cycles, effective
+from hpcckpt.train.config.factories import Factory
+from hpcckpt.train.config.read import read
+from hpcckpt.train.config_errors import TrainConfigError
 
 Make = Callable[..., dict[str, Any]]
 
 
 def told(config: Any) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         cycles(config)
     return [str(problem) for problem in caught.value.problems]
 
@@ -48,7 +47,7 @@ def test_the_defaults(seeds: Path) -> None:
     assert (cycle.optimizer.name, cycle.optimizer.kwargs) == ("tf.keras.optimizers.Adam", {})
     assert (cycle.train_loop.name, cycle.train_loop.kwargs) == ("hpcckpt.train.KerasTrainLoop", {})
     assert (cycle.metrics, cycle.lms, cycle.distributed, cycle.seed) == ((), None, "auto", None)
-    assert cycle.checkpoint == Checkpoint()
+    assert cycle.checkpoint == CheckpointSettings()
 
 
 def test_null_takes_a_key_back_to_its_default(cycle: Make) -> None:
@@ -116,7 +115,7 @@ def test_the_effective_configuration_says_the_same_and_leaves_nothing_out(
     whole = effective(cycles([{**raw[0], "checkpoint": checkpoint}, *raw[1:]]))
     assert all(list(each) == list(schema.CycleKeys.model_fields) for each in whole)
     assert effective(cycles(json.loads(json.dumps(whole)))) == whole
-    assert effective(cycles([whole[-1]])) == [whole[-1]]  # each stands for itself
+    assert effective(cycles([whole[-1]])) == [whole[-1]]  # each means itself
 
 
 def test_the_effective_configuration_keeps_nested_factories_and_references(seeds: Path, cycle: Make) -> None:
@@ -157,12 +156,12 @@ def test_what_is_given_is_not_changed(cycle: Make) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (object(), "a object cannot stand in a configuration"),
+        (object(), "a object cannot be in a configuration"),
         ({1: 2}, "the key 1 is no text"),
         (float("nan"), "nan is no number"),
-        ({"a", "b"}, "a set cannot stand in a configuration"),
-        (np.zeros(3), "a ndarray cannot stand in a configuration"),
-        (lambda: 0, "a function cannot stand in a configuration"),
+        ({"a", "b"}, "a set cannot be in a configuration"),
+        (np.zeros(3), "a ndarray cannot be in a configuration"),
+        (lambda: 0, "a function cannot be in a configuration"),
     ],
 )
 def test_what_json_has_not_is_refused(value: Any, says: str, cycle: Make) -> None:
@@ -217,10 +216,10 @@ def test_everything_is_told_at_once() -> None:
 
 def test_the_error_names_the_file_and_each_problem_on_a_line_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('[{"model": {"a.B": {}}, "loss": null}]', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"^\S+c\.json: \[0\]\.datasets: is missing"):
+    with pytest.raises(TrainConfigError, match=r"^\S+c\.json: \[0\]\.datasets: is missing"):
         cycles(tmp_path / "c.json")
     (tmp_path / "c.json").write_text('[{"model": {"a.B": {}}}]', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"c\.json: 2 problems\n  \[0\]\.datasets: .*\n  \[0\]\.loss: "):
+    with pytest.raises(TrainConfigError, match=r"c\.json: 2 problems\n  \[0\]\.datasets: .*\n  \[0\]\.loss: "):
         cycles(tmp_path / "c.json")
 
 
@@ -239,7 +238,7 @@ def test_what_is_wrong_with_the_writing_and_with_the_meaning_is_told_together(tm
     [
         (
             {"num_epochs": 3},
-            "[0].num_epochs: there is no such key; it is an argument of what stands under 'train_loop'",
+            "[0].num_epochs: there is no such key; it is an argument of the factory under 'train_loop'",
         ),
         ({"max_to_keep": 3}, "[0].max_to_keep: there is no such key; it is a key of 'checkpoint'"),
         ({"memory_budget": 3}, "[0].memory_budget: there is no such key; it is a key of 'lms'"),
@@ -309,13 +308,13 @@ def test_keys_cannot_forge_lines_of_a_message() -> None:
 
 def test_the_keys_of_a_checkpoint_are_those_of_its_class() -> None:
     assert schema.CheckpointKeys().model_dump() == {
-        name: getattr(Checkpoint(), name) for name in Checkpoint.__dataclass_fields__
+        name: getattr(CheckpointSettings(), name) for name in CheckpointSettings.__dataclass_fields__
     }
 
 
 def test_the_keys_of_lms_are_its_settings() -> None:
-    blank = Settings()
-    assert {name: getattr(blank, name) for name in Settings.__dataclass_fields__} == {
+    blank = LmsSettings()
+    assert {name: getattr(blank, name) for name in LmsSettings.__dataclass_fields__} == {
         **schema.LmsKeys().model_dump(),
         "serialization": (),
     }
@@ -327,7 +326,7 @@ def test_the_keys_of_a_cycle_are_those_of_its_class() -> None:
 
 def test_cycles_need_no_framework() -> None:
     code = (
-        "import sys; from hpcckpt.train.cycles import cycles, effective\n"
+        "import sys; from hpcckpt.train.config.cycles import cycles, effective\n"
         "effective(cycles([{'datasets': {'a.b': {}}, 'model': {'tf.keras.layers.Dense': {}}, 'loss': 'mse'}]))\n"
         "print([name for name in ('tensorflow', 'keras', 'torch', 'mpi4py', 'horovod') if name in sys.modules])"
     )

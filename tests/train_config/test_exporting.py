@@ -11,7 +11,7 @@ import pytest
 
 from hpcckpt.errors import CodeError
 from hpcckpt.train import export_config
-from hpcckpt.train.exporting import ExportError, exported
+from hpcckpt.train.names.export_config import ExportError, exported
 
 
 def test_classes_and_functions_are_visible_and_stay_what_they_are() -> None:

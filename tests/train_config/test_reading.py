@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from hpcckpt.train.decoding import Pairs
-from hpcckpt.train.problems import ConfigError
-from hpcckpt.train.reading import parse, read
+from hpcckpt.train.config.hjson_decode import Pairs
+from hpcckpt.train.config.read import parse, read
+from hpcckpt.train.config_errors import TrainConfigError
 
 ONE = '[{"model": {"m.X": {}}}]'
 
@@ -29,7 +28,7 @@ def complaint(text: str) -> str:
     """Return what is said of a file with this text, whether it can be read or not."""
     try:
         return "\n".join(map(str, parse(text, "c.hjson").problems))
-    except ConfigError as error:
+    except TrainConfigError as error:
         return str(error)
 
 
@@ -118,7 +117,7 @@ def test_a_dash_is_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_closed_standard_input_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(ConfigError, match="standard input: is closed"):
+    with pytest.raises(TrainConfigError, match="standard input: is closed"):
         read("-")
 
 
@@ -128,7 +127,7 @@ def test_a_closed_standard_input_is_a_config_error(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "where", "remedy"),
     [
-        ('[{"a": 1, "b": {"c": 1, "c": 2}}]', "[0].b.c: stands twice", "keep one"),
+        ('[{"a": 1, "b": {"c": 1, "c": 2}}]', "[0].b.c: is there twice", "keep one"),
         ('[{"a": True,\n"b": 1}]', "[0].a: is the text 'True,'", "write true"),
         ('[{"a": None\n}]', "[0].a: is the text 'None'", "write null"),
         ('[{"a": "False"}]', "[0].a: is the text 'False'", "write false"),
@@ -170,7 +169,7 @@ def test_text_without_quotes_is_fine_where_it_is_meant() -> None:
     [
         ('[\n  {"a": 1,\n   "b" 2}\n]', "c.hjson:3:"),
         ('[\n  {"a": "x}\n]', "c.hjson:2: a text is not closed where the line ends"),
-        ('[{"a": "x\ty"}]'.replace("\\t", "\t"), "c.hjson:1: the character '\\t' stands in a text"),
+        ('[{"a": "x\ty"}]'.replace("\\t", "\t"), "c.hjson:1: the character '\\t' is in a text"),
         ('[{"a": 1}', "c.hjson:1:"),
         ('[{"a": 1}]\n]', "c.hjson:2:1: Extra data"),
         ('\n\n[{"a": 1} /* b', "c.hjson:3: what begins here is not closed"),
@@ -219,7 +218,7 @@ def test_what_holds_no_cycle_is_refused(text: str, says: str) -> None:
 
 
 def refusal(path: Path | str) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         read(path)
     return str(caught.value)
 
@@ -255,7 +254,7 @@ def test_whatever_a_file_holds_is_read_or_refused(text: str) -> None:
     refused, document = None, None
     try:
         document = parse(text, "c.hjson")
-    except ConfigError as error:
+    except TrainConfigError as error:
         refused = error
     if document is None:
         assert refused is not None
@@ -268,5 +267,5 @@ def test_whatever_a_file_holds_is_read_or_refused(text: str) -> None:
 
 def test_a_program_without_hjson_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "hjson", None)
-    with pytest.raises(ConfigError, match=r"pip install 'hpcckpt\[train\]'"):
+    with pytest.raises(TrainConfigError, match=r"pip install 'hpcckpt\[train\]'"):
         parse(ONE, "c.hjson")

@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 import hpcckpt
-from hpcckpt.train import keras_open, schema
-from hpcckpt.train.cycles import cycles, effective
-from hpcckpt.train.reading import parse
-from hpcckpt.train.reference import filled, main
+from hpcckpt.train.config import schema
+from hpcckpt.train.config.cycles import cycles, effective
+from hpcckpt.train.config.read import parse
+from hpcckpt.train.config.reference_docs import filled, main
+from hpcckpt.train.names import keras_resolver
 
 PAGE = Path(hpcckpt.__file__).parents[1] / "docs" / "train-config.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     assert filled(PAGE.read_text(encoding="utf-8")) == PAGE.read_text(encoding="utf-8"), (
-        f"run: python -m hpcckpt.train.reference {PAGE}"
+        f"run: python -m hpcckpt.train.config.reference_docs {PAGE}"
     )
 
 
@@ -33,7 +34,7 @@ def test_every_key_stands_in_it_with_its_default() -> None:
             (row,) = re.findall(rf"^\| `{name}` \| `?{words}.*$", page, re.MULTILINE)[:1]
             if keys is not schema.CycleKeys:
                 assert row.endswith(f"`{json.dumps(field.default)}` |")
-    assert all(f"`tf.keras.{name}`" in page for name in keras_open.CLOSED)
+    assert all(f"`tf.keras.{name}`" in page for name in keras_resolver.CLOSED)
 
 
 def test_a_page_that_is_not_up_to_date_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +82,7 @@ def test_its_example_of_mistakes_is_what_is_said(tmp_path: Path) -> None:
 
 def test_making_it_loads_no_framework() -> None:
     code = (
-        f"import sys; from hpcckpt.train.reference import main; main([{str(PAGE)!r}, '--check'])\n"
+        f"import sys; from hpcckpt.train.config.reference_docs import main; main([{str(PAGE)!r}, '--check'])\n"
         "print([name for name in ('tensorflow', 'keras', 'mpi4py') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

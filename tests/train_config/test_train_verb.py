@@ -18,8 +18,8 @@ import pytest
 from mpi_launch import clean_environment
 
 import hpcckpt
-from hpcckpt.train.cycles import cycles, effective
-from hpcckpt.train.reading import parse
+from hpcckpt.train.config.cycles import cycles, effective
+from hpcckpt.train.config.read import parse
 
 Train = Callable[..., Any]
 Make = Callable[..., dict[str, Any]]

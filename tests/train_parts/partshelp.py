@@ -41,7 +41,7 @@ def records(path: Path, **options: Any) -> Any:
 
 
 def pairs(make: Make, path: Path, n_ranks: int, **options: Any) -> list[Any]:
-    """Return what each of so many ranks gets, made one after the other."""
+    """Return what each of N ranks gets, made one after the other."""
     found = []
     make(path, batch_size=1)  # whatever one rank does for all is done
     for rank in range(n_ranks):

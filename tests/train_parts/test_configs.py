@@ -9,12 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-from hpcckpt.train.catalogue import Catalogue
-from hpcckpt.train.checking import check
-from hpcckpt.train.cycles import Cycle, cycles
+from hpcckpt.train.config.cycles import Cycle, check, cycles
+from hpcckpt.train.config.factories import Factory
 from hpcckpt.train.datasets import sharing
-from hpcckpt.train.factories import Factory
-from hpcckpt.train.submodels import freeze
+from hpcckpt.train.names.allow_list import Catalogue
+from hpcckpt.train.run.submodels import freeze
 
 FOLDER = Path(__file__).parents[2] / "examples" / "configs"
 NAMES = ["lms", "mnist", "mnist_cycles", "slurm", "transfer"]
@@ -27,7 +26,7 @@ def read(name: str, *sets: str) -> tuple[Cycle, ...]:
 
 @pytest.fixture
 def mnist_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have 2,000 images stand where MNIST is kept, and a directory to work in."""
+    """Put 2,000 images where MNIST is kept, and a directory to work in."""
     draw = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
     for part, n in (("train", 2000), ("test", 200)):

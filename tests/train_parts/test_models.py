@@ -15,12 +15,12 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.errors import OptionError
-from hpcckpt.keras.layers import named_weights
+from hpcckpt.keras.model.layers import named_weights
 from hpcckpt.train import models
 from hpcckpt.train.models import LeNet5, OneHeadNet
 from hpcckpt.train.models.components import ConvBlock, PatchEmbedding, ResidualStage, TransformerBlock
 from hpcckpt.train.models.networks import SmallConvNet, SmallResNet, SmallTransformer
-from hpcckpt.train.submodels import find, freeze
+from hpcckpt.train.run.submodels import find, freeze
 
 Build = Callable[[], Any]
 IMAGES = np.random.default_rng(1).random((3, 28, 28, 1)).astype(np.float32)
@@ -174,7 +174,7 @@ def test_a_frozen_base_is_the_same_to_the_bit_after_training(normalization: str)
     assert not np.array_equal(head[0], model.head.get_weights()[0])
 
 
-# -- what a head stands on -------------------------------------------------------------------------
+# -- the layer below a head -------------------------------------------------------------------------
 
 
 def test_a_base_of_keras_own_that_gives_images_is_averaged() -> None:

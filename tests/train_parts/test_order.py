@@ -1,4 +1,4 @@
-"""Which images make which batch: dealt to the ranks, in another order in each epoch, equal for whoever has the seed."""
+"""Which images make which batch: dealt to the ranks, in another order in each epoch, identical for the same seed."""
 
 from __future__ import annotations
 

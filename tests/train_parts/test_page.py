@@ -1,4 +1,4 @@
-"""The page that says how to add a data set, a model, a loss: its program is run as it stands."""
+"""The page that says how to add a data set, a model, a loss: its program is run unchanged."""
 
 from __future__ import annotations
 

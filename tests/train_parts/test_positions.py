@@ -1,4 +1,4 @@
-"""A run that goes on amid an epoch sees the very images that the uninterrupted one sees, in this and later epochs."""
+"""A run that resumes within an epoch sees exactly the images of the uninterrupted run, in this and later epochs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from partshelp import Make, numbers, pairs, raw, records
 
 import hpcckpt as hc
-from hpcckpt.keras.iterators import read_iterator
-from hpcckpt.keras.pipelines import Pipeline
+from hpcckpt.keras.data.iterator_state import read_iterator
+from hpcckpt.keras.data.pipeline_state import Pipeline
 from hpcckpt.train.models import OneHeadNet
 
 BOTH = pytest.mark.parametrize("make", [raw, records], ids=lambda make: make.__name__)
@@ -57,7 +57,7 @@ def test_the_state_holds_no_images_beyond_the_batches_that_were_made_ahead(mnist
 
 
 class Stop(keras.callbacks.Callback):
-    """Ends a run as a kill would, behind so many batches."""
+    """Ends a run as a kill would, after N batches."""
 
     def __init__(self, batches: int) -> None:
         super().__init__()

@@ -234,7 +234,7 @@ def test_an_index_that_is_no_json_is_named(text: bytes, directory: Path) -> None
 
 
 def test_a_directory_of_other_things_is_left_alone(mnist_npz: Path) -> None:
-    with pytest.raises(OptionError, match="holds other things than TFRecords; give a directory of its own"):
+    with pytest.raises(OptionError, match="holds other things than TFRecords; give another directory"):
         mnist.convert(mnist_npz.parent, path=mnist_npz)
     assert mnist_npz.exists()
 

@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from hpcckpt.collective.mpi import world
-from hpcckpt.train import reducing
+from hpcckpt.train.loop import gradient_allreduce
 
-reducing.MESSAGE_BYTES = 12
+gradient_allreduce.MESSAGE_BYTES = 12
 comm = world()
-mean = reducing.GradientMean(comm)
+mean = gradient_allreduce.GradientMean(comm)
 own = float(comm.rank + 1)
 
 

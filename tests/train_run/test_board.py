@@ -12,7 +12,7 @@ import pytest
 import trainpieces as pieces
 from trainlaunch import MPI4PY, completed, needs_mpirun, train
 
-from hpcckpt.train.board import called_on
+from hpcckpt.train.callbacks.tensorboard import called_on
 
 pytestmark = pytest.mark.skipif(find_spec("tensorboard") is None, reason="TensorBoard is not installed")
 

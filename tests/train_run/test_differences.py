@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcckpt.train.differences import check
-from hpcckpt.train.problems import ConfigError
+from hpcckpt.train.config.config_diff import check
+from hpcckpt.train.config_errors import TrainConfigError
 
 LOOP = "hpcckpt.train.KerasTrainLoop"
 
@@ -71,21 +71,21 @@ def test_what_has_no_part_in_what_was_trained_may_differ(change: Any) -> None:
 
 @pytest.mark.parametrize(("change", "text"), HARMFUL.values(), ids=HARMFUL.keys())
 def test_what_has_a_part_is_refused_with_both_values(change: Any, text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         check(*changed(change), n_begun=1, n_epochs_done=3)
     assert text in str(caught.value)
 
 
 def test_all_that_differs_is_told_at_once() -> None:
     before, after = changed(lambda new: new[0].update(seed=1, model={"Other": {}}))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         check(before, after, n_begun=1, n_epochs_done=0)
     assert len(caught.value.problems) == 3
 
 
 def test_epochs_of_a_cycle_that_another_one_went_on_from_may_not_differ() -> None:
     before, after = changed(HARMLESS["more epochs in the cycle under way"])
-    with pytest.raises(ConfigError, match="num_epochs"):
+    with pytest.raises(TrainConfigError, match="num_epochs"):
         check(before, after, n_begun=2, n_epochs_done=1)
 
 
@@ -96,5 +96,5 @@ def test_a_number_is_equal_to_itself_however_it_is_written() -> None:
 def test_one_is_not_true() -> None:
     before, after = [cycle()], [cycle()]
     before[0]["datasets"]["toy_data"]["size"], after[0]["datasets"]["toy_data"]["size"] = 1, True
-    with pytest.raises(ConfigError, match="size"):
+    with pytest.raises(TrainConfigError, match="size"):
         check(before, after, n_begun=1, n_epochs_done=0)

@@ -17,10 +17,13 @@ import trainpieces as pieces
 
 import hpcckpt as hc
 from hpcckpt import tiers
+from hpcckpt.core.system import OperatingSystem
 from hpcckpt.errors import LockedError, OptionError
-from hpcckpt.lock import RunLock
-from hpcckpt.train import Environment, KerasTrainLoop, seeding, surroundings
-from hpcckpt.train.problems import ConfigError
+from hpcckpt.native.posix_files import POSIX
+from hpcckpt.rundir.lock import RunLock
+from hpcckpt.train import Environment, KerasTrainLoop
+from hpcckpt.train.config_errors import TrainConfigError
+from hpcckpt.train.run import environment_info, seeding
 
 Run = Callable[..., list[Any]]
 
@@ -64,7 +67,7 @@ def test_what_is_wrong_in_form_and_in_names_is_told_at_once(tmp_path: Path) -> N
         encoding="utf-8",
     )
     for act in (Environment(tmp_path / "run").run, Environment(tmp_path / "run").check):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(TrainConfigError) as caught:
             act(tmp_path / "config.json")
         text = str(caught.value)
         assert text.startswith(f"{tmp_path / 'config.json'}: 2 problems")
@@ -77,7 +80,7 @@ def test_what_cannot_be_built_is_told_with_its_file(tmp_path: Path) -> None:
         json.dumps(pieces.config(model={"ToyModel": {"dropout": 7.0}})), encoding="utf-8"
     )
     for act in (Environment(tmp_path / "run").run, Environment(tmp_path / "run").check):
-        with pytest.raises(ConfigError, match=r"config\.json"):
+        with pytest.raises(TrainConfigError, match=r"config\.json"):
             act(tmp_path / "config.json")
 
 
@@ -202,7 +205,7 @@ def test_weights_of_a_submodel_do_not_take_the_place_of_checkpoints(run: Run, tm
     places = ["run/cycle-1", "other/cycle-1", "other/cycle-1/final", "both", "both"]
     saved = [{"name": "body", "path": str(tmp_path / place)} for place in places]
     for act in (Environment(other, verbose=0).run, Environment(other, verbose=0).check):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(TrainConfigError) as caught:
             act(pieces.config(train_loop=pieces.loop(save_submodels=saved)))
         numbers = [problem.where.partition("save_submodels")[2] for problem in caught.value.problems]
         assert numbers == ["[0]", "[1]", "[2]", "[4]"]
@@ -222,7 +225,7 @@ def test_a_wrong_path_of_a_submodel_is_a_config_error_that_names_its_place_and_s
     key: str, run: Run
 ) -> None:
     wrong = [{"name": "bodi", "path": "x"}] if key == "load_submodels" else ["bodi"]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         run(pieces.config(train_loop=pieces.loop(**{key: wrong})))
     (problem,) = caught.value.problems
     assert problem.where == f"[0].train_loop.hpcckpt.train.KerasTrainLoop.{key}[0]"
@@ -233,7 +236,7 @@ def test_a_wrong_path_of_a_submodel_is_a_config_error_that_names_its_place_and_s
 def test_weights_to_load_that_are_not_there_are_a_config_error(run: Run) -> None:
     loading = pieces.loop(load_submodels=[{"name": "body", "path": "nowhere"}])
     for act in (run, Environment("run").check):
-        with pytest.raises(ConfigError, match=r"\[0\]\.train_loop.*load_submodels\[0\].*nowhere"):
+        with pytest.raises(TrainConfigError, match=r"\[0\]\.train_loop.*load_submodels\[0\].*nowhere"):
             act(pieces.config(train_loop=loading))
 
 
@@ -250,7 +253,7 @@ def test_weights_to_load_that_a_cycle_before_saves_are_no_error_of_a_check(tmp_p
 
 def test_the_run_directory_says_what_was_trained_and_on_what(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("SOME_TOKEN", "not-for-files")
-    monkeypatch.setattr(surroundings, "_GIT_S", 200.0)
+    monkeypatch.setattr(environment_info, "_GIT_S", 200.0)
     run(pieces.two_cycles())
     place = tmp_path / "run"
     first, second = json.loads((place / "config.json").read_text(encoding="utf-8"))
@@ -300,11 +303,10 @@ def test_a_monitor_that_is_no_metric_is_told_once_with_the_name_that_was_meant(
 
 def test_two_jobs_do_not_train_in_one_run_directory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with RunLock.take(tmp_path / "run") as lock:
+    with RunLock.take(tmp_path / "run", system=OperatingSystem(POSIX)) as lock:
         held = json.loads(lock.path.read_text(encoding="utf-8"))
         foreign = {**held, "host": "another-host"} if "host" in held else held
         lock.path.write_text(json.dumps(foreign), encoding="utf-8")
-        RunLock._held.pop(str(lock.path.parent))
         with pytest.raises(LockedError, match="another-host"):
             run(pieces.config())
 
@@ -315,11 +317,10 @@ def test_processes_that_train_each_by_itself_in_one_run_directory_are_told_what_
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     (tmp_path / "run").mkdir()
-    with RunLock.take(tmp_path / "run") as lock:
+    with RunLock.take(tmp_path / "run", system=OperatingSystem(POSIX)) as lock:
         held = json.loads(lock.path.read_text(encoding="utf-8"))
         lock.path.write_text(json.dumps({**held, "host": "another-host"}), encoding="utf-8")
-        RunLock._held.pop(str(lock.path.parent))
-        with pytest.raises(LockedError, match="each of 2 processes trains by itself here: give each a run directory"):
+        with pytest.raises(LockedError, match="2 processes train separately here: give each its own run directory"):
             run(pieces.config(distributed="none"))
 
 
@@ -345,7 +346,7 @@ def test_check_tells_of_a_loss_that_does_not_fit_the_labels(tmp_path: Path) -> N
     wrong = pieces.config(
         loss={"tf.keras.losses.CategoricalCrossentropy": {}}, model={"ToyModel": {"n_outputs": 3}}, metrics=[]
     )
-    with pytest.raises(ConfigError, match=r"\[0\]: a step to train cannot be made: ValueError: .*let model, loss"):
+    with pytest.raises(TrainConfigError, match=r"\[0\]: a step to train cannot be made: ValueError: .*let model, loss"):
         Environment(tmp_path / "run").check(wrong)
 
 
@@ -383,7 +384,7 @@ def validates_for_ever() -> Any:
 )
 def test_data_that_cannot_be_trained_on_is_a_config_error(factory: Any, text: str, run: Run) -> None:
     pieces.export_config(factory)
-    with pytest.raises(ConfigError, match=rf"\[0\]\.datasets: .*{text}"):
+    with pytest.raises(TrainConfigError, match=rf"\[0\]\.datasets: .*{text}"):
         run(pieces.config(datasets={factory.__name__: {}}))
 
 
@@ -404,7 +405,7 @@ def test_steps_of_an_epoch_for_which_the_data_does_not_last_are_refused_before_a
 ) -> None:
     lasting, short = (pieces.config(train_loop=pieces.loop(num_train_steps=steps)) for steps in (4, 6))
     run(lasting)
-    with pytest.raises(ConfigError, match=r"num_train_steps: 2 epochs of 6 batches need 12, and the data has 8"):
+    with pytest.raises(TrainConfigError, match=r"num_train_steps: 2 epochs of 6 batches need 12, and the data has 8"):
         Environment(tmp_path / "short").check(short)
 
 
@@ -416,14 +417,16 @@ def of_unknown_length() -> Any:
 def test_a_cycle_whose_data_has_ended_before_its_last_epoch_is_not_complete(run: Run, tmp_path: Path) -> None:
     pieces.export_config(of_unknown_length)
     short = pieces.config(datasets={"of_unknown_length": {}}, train_loop=pieces.loop(num_train_steps=6))
-    with pytest.raises(ConfigError, match=r"\[0\]\.datasets: the data ended in epoch \d of 2, after 8 batches"):
+    with pytest.raises(TrainConfigError, match=r"\[0\]\.datasets: the data ended in epoch \d of 2, after 8 batches"):
         run(short)
     assert not (tmp_path / "run" / "cycle-1" / "final").exists()
+    (entry,) = pieces.log(tmp_path / "run", "failed")
+    assert (entry["error"], "the data ended" in entry["text"]) == ("ConfigError", True)
 
 
 def test_a_model_that_does_not_take_the_data_is_a_config_error(run: Run) -> None:
     layers = [{"tf.keras.layers.Reshape": {"target_shape": [7]}}]
-    with pytest.raises(ConfigError, match=r"\[0\]\.model: the model does not take the data"):
+    with pytest.raises(TrainConfigError, match=r"\[0\]\.model: the model does not take the data"):
         run(pieces.config(model={"tf.keras.Sequential": {"layers": layers}}))
 
 
@@ -449,5 +452,5 @@ def test_all_options_of_a_loop_that_make_no_sense_are_told_at_once() -> None:
 
 
 def test_ranks_that_would_train_in_different_ways_from_cycle_to_cycle_are_refused(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"\[1\]\.distributed: 'none', and 'mpi4py' in the first cycle"):
+    with pytest.raises(TrainConfigError, match=r"\[1\]\.distributed: 'none', and 'mpi4py' in the first cycle"):
         run([*pieces.config(distributed="mpi4py"), {"distributed": "none"}])

@@ -29,7 +29,7 @@ def test_one_rank_that_is_killed_at_each_of_these_places_ends_with_the_same_bits
 
 
 VICTIMS = {"horovod": ("1:7@1", "between"), "mpi4py": ("1:end@1", "2:5@1")}
-"""Rank 1, or both: each place once, for where it is kills alike whoever averages the gradients."""
+"""Rank 1, or both: each place once, for the place does not depend on who averages the gradients."""
 
 
 @needs_mpirun

@@ -14,7 +14,7 @@ import trainpieces as pieces
 from hpcckpt.train import Environment, export_config
 
 EPOCHS, STEPS = 3, 5
-"""The data ends amid the second epoch, which is five of its eight batches long."""
+"""The data ends during the second epoch, which is five of its eight batches long."""
 Run = Callable[..., list[Any]]
 
 

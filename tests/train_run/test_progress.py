@@ -14,7 +14,7 @@ import pytest
 import trainpieces as pieces
 from trainlaunch import ENV, HERE
 
-from hpcckpt.train import progress
+from hpcckpt.train.callbacks import progress
 
 
 def test_without_a_terminal_there_is_a_line_for_each_epoch(run: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,9 @@ def test_bar_and_lines_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
     assert [row for row in ours if len(row.rstrip()) > 80 or "…" in row] == []
 
 
-@pytest.mark.parametrize("make", ["train.progress import _bars; _bars(list)", "keras.progress import Skipping; show()"])
+@pytest.mark.parametrize(
+    "make", ["train.callbacks.progress import _bars; _bars(list)", "keras.data.skip_progress import Skipping; show()"]
+)
 def test_a_bar_draws_nothing_of_the_stream_that_programs_share(make: str) -> None:
     code = (
         "import random, sys\n"

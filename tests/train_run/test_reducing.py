@@ -13,7 +13,7 @@ from mpi_launch import mpirun
 from trainlaunch import ENV, HERE, completed, needs_mpirun
 
 from hpcckpt.collective.communicator import SerialCommunicator
-from hpcckpt.train import metric_means
+from hpcckpt.train.callbacks import metric_allreduce
 
 needs_mpi4py = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
@@ -38,15 +38,15 @@ def test_gradients_of_all_kinds_are_averaged(n_ranks: int) -> None:
 
 @needs_mpi4py
 def test_messages_hold_one_dtype_each_and_no_more_than_they_may(monkeypatch: Any) -> None:
-    from hpcckpt.train import reducing
+    from hpcckpt.train.loop import gradient_allreduce
 
-    monkeypatch.setattr(reducing, "MESSAGE_BYTES", 40)
+    monkeypatch.setattr(gradient_allreduce, "MESSAGE_BYTES", 40)
     tensors = [
         tf.zeros(n, dtype)
         for n, dtype in ((4, "float32"), (5, "float32"), (2, "float64"), (3, "float32"), (99, "float32"))
     ]
     tensors.insert(1, None)
-    found = list(reducing._messages(tensors))
+    found = list(gradient_allreduce._messages(tensors))
     assert sorted(number for message in found for number in message) == [0, 2, 3, 4, 5]
     assert [0, 2] in found
     assert [5] in found
@@ -54,7 +54,7 @@ def test_messages_hold_one_dtype_each_and_no_more_than_they_may(monkeypatch: Any
 
 def test_the_mean_over_ranks_weighs_validation_by_what_each_has_validated_on() -> None:
     every = [(3.0, {"loss": 1.0, "val_loss": 1.0, "mine": 0.0}), (1.0, {"loss": 3.0, "val_loss": 5.0})]
-    assert metric_means.mean_metrics(every) == {"loss": 2.0, "val_loss": 2.0}
+    assert metric_allreduce.mean_metrics(every) == {"loss": 2.0, "val_loss": 2.0}
 
 
 @pytest.mark.parametrize("kind", ["fit", "own step"])
@@ -66,8 +66,8 @@ def test_a_rank_counts_for_as_many_rows_as_it_has_validated_on(kind: str) -> Non
     if kind == "own step":
         model.test_step = lambda batch: {"largest": tf.reduce_max(model(batch[0]))}
     model.compile("sgd", "mse")
-    rows = metric_means.ValidatedRows(model)
-    means = metric_means.MetricMeans(SerialCommunicator(), rows)
+    rows = metric_allreduce.ValidatedRows(model)
+    means = metric_allreduce.MetricMeans(SerialCommunicator(), rows)
     found = model.fit(read_of(8), validation_data=read_of(7), epochs=2, shuffle=False, verbose=0, callbacks=[means])
     assert rows.count == 7
     assert len([name for name in found.history if name.startswith("val_")]) == 1
@@ -75,4 +75,4 @@ def test_a_rank_counts_for_as_many_rows_as_it_has_validated_on(kind: str) -> Non
 
 def test_the_mean_over_ranks_is_a_plain_one_where_somebody_does_not_know() -> None:
     every = [(3.0, {"val_loss": 1.0}), (0.0, {"val_loss": 5.0})]
-    assert metric_means.mean_metrics(every) == {"val_loss": 3.0}
+    assert metric_allreduce.mean_metrics(every) == {"val_loss": 3.0}

@@ -14,10 +14,11 @@ from undrained import killed_before_the_first_drain
 
 import hpcckpt as hc
 from hpcckpt import tiers
-from hpcckpt.discovery import step_numbers
 from hpcckpt.errors import OptionError, StepNotFoundError
-from hpcckpt.train import Environment, resuming
-from hpcckpt.train.problems import ConfigError
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.train import Environment
+from hpcckpt.train.config_errors import TrainConfigError
+from hpcckpt.train.run import resume_point
 
 Run = Callable[..., list[Any]]
 
@@ -53,14 +54,14 @@ def fail_at_epoch(epoch: int, run: Run, config: Any, monkeypatch: pytest.MonkeyP
     ],
 )  # fmt: skip
 def test_resume_is_a_word_or_a_step_or_a_cycle_and_a_step(text: Any, wanted: tuple[str, int | None, int]) -> None:
-    found = resuming.parse(text)
+    found = resume_point.parse(text)
     assert (found.mode, found.cycle, found.step) == wanted
 
 
 @pytest.mark.parametrize("text", ["newest", "", "-1", "0:5", "1:2:3", True, None, 1.5])
 def test_resume_that_is_anything_else_is_refused(text: Any) -> None:
     with pytest.raises(OptionError, match="resume: "):
-        resuming.parse(text)
+        resume_point.parse(text)
 
 
 # -- auto ----------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def test_a_run_directory_of_another_configuration_is_refused_with_what_differs(r
     run(pieces.config())
     before = pieces.ends_with(tmp_path / "run", 1)
     other = pieces.config(optimizer={"tf.keras.optimizers.Adam": {"learning_rate": 0.5}}, loss="mae")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         run(other)
     assert [problem.where for problem in caught.value.problems] == [
         "[0].loss", "[0].optimizer.tf.keras.optimizers.Adam.learning_rate",
@@ -146,7 +147,7 @@ def test_checkpoints_of_another_run_are_not_gone_on_from_nor_moved(
 ) -> None:
     run(elsewhere(tmp_path, train_loop=pieces.loop(epochs=1)))
     before = step_numbers(tmp_path / "elsewhere" / "cycle-1")
-    with pytest.raises(ConfigError, match=r"\[0\]\.checkpoint\.directory: .*elsewhere .* of the run in .*run;"):
+    with pytest.raises(TrainConfigError, match=r"\[0\]\.checkpoint\.directory: .*elsewhere .* of the run in .*run;"):
         Environment(tmp_path / "other", verbose=0, **options).run(elsewhere(tmp_path, seed=2))
     assert step_numbers(tmp_path / "elsewhere" / "cycle-1") == before != []
 
@@ -155,7 +156,7 @@ def test_a_directory_that_a_run_has_named_is_its_own_before_there_is_a_checkpoin
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_at_epoch(0, run, elsewhere(tmp_path, train_loop=pieces.loop(callbacks=[{"Fails": {}}])), monkeypatch)
-    with pytest.raises(ConfigError, match="of the run in"):
+    with pytest.raises(TrainConfigError, match="of the run in"):
         Environment(tmp_path / "other", verbose=0).run(elsewhere(tmp_path))
 
 
@@ -180,14 +181,16 @@ def test_a_cycle_that_is_new_does_not_take_checkpoints_that_are_there(run: Run, 
     run(pieces.config(train_loop=pieces.loop(epochs=1)))
     shutil.copytree(tmp_path / "run" / "cycle-1", tmp_path / "elsewhere" / "cycle-2")
     second = {"checkpoint": {"directory": str(tmp_path / "elsewhere")}, "seed": 2}
-    with pytest.raises(ConfigError, match=r"\[1\]\.checkpoint\.directory: .*cycle-2 holds checkpoints that are not of"):
+    with pytest.raises(
+        TrainConfigError, match=r"\[1\]\.checkpoint\.directory: .*cycle-2 holds checkpoints that are not of"
+    ):
         run([*pieces.config(train_loop=pieces.loop(epochs=1)), second])
 
 
 def test_a_run_directory_with_checkpoints_of_another_program_is_refused(run: Run, tmp_path: Path) -> None:
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(520, {"w": [1.0]})
-    with pytest.raises(ConfigError, match="run holds checkpoints of another program, up to step 520"):
+    with pytest.raises(TrainConfigError, match="run holds checkpoints of another program, up to step 520"):
         run(pieces.config())
     assert not steps(tmp_path)
 
@@ -195,7 +198,7 @@ def test_a_run_directory_with_checkpoints_of_another_program_is_refused(run: Run
 def test_another_directory_for_checkpoints_is_no_way_round_the_comparison(run: Run, tmp_path: Path) -> None:
     run(pieces.config(train_loop=pieces.loop(epochs=1)))
     before = pieces.ends_with(tmp_path / "run", 1)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(TrainConfigError) as caught:
         run(elsewhere(tmp_path, seed=7))
     assert {problem.where for problem in caught.value.problems} >= {"[0].checkpoint.directory", "[0].seed"}
     assert pieces.ends_with(tmp_path / "run", 1) == before

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcckpt.errors import CorruptError
-from hpcckpt.train.run_directory import Row, RunDirectory
+from hpcckpt.train.run.run_directory import Row, TrainingDirectory
 
 
 def row(cycle: int, epoch: int, **metrics: float) -> Row:
@@ -17,29 +17,29 @@ def row(cycle: int, epoch: int, **metrics: float) -> Row:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(tmp_path / "run")
+def directory(tmp_path: Path) -> TrainingDirectory:
+    return TrainingDirectory(tmp_path / "run")
 
 
-def table(directory: RunDirectory) -> list[dict[str, str]]:
+def table(directory: TrainingDirectory) -> list[dict[str, str]]:
     return list(csv.DictReader((directory.path / "metrics.csv").read_text(encoding="utf-8").splitlines()))
 
 
-def test_rows_come_back_to_the_bit(directory: RunDirectory) -> None:
+def test_rows_come_back_to_the_bit(directory: TrainingDirectory) -> None:
     rows = [row(1, 1, loss=0.1 + 0.2, mae=1e-30), row(1, 2, loss=float("inf"), mae=3.0)]
     for each in rows:
         directory.add(each)
     assert directory.rows() == rows
 
 
-def test_a_metric_that_comes_later_gets_a_column_and_earlier_rows_stay(directory: RunDirectory) -> None:
+def test_a_metric_that_comes_later_gets_a_column_and_earlier_rows_stay(directory: TrainingDirectory) -> None:
     directory.add(row(1, 1, loss=1.0))
     directory.add(row(2, 1, loss=2.0, val_loss=3.0))
     directory.add(row(2, 2, val_loss=4.0))
     assert [(each["loss"], each["val_loss"]) for each in table(directory)] == [("1.0", ""), ("2.0", "3.0"), ("", "4.0")]
 
 
-def test_going_back_takes_out_epochs_that_are_trained_again(directory: RunDirectory) -> None:
+def test_going_back_takes_out_epochs_that_are_trained_again(directory: TrainingDirectory) -> None:
     for each in (row(1, 1), row(1, 2), row(2, 1), row(2, 2), row(2, 3)):
         directory.add(each)
     directory.go_back(2, 1, 10)
@@ -54,7 +54,7 @@ def test_going_back_takes_out_epochs_that_are_trained_again(directory: RunDirect
     assert epochs == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_going_back_takes_out_steps_and_ends_of_cycles_that_come_behind(directory: RunDirectory) -> None:
+def test_going_back_takes_out_steps_and_ends_of_cycles_that_come_behind(directory: TrainingDirectory) -> None:
     directory.log("begin", job=1)
     for cycle, step in ((1, 3), (1, 6), (2, 3)):
         directory.log("saved", cycle=cycle, step=step)
@@ -65,7 +65,7 @@ def test_going_back_takes_out_steps_and_ends_of_cycles_that_come_behind(director
 
 @pytest.mark.parametrize("name", ["log.jsonl", "metrics.csv"])
 def test_a_line_that_a_crash_has_cut_is_taken_out_and_the_next_one_can_be_read(
-    name: str, directory: RunDirectory
+    name: str, directory: TrainingDirectory
 ) -> None:
     directory.add(row(1, 1))
     with (directory.path / name).open("a", encoding="utf-8") as file:
@@ -78,21 +78,21 @@ def test_a_line_that_a_crash_has_cut_is_taken_out_and_the_next_one_can_be_read(
     ] == [1, 2]
 
 
-def test_numbers_that_json_has_not_are_texts(directory: RunDirectory) -> None:
+def test_numbers_that_json_has_not_are_texts(directory: TrainingDirectory) -> None:
     directory.log("epoch", cycle=1, epoch=1, metrics={"loss": float("nan")})
     assert json.loads((directory.path / "log.jsonl").read_text(encoding="utf-8"), parse_constant=pytest.fail)[
         "metrics"
     ] == {"loss": "nan"}
 
 
-def test_a_document_that_is_no_json_is_named(directory: RunDirectory) -> None:
+def test_a_document_that_is_no_json_is_named(directory: TrainingDirectory) -> None:
     directory.path.mkdir()
     (directory.path / "config.json").write_text("[", encoding="utf-8")
     with pytest.raises(CorruptError, match=r"config\.json"):
         directory.read("config.json")
 
 
-def test_what_is_moved_aside_is_there_still(directory: RunDirectory) -> None:
+def test_what_is_moved_aside_is_there_still(directory: TrainingDirectory) -> None:
     directory.write("config.json", [1])
     target = directory.move_aside(["config.json", "metrics.csv"])
     assert target is not None

@@ -1,4 +1,4 @@
-"""A training that is asked to stop saves, ends with exit code 75, and goes on as if nobody had asked."""
+"""A training that is asked to stop saves, ends with exit code 75, and resumes as if it had never been stopped."""
 
 from __future__ import annotations
 

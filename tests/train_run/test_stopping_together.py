@@ -9,7 +9,7 @@ import pytest
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.testing.ranks import run_ranks
-from hpcckpt.train.stopping import StopTogether, may_stop_within_epochs
+from hpcckpt.train.callbacks.stop_together import StopTogether, may_stop_within_epochs
 
 
 class StopsItself(keras.callbacks.Callback):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from hpcckpt.train import submodels
+from hpcckpt.train.run import submodels
 
 layers = keras.layers
 

@@ -1,4 +1,4 @@
-"""Starting `trainjob` in processes of its own, under mpirun or without, to be killed or asked to stop."""
+"""Starts `trainjob` in separate processes, under mpirun or without, to be killed or asked to stop."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def completed(ended: Finished) -> Finished:
 
 
 def told_of(ended: Finished, run: Path) -> list[dict[str, Any]]:
-    """Return what each rank told of a run."""
+    """Return what each rank reported of a run."""
     told = [one for one in completed(ended).lines("TOLD") if one["run"] == str(run)]
     return sorted(told, key=lambda one: int(one["rank"]))

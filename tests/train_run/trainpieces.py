@@ -107,7 +107,7 @@ class EndsOn(keras.callbacks.Callback):
 
 @export_config
 class TapeLoop(CustomTrainLoop):
-    """A step with a tape of its own, and a variable of its own that is saved too."""
+    """A step with its own tape, and its own variable that is saved too."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

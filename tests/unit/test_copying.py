@@ -13,20 +13,26 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import copying, discovery, errors, layout, phases
+from hpcckpt import errors
 from hpcckpt.collective.communicator import SerialCommunicator
-from hpcckpt.copying import Pace, Rules, copy_step, pieces, pieces_of, share
-from hpcckpt.lock import RunLock
-from hpcckpt.plan import FileRecord
+from hpcckpt.core import failpoints
+from hpcckpt.core.plan import FileRecord
+from hpcckpt.core.system import OperatingSystem
+from hpcckpt.format import layout
+from hpcckpt.native.posix_files import POSIX
+from hpcckpt.rundir import discovery
+from hpcckpt.rundir.lock import RunLock
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tiers import copy
+from hpcckpt.tiers.copy import Pace, Rules, copy_step, file_segments, pieces_of, share
 
 STEP = layout.step_dirname(7)
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 16)
-    monkeypatch.setattr(copying.pieces_of, "__defaults__", (1 << 16,))
+    monkeypatch.setattr(file_segments, "PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(copy.pieces_of, "__defaults__", (1 << 16,))
 
 
 @pytest.fixture
@@ -46,14 +52,14 @@ def hook() -> Iterator[Any]:
     """Calls a function at a phase: ``hook("copy-piece", fn)``."""
 
     def install(name: str, act: Any) -> None:
-        phases.install_hook(lambda phase, _rank: act() if phase == name else None)
+        failpoints.install_hook(lambda phase, _rank: act() if phase == name else None)
 
     yield install
-    phases.install_hook(None)
+    failpoints.install_hook(None)
 
 
 class StoppedError(Exception):
-    """What stands for a kill."""
+    """A simulated kill."""
 
 
 def stop_after(n: int) -> Any:
@@ -68,7 +74,7 @@ def stop_after(n: int) -> Any:
     return act
 
 
-def copied(source: Path, destination: Path, **rules: Any) -> copying.Copied:
+def copied(source: Path, destination: Path, **rules: Any) -> copy.Copied:
     return copy_step(SerialCommunicator(), source / STEP, destination, Rules(1, **rules))
 
 
@@ -149,7 +155,7 @@ def test_an_interrupted_copy_goes_on_where_it_stopped(run: Path, tmp_path: Path,
     with pytest.raises(errors.CollectiveError, match="StoppedError"):
         copied(run, tmp_path / "out")
     assert discovery.step_numbers(tmp_path / "out") == []
-    phases.install_hook(None)
+    failpoints.install_hook(None)
     again = copied(run, tmp_path / "out")
     there = pieces_of(discovery.read_manifest(run / STEP).files, 1 << 16)[:5]
     assert again.nbytes - again.written_nbytes == sum(piece.nbytes for piece in there)
@@ -168,12 +174,12 @@ def test_what_an_interrupted_copy_left_is_believed_only_where_it_is_equal(run: P
         file.write(b"too long")
     (left / "manifest.json").write_text("of an attempt that was killed", encoding="utf-8")
     (left / "data" / "stray").write_text("", encoding="utf-8")
-    phases.install_hook(None)
+    failpoints.install_hook(None)
     assert copied(run, tmp_path / "out").written_nbytes == 1 << 16
     assert content(tmp_path / "out" / STEP) == content(run / STEP)
 
 
-@pytest.mark.parametrize("phase", [*copying.PHASES, "4-check", "4-manifest", "4-durable"])
+@pytest.mark.parametrize("phase", [*copy.PHASES, "4-check", "4-manifest", "4-durable"])
 @pytest.mark.parametrize("n_ranks", [1, 3])
 def test_a_copy_that_fails_anywhere_shows_nothing_and_can_be_repeated(
     run: Path, tmp_path: Path, hook: Any, phase: str, n_ranks: int
@@ -183,7 +189,7 @@ def test_a_copy_that_fails_anywhere_shows_nothing_and_can_be_repeated(
     with pytest.raises(errors.CollectiveError, match="StoppedError"):
         run_ranks(n_ranks, lambda comm: copy_step(comm, run / STEP, out))
     assert (discovery.step_numbers(out), (out / layout.LOCK).exists()) == ([], False)
-    phases.install_hook(None)
+    failpoints.install_hook(None)
     run_ranks(n_ranks, lambda comm: copy_step(comm, run / STEP, out))
     assert content(out / STEP) == content(run / STEP)
 
@@ -213,7 +219,7 @@ def test_what_the_destination_does_not_give_back_is_not_published(run: Path, tmp
 def test_links_planted_on_either_side_are_not_followed(run: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("untouched", encoding="utf-8")
-    staged = tmp_path / "out" / copying.staging_of(tmp_path, discovery.read_manifest(run / STEP)).name
+    staged = tmp_path / "out" / copy.staging_of(tmp_path, discovery.read_manifest(run / STEP)).name
     (staged / "data").mkdir(parents=True)
     (staged / "data" / "rank-00000.safetensors").symlink_to(secret)
     with pytest.raises(errors.StorageError):
@@ -236,12 +242,10 @@ def _made(path: Path) -> Path:
     return path
 
 
-def test_a_directory_that_a_job_writes_in_is_busy(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_a_job_writes_in_is_busy(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with RunLock.take(tmp_path / "out"):
-        monkeypatch.setattr(RunLock, "_held", {})  # as in another process
-        with pytest.raises(errors.LockedError):
-            copied(run, tmp_path / "out")
+    with RunLock.take(tmp_path / "out", system=OperatingSystem(POSIX)), pytest.raises(errors.LockedError):
+        copied(run, tmp_path / "out")
 
 
 def test_a_step_is_not_copied_onto_itself(run: Path) -> None:

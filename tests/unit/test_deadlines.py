@@ -11,12 +11,13 @@ from hpcckpt.collective import deadlines
 from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.collective.deadlines import Patience, Waited, wait_and_log
 from hpcckpt.collective.waits import wait_for_all, wait_until
+from hpcckpt.core.system import CLOCK
 
 
 def due_at(patience: Patience, until_s: int, tick_s: float = 0.25) -> list[float]:
     """Return the times at which a line is due in a wait."""
     now = [0.0]
-    waited = Waited(patience, lambda: now[0])
+    waited = Waited(patience, SimpleNamespace(monotonic=lambda: now[0], sleep=None))
     times = []
     while now[0] < until_s:
         if waited.is_log_due():
@@ -62,7 +63,7 @@ def test_a_rank_whose_peers_make_no_checkpointer_logs_that_mpi_does_not_name_the
     looks = itertools.count()
     patience = Patience(peer_timeout_s=60.0, first_note_s=0.0, every_s=0.0)
     with caplog.at_level(logging.WARNING, "hpcckpt"):
-        wait_for_all(SimpleNamespace(rank=0, size=3, patience=patience), lambda: next(looks) >= 1)
+        wait_for_all(SimpleNamespace(rank=0, size=3, patience=patience, clock=CLOCK), lambda: next(looks) >= 1)
     (text,) = {record.getMessage() for record in caplog.records}
     assert "at least one of the 3 ranks has not made its checkpointer; MPI does not report which" in text
     assert text.endswith("the job is ended after 60 s (peer_timeout_s)")

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from hpcckpt.collective import launchers
-from hpcckpt.diagnosis import builds, everywhere, launching, locks, scratch, sharing, storage, stripe
-from hpcckpt.diagnosis.everywhere import Found, join, look, ranks_text
-from hpcckpt.diagnosis.finding import Finding
-from hpcckpt.diagnosis.launching import Place
-from hpcckpt.diagnosis.probe import package_folder, version_of
-from hpcckpt.diagnosis.software import TENSORFLOW
-from hpcckpt.diagnosis.stripe import Stripe
-from hpcckpt.mounts import Mount
+from hpcckpt.core.mounts import Mount
 from hpcckpt.native import tf_ops
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tools.doctor import all_ranks, file_system, launch, scratch, shared_directory, storage, stripe, tf_builds
+from hpcckpt.tools.doctor.all_ranks import RankFindings, join, look, ranks_text
+from hpcckpt.tools.doctor.finding import Finding
+from hpcckpt.tools.doctor.launch import RankLocation
+from hpcckpt.tools.doctor.probe import package_folder, version_of
+from hpcckpt.tools.doctor.software import TENSORFLOW
+from hpcckpt.tools.doctor.stripe import Stripe
 
 # -- scratch -----------------------------------------------------------------------------------------
 
@@ -100,9 +100,11 @@ def tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tf" / "libtensorflow_framework.so.2").write_bytes(b"\0_ZNSt7__cxx1112basic_stringIcE\0")
     versions = {"tensorflow": "2.15.1", "numpy": "1.26.4"}
     monkeypatch.setattr(
-        builds, "version_of", lambda *names: next(((name, versions[name]) for name in names if name in versions), None)
+        tf_builds,
+        "version_of",
+        lambda *names: next(((name, versions[name]) for name in names if name in versions), None),
     )
-    monkeypatch.setattr(builds, "package_folder", lambda name: tmp_path / "tf" if name == "tensorflow" else None)
+    monkeypatch.setattr(tf_builds, "package_folder", lambda name: tmp_path / "tf" if name == "tensorflow" else None)
     monkeypatch.setenv("HPCCKPT_TF_OPS_DIR", str(tmp_path / "ops"))
     (tmp_path / "ops").mkdir()
     return tmp_path
@@ -114,7 +116,7 @@ def made_for(tensorflow: str, abi: str) -> str:
 
 
 def of(topic: str) -> Finding:
-    return next(finding for finding in builds.findings() if finding.topic == topic)
+    return next(finding for finding in tf_builds.findings() if finding.topic == topic)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_horovod_of_another_abi(tensorflow: Path, monkeypatch: pytest.MonkeyPatc
     (tensorflow / "hvd" / "tensorflow").mkdir(parents=True)
     (tensorflow / "hvd" / "tensorflow" / "mpi_lib.so").write_bytes(b"\0_ZNSsC1EPKc\0")
     folders = {"tensorflow": tensorflow / "tf", "horovod": tensorflow / "hvd"}
-    monkeypatch.setattr(builds, "package_folder", folders.get)
+    monkeypatch.setattr(tf_builds, "package_folder", folders.get)
     assert of("C++ ABI").level == "problem"
 
 
@@ -156,7 +158,7 @@ def test_the_abi_is_what_tensorflow_said_when_the_ops_were_built() -> None:
     said = {each.cxx11_abi for each in made if version is not None and each.tensorflow == version[1]}
     if folder is None or not said:
         pytest.skip("needs TensorFlow, and ops built for it")
-    assert said == {builds.cxx11_abi(folder / "libtensorflow_framework.so.2")}
+    assert said == {tf_builds.cxx11_abi(folder / "libtensorflow_framework.so.2")}
 
 
 # -- locks, links ------------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ def levels(findings: Iterator[Finding]) -> dict[str, str]:
 
 
 def test_a_good_file_system_leaves_nothing_to_say_and_no_trace(tmp_path: Path) -> None:
-    assert levels(locks.findings(tmp_path)) == {"writing": "ok", "file locks": "ok", "hard links": "ok"}
+    assert levels(file_system.findings(tmp_path)) == {"writing": "ok", "file locks": "ok", "hard links": "ok"}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,8 +180,8 @@ def test_a_name_that_no_file_system_takes_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_what_may_not_be_looked_at_is_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "PATIENCE_S", 0.0)
-    assert not sharing._appears(tmp_path / ("long" * 100))
+    monkeypatch.setattr(shared_directory, "PATIENCE_S", 0.0)
+    assert not shared_directory._appears(tmp_path / ("long" * 100))
 
 
 def fail(code: int) -> object:
@@ -204,7 +206,7 @@ def test_what_a_file_system_cannot_do(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(name, fail(code))
-        found = {finding.topic: finding for finding in locks.findings(tmp_path)}
+        found = {finding.topic: finding for finding in file_system.findings(tmp_path)}
     assert found[topic].level == level
     assert errno.errorcode[code] in found[topic].message
     assert found[topic].remedy
@@ -234,7 +236,7 @@ def test_what_lfs_says() -> None:
      (Stripe(64, 1 << 20), "warning"), (Stripe(1, 1 << 20, is_progressive=True), "ok")],
 )  # fmt: skip
 def test_stripes(layout: Stripe, level: str) -> None:
-    assert stripe.judge(layout).level == level
+    assert stripe.check_stripe(layout).level == level
 
 
 def test_only_lustre_has_stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,18 +266,18 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
     ],
 )
 def test_who_started_it(environ: dict[str, str], n_ranks: int, level: str, words: str) -> None:
-    (finding,) = launching.findings(n_ranks, launchers.read(environ))
+    (finding,) = launch.findings(n_ranks, launchers.read(environ))
     assert finding.level == level
     assert words in finding.message
 
 
 def test_hosts_are_counted_against_what_launchers_say() -> None:
-    places = [Place("n1", 2, 2), Place("n1", 2, 2), Place("n2", 1, 2)]
-    found = launching.hosts(places)
+    places = [RankLocation("n1", 2, 2), RankLocation("n1", 2, 2), RankLocation("n2", 1, 2)]
+    found = launch.hosts(places)
     assert (found.level, found.message) == ("ok", "3 ranks on 2 hosts (n1 2, n2 1)")
-    wrong = launching.hosts([*places[:2], Place("n2", 3, 2)])
+    wrong = launch.hosts([*places[:2], RankLocation("n2", 3, 2)])
     assert "rank 2 was told of 3 ranks on its node, n2 has 1" in wrong.message
-    assert "rank 0 was told of 3 nodes, there are 2" in launching.hosts([Place("n1", 2, 3), *places[1:]]).message
+    assert "rank 0 was told of 3 nodes, there are 2" in launch.hosts([RankLocation("n1", 2, 3), *places[1:]]).message
 
 
 # -- many ranks --------------------------------------------------------------------------------------
@@ -285,12 +287,12 @@ def test_ranks_that_differ_are_named() -> None:
     same, old, new = Finding("Python", "ok", "3.11"), Finding("NumPy", "ok", "1.26"), Finding("NumPy", "ok", "2.1")
     last = Finding("cores", "ok", "2")
     found = join([[same, old, last], [same, new, last], [same, old, last]])
-    assert found == [Found(same), Found(old, (0, 2)), Found(new, (1,)), Found(last)]
+    assert found == [RankFindings(same), RankFindings(old, (0, 2)), RankFindings(new, (1,)), RankFindings(last)]
 
 
 def test_free_space_that_changes_meanwhile_is_no_difference() -> None:
     space = [[Finding("space", "ok", f"{free} of 9 free", gist="9")] for free in (3, 4)]
-    assert join(space) == [Found(space[0][0])]
+    assert join(space) == [RankFindings(space[0][0])]
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7"), ([5], "5")])
@@ -301,7 +303,7 @@ def test_ranks_in_short(numbers: list[int], text: str) -> None:
 def test_the_first_rank_of_a_host_looks_for_all_of_it() -> None:
     looked: list[int] = []
 
-    def of_rank(comm: object) -> list[Found]:
+    def of_rank(comm: object) -> list[RankFindings]:
         rank = comm.rank  # type: ignore[attr-defined]
         host = "n1" if rank < 2 else "n2"
 
@@ -309,7 +311,7 @@ def test_the_first_rank_of_a_host_looks_for_all_of_it() -> None:
             looked.append(rank)
             return [Finding("library", "ok", f"that of {host}")]
 
-        return everywhere.gather(comm, host, at_host, lambda: [Finding("cores", "ok", "2")])  # type: ignore[arg-type]
+        return all_ranks.gather(comm, host, at_host, lambda: [Finding("cores", "ok", "2")])  # type: ignore[arg-type]
 
     found = run_ranks(3, of_rank)
     assert sorted(looked) == [0, 2]
@@ -327,11 +329,13 @@ def test_a_check_that_breaks_hides_no_other() -> None:
 
 
 def test_a_directory_that_some_ranks_do_not_share_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(shared_directory, "PATIENCE_S", 0.2)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    shared = run_ranks(3, lambda comm: list(sharing.findings(comm, tmp_path)))
+    shared = run_ranks(3, lambda comm: list(shared_directory.findings(comm, tmp_path)))
     assert [[finding.level for finding in found] for found in shared] == [["ok"], [], []]
-    local = run_ranks(3, lambda comm: list(sharing.findings(comm, tmp_path / ("b" if comm.rank == 2 else "a"))))
+    local = run_ranks(
+        3, lambda comm: list(shared_directory.findings(comm, tmp_path / ("b" if comm.rank == 2 else "a")))
+    )
     assert (local[0][0].level, "rank 2 does not see" in local[0][0].message) == ("problem", True)
     assert list(tmp_path.glob("*/*")) == []

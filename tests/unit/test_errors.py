@@ -7,8 +7,7 @@ import inspect
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hpcckpt import errors
 from hpcckpt.errors import CollectiveError, Failure, HpcckptError, as_failure, collective_error

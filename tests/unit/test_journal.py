@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
-from hpcckpt import discovery, files, journal, layout
+from hpcckpt.core import files
 from hpcckpt.errors import HpcckptError, LockedError, StateError, StepExistsError, StorageError, TreeMismatchError
-from hpcckpt.journal import Journal, epoch_of, read_journal
-from hpcckpt.lock import RunLock
+from hpcckpt.format import layout
 from hpcckpt.preemption import Preempted, watch
+from hpcckpt.rundir import discovery, journal
+from hpcckpt.rundir.journal import Journal, epoch_of, read_journal
+from hpcckpt.rundir.lock import RunLock
 from hpcckpt.testing.ranks import run_ranks
-from hpcckpt.tiers import behind
+from hpcckpt.tiers import scratch_tier
 
 
 @pytest.fixture(autouse=True)
@@ -197,10 +199,10 @@ def test_a_first_save_that_fails_before_it_begins_leaves_a_journal(tmp_path, cas
 
 
 def test_a_first_save_that_scratch_refuses_leaves_a_journal(tmp_path, monkeypatch):
-    def refuse(path):
+    def refuse(path, files):
         raise StorageError(f"{path} cannot be made")
 
-    monkeypatch.setattr(behind, "make_scratch", refuse)
+    monkeypatch.setattr(scratch_tier, "make_scratch", refuse)
     with hc.Checkpointer(tmp_path / "run", scratch=tmp_path / "scratch") as ckpt, pytest.raises(StorageError):
         ckpt.save(1, {"x": 1})
     assert names_of(tmp_path / "run") == ["start", "failed", "end"]
@@ -219,7 +221,7 @@ def test_a_first_save_into_the_directory_of_a_running_job_leaves_its_journal_alo
     save(tmp_path, 1)
     before = (tmp_path / journal.NAME).read_bytes()
 
-    def take(*_):
+    def take(*_, **_options):
         raise LockedError("job 7 holds it")
 
     monkeypatch.setattr(RunLock, "take", take)
@@ -250,7 +252,7 @@ def test_journals_of_one_process_lose_no_line_while_one_is_shortened(tmp_path, m
             rename(*paths)
 
         monkeypatch.setattr(journal, "MAX_NBYTES", 100)
-        monkeypatch.setattr(journal.files, "rename", rename_late)
+        monkeypatch.setattr(files, "rename", rename_late)
         one.journal.removed([5])
         monkeypatch.undo()
         other.join()

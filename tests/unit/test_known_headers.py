@@ -11,11 +11,10 @@ import pytest
 
 import hpcckpt
 from hpcckpt import Checkpointer
-from hpcckpt.backends.rankfile import backend
-from hpcckpt.backends.rankfile import format as codec
+from hpcckpt.backends.rankfile import backend, format as codec
 from hpcckpt.backends.rankfile.known import MAX_BYTES, Key, KnownHeaders
+from hpcckpt.core.plan import FileRecord
 from hpcckpt.errors import CorruptError
-from hpcckpt.plan import FileRecord
 
 
 @pytest.fixture
@@ -71,9 +70,9 @@ def test_what_is_known_of_a_header_is_what_parsing_it_gives(
 ) -> None:
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, state())
-    known = hpcckpt.loading.open_step(tmp_path).index
+    known = hpcckpt.restoring.reader.open_step(tmp_path).index
     monkeypatch.setattr(backend, "_known", KnownHeaders())
-    assert hpcckpt.loading.open_step(tmp_path).index == known
+    assert hpcckpt.restoring.reader.open_step(tmp_path).index == known
     assert len(parsed) == 1
 
 
@@ -86,7 +85,7 @@ def test_a_known_header_whose_file_was_damaged_is_refused(tmp_path: Path, parsed
     os.pwrite(fd, bytes([os.pread(fd, 1, 300)[0] ^ 1]), 300)
     os.close(fd)
     with pytest.raises(CorruptError, match="the header is damaged"):
-        hpcckpt.loading.open_step(*tmp_path.glob("step-*"))
+        hpcckpt.restoring.reader.open_step(*tmp_path.glob("step-*"))
 
 
 def test_recycled_files_are_known_by_their_new_header(tmp_path: Path, parsed: list[str]) -> None:

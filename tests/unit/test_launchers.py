@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcckpt.collective import ancestry, communicator, launchers
+from hpcckpt.collective import communicator, connect, launchers
 from hpcckpt.collective.launchers import read, tasks_per_node
 from hpcckpt.errors import MpiError
 
@@ -120,11 +120,11 @@ def test_a_step_is_known_by_its_ancestors(tmp_path: Path) -> None:
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_text(cmdline, encoding="utf-8")
         (tmp_path / str(pid) / "stat").write_text(stat, encoding="utf-8")
-    assert ancestry._step_above(9, tmp_path) == "7.batch"
+    assert launchers._step_above(9, tmp_path) == "7.batch"
     (tmp_path / "5" / "cmdline").write_text("bash\0", encoding="utf-8")
-    ancestry._step_above.cache_clear()
-    assert ancestry._step_above(9, tmp_path) == ""
-    assert ancestry.slurm_step() == ancestry._step_above(os.getpid())
+    launchers._step_above.cache_clear()
+    assert launchers._step_above(9, tmp_path) == ""
+    assert launchers.slurm_step() == launchers._step_above(os.getpid())
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def set_all(monkeypatch: pytest.MonkeyPatch, variables: Environ) -> None:
 def test_nothing_is_started_where_launchers_disagree(environ: pytest.MonkeyPatch) -> None:
     set_all(environ, {**step(1, "4", local_rank=1), **openmpi(1, 2)})
     with pytest.raises(MpiError, match=r"OMPI_COMM_WORLD_SIZE=2.*SLURM_STEP_NUM_TASKS=4"):
-        communicator.as_communicator(None)
+        connect.as_communicator(None)
 
 
 def test_a_batch_script_is_one_rank(environ: pytest.MonkeyPatch) -> None:
     set_all(environ, batch(4))
-    assert communicator.as_communicator(None).size == 1
+    assert connect.as_communicator(None).size == 1
     assert (communicator.launched_rank(), communicator.launched_size()) == (None, None)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcckpt.lazy import when_imported
+from hpcckpt.core.lazy import when_imported
 
 
 @pytest.fixture

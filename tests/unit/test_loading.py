@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hpcckpt.backends.base import Backend
+from hpcckpt.core.plan import StoredEntry, WriteItem, block_count
+from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import CorruptError, OptionError
-from hpcckpt.loading import StepReader, select
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import StoredEntry, WriteItem, block_count
-from hpcckpt.tensors import Extent, TensorSpec
+from hpcckpt.format.manifest import Manifest
+from hpcckpt.restoring.reader import StepReader, select
 
 BLOCK = 16
 
@@ -118,7 +117,7 @@ def test_an_entry_twice_is_refused(cut, data):
 
 @given(cut_tensors(), st.data())
 def test_an_entry_twice_in_place_of_another_is_refused(cut, data):
-    """The number of elements is right, and memory nobody wrote would be handed out."""
+    """The number of elements is right, and memory that was not written would be handed out."""
     shape, spans = cut
     _, spec, entries, _ = stored(shape, spans)
     where, twice = (data.draw(st.integers(0, len(entries) - 1)) for _ in range(2))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcckpt import discovery, layout
 from hpcckpt.errors import OptionError, StepNotFoundError
+from hpcckpt.format import layout
 from hpcckpt.preemption.halt import Halt, parse_halt
+from hpcckpt.rundir import discovery
 
 
 @pytest.mark.parametrize(

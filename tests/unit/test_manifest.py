@@ -6,14 +6,13 @@ import json
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
+from hpcckpt.core.plan import FileRecord
+from hpcckpt.core.tensors import KINDS, TensorSpec
 from hpcckpt.errors import FormatVersionError, HpcckptError, ManifestError
-from hpcckpt.manifest import Manifest, decode, encode, validate
+from hpcckpt.format.manifest import Manifest, decode, encode, validate
 from hpcckpt.native import crc32c
-from hpcckpt.plan import FileRecord
-from hpcckpt.tensors import KINDS, TensorSpec
 
 identities = st.text("0123456789abcdef", min_size=8, max_size=64)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)

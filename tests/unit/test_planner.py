@@ -6,13 +6,12 @@ import itertools
 import math
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hpcckpt.collective.planner import plan_for, plan_save
 from hpcckpt.collective.sharding import boxes_of_span
-from hpcckpt.plan import Declaration
-from hpcckpt.tensors import Extent, TensorSpec, itemsize
+from hpcckpt.core.plan import Declaration
+from hpcckpt.core.tensors import Extent, TensorSpec, itemsize
 from hpcckpt.testing.ranks import run_ranks
 
 DTYPES = ["bool", "float32", "bfloat16", "complex128", "|V7"]

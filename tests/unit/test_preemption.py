@@ -1,4 +1,4 @@
-"""What stands behind a preemption: moments and durations, the end of the job, HALT files, signals."""
+"""The parts of preemption: moments and durations, the end of the job, HALT files, signals."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from listing import listed
 
 import hpcckpt as hc
+from hpcckpt.core.durations import ctime_s, duration_s, duration_text, moment_s, moment_text
 from hpcckpt.errors import CorruptError, OptionError
 from hpcckpt.preemption import Halt, Preempted, parse_halt, read_halt, walltime, write_halt
-from hpcckpt.preemption.clock import ctime_s, duration_s, duration_text, moment_s, moment_text
 from hpcckpt.preemption.halt import MAX_NBYTES
 from hpcckpt.preemption.signals import signal_numbers
 from hpcckpt.preemption.walltime import TimeNeeded, find_job_end, job_start, process_began
@@ -202,14 +201,14 @@ def test_an_end_that_is_past_is_left_from_another_job(name):
     found = find_job_end(environ={name: str(soon(-7200))})
     assert found.end is None
     assert "2:00:0" in found.warnings[0]
-    assert "it is not believed" in found.warnings[0]
+    assert "; ignored" in found.warnings[0]
 
 
 def test_an_exported_end_that_is_past_leaves_it_to_the_scheduler_to_say():
     end = soon()
     found = find_job_end(environ={"HPCCKPT_JOB_END": str(soon(-7200)), "SLURM_JOB_END_TIME": str(end)})
     assert found.end == (end, "SLURM_JOB_END_TIME")
-    assert "HPCCKPT_JOB_END says the job ended 2:00:0" in found.warnings[0]
+    assert "by HPCCKPT_JOB_END the job ended 2:00:0" in found.warnings[0]
 
 
 def test_what_the_user_says_that_makes_no_sense_is_an_error():
@@ -317,7 +316,7 @@ def test_preempted_is_an_exit_with_code_75():
     assert isinstance(error, SystemExit)
     assert not isinstance(error, Exception)
     assert error.code == 75
-    assert str(error) == "stopped behind step 7: SIGTERM on rank 0"
+    assert str(error) == "stopped after step 7: SIGTERM on rank 0"
 
 
 BEGIN = """
@@ -386,7 +385,7 @@ if guard.should_stop(1):
 
 def test_signals_that_come_while_the_last_step_is_saved_change_nothing(tmp_path):
     script = """
-from hpcckpt import phases
+from hpcckpt.core import failpoints as phases
 guard = hc.preemption.watch(ckpt, verbose=0)
 send(signal.SIGTERM)
 assert guard.should_stop(1)

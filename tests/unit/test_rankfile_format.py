@@ -7,8 +7,7 @@ import struct
 import tracemalloc
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from hpcckpt.backends.entries import decode_columns, decode_item, encode_entry, entry_names, entry_problem
 from hpcckpt.backends.rankfile.format import (
@@ -20,11 +19,11 @@ from hpcckpt.backends.rankfile.format import (
     header_length,
     sealed_crc,
 )
+from hpcckpt.core.plan import FileRecord, SaveJob, WriteItem, block_count
+from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import CorruptError
-from hpcckpt.manifest import Manifest
+from hpcckpt.format.manifest import Manifest
 from hpcckpt.native import crc32c
-from hpcckpt.plan import FileRecord, SaveJob, WriteItem, block_count
-from hpcckpt.tensors import Extent, TensorSpec
 
 JOB = SaveJob("a" * 32, 7, 3, 64)
 names = st.text("abc/xyz@[]:,~0123456789", min_size=1, max_size=12).filter(
@@ -176,7 +175,7 @@ any_json = st.recursive(
 
 @given(items_lists().filter(bool), st.data())
 def test_a_lie_with_checksums_that_fit_is_called_corrupt_or_is_harmless(items, data):
-    """Replace any value of the header: an error of ours, or entries that lie inside the file."""
+    """Replace any value of the header: an error of hpcckpt, or entries that lie inside the file."""
     sealed, _, held = sealed_file(items)
     table = json.loads(sealed[8:])
     document = json.loads(table["__metadata__"]["hpcckpt"])

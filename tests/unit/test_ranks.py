@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from hpcckpt.collective.communicator import SerialCommunicator, as_communicator, launched_rank, launched_size
+from hpcckpt.collective.communicator import SerialCommunicator, launched_rank, launched_size
+from hpcckpt.collective.connect import as_communicator
 from hpcckpt.errors import CollectiveError, StepNotFoundError
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 

@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hpcckpt.collective.sharding import (
     ALIGNMENT_BYTES,
@@ -20,8 +19,8 @@ from hpcckpt.collective.sharding import (
     split_over,
     strides,
 )
-from hpcckpt.plan import Declaration
-from hpcckpt.tensors import Extent, TensorSpec, itemsize
+from hpcckpt.core.plan import Declaration
+from hpcckpt.core.tensors import Extent, TensorSpec, itemsize
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 full_shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)

@@ -10,8 +10,8 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.errors import CollectiveError, StateError, StateMismatchError
-from hpcckpt.snapshot import Parts, flatten
-from hpcckpt.statedicts import TYPES
+from hpcckpt.state.state_dict import TYPES
+from hpcckpt.state.tree import Parts, flatten
 
 
 class Point(NamedTuple):

@@ -21,14 +21,14 @@ def exit_code(program: str, redirected: str, **more: str) -> int:
 
 @pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-"])
 def test_a_message_that_cannot_be_written_is_dropped(redirected: str) -> None:
-    program = "import sys; from hpcckpt.streams import write_message; write_message('said'); sys.exit(75)"
+    program = "import sys; from hpcckpt.core.std_streams import write_message; write_message('said'); sys.exit(75)"
     assert exit_code(program, redirected) == 75
 
 
 def test_a_message_to_a_pipe_without_a_reader_is_dropped() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    program = "import sys; from hpcckpt.streams import write_message; write_message('said'); sys.exit(75)"
+    program = "import sys; from hpcckpt.core.std_streams import write_message; write_message('said'); sys.exit(75)"
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     words = [sys.executable, "-c", program]
     assert subprocess.run(words, stderr=writer, env=environ, timeout=LIMIT_S, check=False).returncode == 75
@@ -38,7 +38,7 @@ def test_a_message_to_a_pipe_without_a_reader_is_dropped() -> None:
 @pytest.mark.parametrize("redirected", [">/dev/full 2>/dev/full", ">&- 2>&-", ">/dev/full 2>&-"])
 def test_what_is_buffered_does_not_change_the_exit_code_of_a_program(redirected: str) -> None:
     program = (
-        "import logging, sys; from hpcckpt.streams import flush_or_discard\n"
+        "import logging, sys; from hpcckpt.core.std_streams import flush_or_discard\n"
         "print('buffered'); logging.warning('said'); flush_or_discard(); sys.exit(75)"
     )
     assert exit_code(program, redirected) == 75
@@ -46,7 +46,7 @@ def test_what_is_buffered_does_not_change_the_exit_code_of_a_program(redirected:
 
 def test_text_after_a_disk_was_full_is_written(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from hpcckpt.streams import write_message\n"
+        "import os, sys; from hpcckpt.core.std_streams import write_message\n"
         "write_message('lost'); os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 2); write_message('written')"
     )
     with open("/dev/full", "wb") as full:
@@ -57,7 +57,7 @@ def test_text_after_a_disk_was_full_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_is_opened_in_the_place_of_a_closed_stream(closed: str) -> None:
     program = (
-        "import os, sys; from hpcckpt.streams import open_closed_descriptors\n"
+        "import os, sys; from hpcckpt.core.std_streams import open_closed_descriptors\n"
         "open_closed_descriptors(); sys.exit(os.open('/dev/null', os.O_RDONLY) > 2)"
     )
     assert exit_code(program, closed) == 1

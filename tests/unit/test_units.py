@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcckpt.units import parse_nbytes
+from hpcckpt.core.units import parse_nbytes
 
 
 @pytest.mark.parametrize(

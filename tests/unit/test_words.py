@@ -1,4 +1,4 @@
-"""The small words of floor 0: names, dtype tokens, step names, options, extents."""
+"""What all layers share: names, dtype tokens, step names, options, extents."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import string
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hpcckpt import layout
-from hpcckpt.config import Best, Options, parse_best
-from hpcckpt.discovery import StepInfo
-from hpcckpt.dtypes import dtype_token, numpy_dtype
+from hpcckpt.core.dtypes import dtype_token, numpy_dtype
+from hpcckpt.core.options import Best, Options, parse_best
+from hpcckpt.core.tensors import ITEMSIZE, MAX_NBYTES, Extent, TensorSpec, itemsize, name_problem
 from hpcckpt.errors import ConfigError, OptionError, StateError
-from hpcckpt.manifest import Manifest, shape_problem
-from hpcckpt.retention import steps_to_keep
-from hpcckpt.tensors import ITEMSIZE, MAX_NBYTES, Extent, TensorSpec, itemsize, name_problem
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import Manifest, shape_problem
+from hpcckpt.rundir.discovery import StepInfo
+from hpcckpt.rundir.retention import steps_to_keep
 
 # -- names ---------------------------------------------------------------------------------------
 

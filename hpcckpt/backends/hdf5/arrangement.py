@@ -1,8 +1,8 @@
 """Which datasets a checkpoint has, and what they are called. Pure, and without h5py.
 
-A tensor is one dataset of its own name, if each part that a rank writes is one stretch of it.  Otherwise each box that
-ranks hold is a dataset of its own in the reserved group, and the tensor is a *virtual dataset* put together of them: so
-whatever a rank writes is one stretch of the file, and is read as fast as it was written.
+A tensor is one dataset with the tensor's name, if each part that a rank writes is contiguous in it.  Otherwise each box
+that ranks hold is a separate dataset in the reserved group, and the tensor is a *virtual dataset* made of them: so
+whatever a rank writes is contiguous in the file, and is read as fast as it was written.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from hpcckpt.backends.entries import entry_names
 from hpcckpt.collective.sharding import boxes_of_span, flat_index
+from hpcckpt.core.plan import FullPlan, WriteItem
+from hpcckpt.core.tensors import Extent, TensorSpec, itemsize
 from hpcckpt.errors import Problem, StateError, list_problems
-from hpcckpt.plan import FullPlan, WriteItem
-from hpcckpt.tensors import Extent, TensorSpec, itemsize
 
 RESERVED = "__hpcckpt__"
 """The group of everything that is not a tensor."""
@@ -27,8 +27,8 @@ HERE = "."
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A dataset that has bytes of its own.
+class StoredDataset:
+    """A dataset with bytes in the file.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VirtualSource:
     """A box of a virtual dataset, and where its elements are: the same number, in the same order, of another one."""
 
     file: str
@@ -78,7 +78,7 @@ class Virtual:
 
     path: str
     spec: TensorSpec
-    parts: tuple[Part, ...]
+    parts: tuple[VirtualSource, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ class Arrangement:
 
     Attributes
     ----------
-    stored : tuple of Stored
+    stored : tuple of StoredDataset
         Those of tensors that ranks share.
-    own : tuple of Stored
+    own : tuple of StoredDataset
         Those of values that each rank has for itself, as they were when the plan was made.
     virtual : tuple of Virtual
         Tensors that are put together of others.
@@ -133,14 +133,14 @@ class Arrangement:
         In which dataset a shared tensor is, by its name.
     """
 
-    stored: tuple[Stored, ...]
-    own: tuple[Stored, ...] = ()
+    stored: tuple[StoredDataset, ...]
+    own: tuple[StoredDataset, ...] = ()
     virtual: tuple[Virtual, ...] = ()
     places: Mapping[str, Place] = field(default_factory=dict)
 
 
 def is_stretch(box: Extent, shape: tuple[int, ...]) -> bool:
-    """Say whether a box of a tensor of `shape` is one stretch of its elements in C order."""
+    """Return True if the elements of a box are contiguous in a tensor of `shape` in C order."""
     if box.n_elements == 0:
         return True
     last = flat_index(shape, [start + length - 1 for start, length in zip(box.offset, box.shape, strict=True)])
@@ -168,20 +168,21 @@ def arrange(plan: FullPlan, whole: Callable[[TensorSpec], bool] = lambda _: Fals
     wanted = [*(spec.name for spec in shared), *(own_name(item.spec.name, rank) for item, rank in own)]
     paths = free_paths(wanted)
     boxes = _boxes(plan.items)
-    stored: list[Stored] = []
+    stored: list[StoredDataset] = []
     virtual: list[Virtual] = []
     places: dict[str, Place] = {}
     for number, (spec, path) in enumerate(zip(shared, paths, strict=False)):
         if whole(spec) or all(is_stretch(box, spec.shape) for box in boxes[spec.name]):
-            stored.append(Stored(path, spec, Extent.whole(spec.shape)))
+            stored.append(StoredDataset(path, spec, Extent.whole(spec.shape)))
             places[spec.name] = Place(path)
         else:
-            parts = [Stored(box_path(number, box), spec, box) for box in boxes[spec.name]]
+            parts = [StoredDataset(box_path(number, box), spec, box) for box in boxes[spec.name]]
             stored += parts
-            virtual += [Virtual(path, spec, tuple(map(_whole_part, parts)))] if len(spec.shape) <= MAX_DIMS else []
+            sources = tuple(source for part in parts for source in _parts(HERE, part))
+            virtual += [Virtual(path, spec, sources)] if len(spec.shape) <= MAX_DIMS else []
             places[spec.name] = Place(path, {part.extent: part.path for part in parts})
     own_stored = tuple(
-        Stored(path, item.spec, item.extent, rank=rank)
+        StoredDataset(path, item.spec, item.extent, rank=rank)
         for (item, rank), path in zip(own, paths[len(shared) :], strict=True)
     )
     return Arrangement(tuple(stored), own_stored, tuple(virtual), places)
@@ -225,10 +226,6 @@ def _boxes(items: Sequence[Sequence[WriteItem]]) -> dict[str, list[Extent]]:
     return defaultdict(list, {name: sorted(boxes, key=lambda box: box.offset) for name, boxes in found.items()})
 
 
-def _whole_part(part: Stored) -> Part:
-    return Part(HERE, part.path, part.shape, Extent.whole(part.shape), part.extent)
-
-
 def free_paths(wanted: Sequence[str]) -> list[str]:
     """Return a path for each name: in HDF5 none can be a dataset and a group, and none can be given twice."""
     groups = {RESERVED}
@@ -254,32 +251,32 @@ def free_paths(wanted: Sequence[str]) -> list[str]:
 # -- one file for each rank ------------------------------------------------------------------------
 
 
-def arrange_rank(items: Sequence[WriteItem], rank: int) -> tuple[Stored, ...]:
+def arrange_rank(items: Sequence[WriteItem], rank: int) -> tuple[StoredDataset, ...]:
     """Return the datasets of the file of one rank: one for each item, in their order."""
     check_names(item.spec for item in items)
     paths = free_paths(entry_names(items))
     return tuple(_stored_item(item, path, rank) for item, path in zip(items, paths, strict=True))
 
 
-def _stored_item(item: WriteItem, path: str, rank: int) -> Stored:
+def _stored_item(item: WriteItem, path: str, rank: int) -> StoredDataset:
     is_whole_box = (item.start, item.stop) == (0, item.extent.n_elements)
     span = None if is_whole_box else (item.start, item.stop)
-    return Stored(path, item.spec, item.extent, span, rank if item.spec.kind == "per-rank" else None)
+    return StoredDataset(path, item.spec, item.extent, span, rank if item.spec.kind == "per-rank" else None)
 
 
 def arrange_master(
-    tensors: Sequence[TensorSpec], files: Mapping[str, Sequence[Stored]]
-) -> tuple[tuple[Stored, ...], tuple[Virtual, ...], tuple[Linked, ...]]:
+    tensors: Sequence[TensorSpec], files: Mapping[str, Sequence[StoredDataset]]
+) -> tuple[tuple[StoredDataset, ...], tuple[Virtual, ...], tuple[Linked, ...]]:
     """Return what puts the files of all ranks together: empty tensors, virtual ones, and names.
 
     Parameters
     ----------
     tensors : sequence of TensorSpec
         All tensors.
-    files : dict of str to sequence of Stored
+    files : dict of str to sequence of StoredDataset
         The datasets of each file, by its name.
     """
-    found: dict[tuple[str, int | None], list[tuple[str, Stored]]] = defaultdict(list)
+    found: dict[tuple[str, int | None], list[tuple[str, StoredDataset]]] = defaultdict(list)
     for file, every in files.items():
         for stored in every:
             found[stored.spec.name, stored.rank].append((file, stored))
@@ -290,7 +287,7 @@ def arrange_master(
     for spec, path in zip(shared, paths, strict=False):
         parts = tuple(part for file, stored in found[spec.name, None] for part in _parts(file, stored))
         if math.prod(spec.shape) == 0:
-            empty.append(Stored(path, spec, Extent.whole(spec.shape)))
+            empty.append(StoredDataset(path, spec, Extent.whole(spec.shape)))
         elif 0 < len(spec.shape) <= MAX_DIMS:
             virtual.append(Virtual(path, spec, parts))
         elif len(parts) == 1:  # HDF5 has no virtual scalars
@@ -301,14 +298,14 @@ def arrange_master(
     return tuple(empty), tuple(virtual), tuple(linked)
 
 
-def _parts(file: str, stored: Stored) -> Iterable[Part]:
+def _parts(file: str, stored: StoredDataset) -> Iterable[VirtualSource]:
     """Yield the boxes of a tensor that a dataset holds, and where in the dataset they are."""
     if stored.span is None:
-        yield Part(file, stored.path, stored.shape, Extent.whole(stored.shape), stored.extent)
+        yield VirtualSource(file, stored.path, stored.shape, Extent.whole(stored.shape), stored.extent)
         return
     position = 0
     for box in boxes_of_span(stored.extent.shape, *stored.span):
         offset = tuple(a + b for a, b in zip(box.offset, stored.extent.offset, strict=True))
         source = Extent((position,), (box.n_elements,))
-        yield Part(file, stored.path, stored.shape, source, Extent(offset, box.shape))
+        yield VirtualSource(file, stored.path, stored.shape, source, Extent(offset, box.shape))
         position += box.n_elements

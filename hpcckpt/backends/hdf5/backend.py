@@ -16,8 +16,8 @@ from hpcckpt.backends.hdf5.direct import DirectDriver
 from hpcckpt.backends.hdf5.driver import Driver
 from hpcckpt.backends.hdf5.mpio import MpioDriver
 from hpcckpt.backends.hdf5.per_rank import PerRankDriver
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import DamagedBlock, FileRecord, FullPlan, Index, SaveJob, WriteReport
+from hpcckpt.core.plan import DamagedBlock, FileRecord, FullPlan, Index, SaveJob, WriteReport
+from hpcckpt.format.manifest import Manifest
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -63,12 +63,12 @@ class Hdf5Backend(Backend):
 
     # -- saving ------------------------------------------------------------------------------------
 
-    def design(self, plan: FullPlan) -> Any:
-        """Choose the driver, and let it design. Root only."""
+    def file_layout(self, plan: FullPlan) -> Any:
+        """Choose the driver, and return its file layout. Root only."""
         name = self._options.driver
         if name == "auto":
             name = self._chosen(plan)
-        return self._driver(name).design(plan)
+        return self._driver(name).file_layout(plan)
 
     def _chosen(self, plan: FullPlan) -> str:
         if self._choice is None:
@@ -76,13 +76,13 @@ class Hdf5Backend(Backend):
             _log.info("hpcckpt: hdf5 driver=%s: %s", *self._choice)
         return self._choice.driver
 
-    def prepare(self, path: Path, design: Any = None) -> None:
+    def prepare(self, path: Path, file_layout: Any = None) -> None:
         """Create what must exist before ranks write. Root only."""
-        self._driver(design.driver).prepare(path)
+        self._driver(file_layout.driver).prepare(path)
 
-    def reuse(self, path: Path, n_ranks: int, design: Any = None) -> None:
+    def reuse(self, path: Path, n_ranks: int, file_layout: Any = None) -> None:
         """Make a staging directory of one that was used before. Root only."""
-        self._driver(design.driver).reuse(path, n_ranks)
+        self._driver(file_layout.driver).reuse(path, n_ranks)
 
     def write(
         self,
@@ -93,11 +93,11 @@ class Hdf5Backend(Backend):
         base: Path | None = None,  # noqa: ARG002 - nothing is linked
     ) -> WriteReport:
         """Write this rank's payloads; durable on return. Independent, or Collective with driver mpio."""
-        return self._driver(job.design.driver).write(job, path, rank, payloads)
+        return self._driver(job.file_layout.driver).write(job, path, rank, payloads)
 
     def seal(self, job: SaveJob, path: Path, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:
         """Complete the files. Root only."""
-        return self._driver(job.design.driver).seal(job, path, reports)
+        return self._driver(job.file_layout.driver).seal(job, path, reports)
 
     # -- reading -----------------------------------------------------------------------------------
 

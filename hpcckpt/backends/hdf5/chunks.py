@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcckpt import files, native
+from hpcckpt import native
 from hpcckpt.backends.base import Bytes, ReadRequest
 from hpcckpt.backends.hdf5.table import Chunks
 from hpcckpt.collective.sharding import boxes_of_span, intersect
-from hpcckpt.discovery import open_regular
-from hpcckpt.plan import DamagedBlock, StoredEntry
-from hpcckpt.tensors import Extent, itemsize
+from hpcckpt.core import files
+from hpcckpt.core.files import open_regular
+from hpcckpt.core.plan import DamagedBlock, StoredEntry
+from hpcckpt.core.tensors import Extent, itemsize
 
 _STEP_BYTES = 32 << 20
 

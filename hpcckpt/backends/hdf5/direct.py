@@ -3,7 +3,7 @@
     0  (root)  lay the file out: HDF5 says where each dataset's bytes have their place
     1  (root)  make an empty file; or invalidate that of a retired step by zeros over its first page, synced, before
                anything else in it is written over
-    2  (each)  write the data to their places, computing checksums in the same pass, and let go of each tensor as soon
+    2  (each)  write the data to their places, computing checksums in the same pass, and release each tensor as soon
                as it is written; sync the file
     4  (root)  write what is around the data: small values that each rank has for itself, which came with its report,
                the table, and the structure, its first page last; sync the file
@@ -22,27 +22,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcckpt import files, layout, native, phases
+from hpcckpt import native
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.data_files import make_room, write_payloads
-from hpcckpt.backends.hdf5.arrangement import RESERVED, Alias, Linked, Stored, arrange, first_element
+from hpcckpt.backends.hdf5.arrangement import RESERVED, Alias, Linked, StoredDataset, arrange, first_element
 from hpcckpt.backends.hdf5.driver import MASTER, Driver, create, write_around
 from hpcckpt.backends.hdf5.image import Layout, extend, finish
 from hpcckpt.backends.hdf5.rank_file import RankFile, rank_path
 from hpcckpt.backends.hdf5.table import Table
 from hpcckpt.backends.reusing import open_again
-from hpcckpt.plan import FileRecord, FullPlan, SaveJob, StoredEntry, WriteItem, WriteReport
-from hpcckpt.tensors import Extent, itemsize
+from hpcckpt.core import failpoints, files
+from hpcckpt.core.plan import FileRecord, FullPlan, SaveJob, StoredEntry, WriteItem, WriteReport
+from hpcckpt.core.tensors import Extent, itemsize
+from hpcckpt.format import layout
 
 SMALL_BYTES = 64 << 10
-"""Values of at most so many bytes come with the report."""
+"""Values of at most this many bytes come with the report."""
 MAX_REPORT_BYTES = 1 << 20
 """All of them together."""
 _MAX_PLANS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class DirectDesign:
+class DirectFileLayout:
     """Where everything goes.
 
     Attributes
@@ -95,7 +97,7 @@ class Detail(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """What root keeps of a design.
+    """What root keeps of a file layout.
 
     Attributes
     ----------
@@ -114,8 +116,8 @@ class _Plan:
     slots: Mapping[str, str]
     last: tuple[Any, Layout] | None = None
 
-    def with_own(self, stored: list[Stored], linked: list[Linked], aliases: list[Alias]) -> Layout:
-        """Return the file with what ranks have for themselves, that of the save before if it is alike."""
+    def with_per_rank(self, stored: list[StoredDataset], linked: list[Linked], aliases: list[Alias]) -> Layout:
+        """Return the file with the per-rank values too: the previous save's if these are identical."""
         added = stored, linked, aliases
         if self.last is None or self.last[0] != added:
             self.last = added, extend(self.layout, stored, linked=linked, aliases=aliases)
@@ -132,7 +134,7 @@ class DirectDriver(Driver):
         self._plans: OrderedDict[str, _Plan] = OrderedDict()
         self._rank_file = RankFile(self)
 
-    def design(self, plan: FullPlan) -> DirectDesign:
+    def file_layout(self, plan: FullPlan) -> DirectFileLayout:
         """Lay the file out. Root only."""
         arrangement = arrange(plan)
         slots = {
@@ -156,7 +158,7 @@ class DirectDriver(Driver):
         own = {(each.rank or 0, each.spec.name): each.path for each in arrangement.own}
         key = hashlib.blake2b(repr((layout.parts, own)).encode(), digest_size=16).hexdigest()
         self._keep(key, _Plan(layout, own, {path: slot.path for path, slot in slots.items()}))
-        return DirectDesign(key, layout.nbytes, places, in_slots)
+        return DirectFileLayout(key, layout.nbytes, places, in_slots)
 
     def _keep(self, key: str, found: _Plan) -> None:
         """Remember a plan; a save that is under way may still go by the one before."""
@@ -190,7 +192,7 @@ class DirectDriver(Driver):
     def write(self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]) -> WriteReport:
         """Write this rank's payloads to their places; durable on return. Independent."""
         items = [payload.item for payload in payloads]
-        sorted_out = _sort_out(job.design, rank, payloads)
+        sorted_out = _sort_out(job.file_layout, rank, payloads)
         written = self._write_placed(job, path, rank, sorted_out.placed)
         sent = tuple(_send(payload, job.block_bytes) for payload in sorted_out.sent)
         files: tuple[FileRecord, ...] = ()
@@ -198,7 +200,7 @@ class DirectDriver(Driver):
         if sorted_out.others:
             record, stored = self._rank_file.write(job, path, rank, sorted_out.others)
             files, elsewhere = (record,), tuple((each.spec.name, each.path) for each in stored)
-        phases.reached("2-synced", rank)
+        failpoints.reached("2-synced", rank)
         return WriteReport.of(files, items, detail=Detail(written, sent, elsewhere))
 
     def _write_placed(
@@ -207,25 +209,25 @@ class DirectDriver(Driver):
         where = str(path / MASTER)
         fd = os.open(where, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            make_room(fd, job.design.nbytes, where)
+            make_room(fd, job.file_layout.nbytes, where)
             crcs = write_payloads(
                 fd, placed, block_bytes=job.block_bytes, threads=self.threads, nice=self.nice, where=where
             )
-            phases.reached("2-written", rank)
+            failpoints.reached("2-written", rank)
             native.fdatasync(fd, where)
         finally:
             os.close(fd)
         for (payload, _), blocks in zip(placed, crcs, strict=True):
-            payload.landed(blocks)
+            payload.written(blocks)
         return tuple((payload.item, at, tuple(blocks)) for (payload, at), blocks in zip(placed, crcs, strict=True))
 
     # -- 4: root -----------------------------------------------------------------------------------
 
     def seal(self, job: SaveJob, path: Path, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:
         """Write what is around the data; durable on return. Root only."""
-        plan = self._plans[job.design.key]
+        plan = self._plans[job.file_layout.key]
         details: list[Detail] = [report.detail for report in reports]
-        layout = plan.with_own(*_own(plan, details))
+        layout = plan.with_per_rank(*_own(plan, details))
         table = Table(job, self.name, list(_entries(plan, details, layout.offsets)))
         around = finish(layout, self.root_attributes(job), table)
         values = [
@@ -252,11 +254,11 @@ class _SortedOut(NamedTuple):
     others: list[Payload]
 
 
-def _sort_out(design: DirectDesign, rank: int, payloads: Sequence[Payload]) -> _SortedOut:
+def _sort_out(file_layout: DirectFileLayout, rank: int, payloads: Sequence[Payload]) -> _SortedOut:
     found = _SortedOut([], [], [])
     room = MAX_REPORT_BYTES
     for payload in payloads:
-        at = design.offset_of(payload.item, rank)
+        at = file_layout.offset_of(payload.item, rank)
         if at is not None:
             found.placed.append((payload, at))
         elif payload.item.nbytes <= min(SMALL_BYTES, room):
@@ -270,15 +272,17 @@ def _sort_out(design: DirectDesign, rank: int, payloads: Sequence[Payload]) -> _
 def _send(payload: Payload, block_bytes: int) -> Sent:
     data = payload.data.tobytes()
     crcs = tuple(native.crc32c_blocks(data, block_bytes))
-    payload.landed(crcs)
+    payload.written(crcs)
     return Sent(payload.item, data, crcs)
 
 
-def _own(plan: _Plan, details: Sequence[Detail]) -> tuple[list[Stored], list[Linked], list[Alias]]:
+def _own(plan: _Plan, details: Sequence[Detail]) -> tuple[list[StoredDataset], list[Linked], list[Alias]]:
     """Return what is to be in the file for the values that ranks have for themselves."""
     stored, linked, aliases = [], [], []
     for rank, detail in enumerate(details):
-        stored += [Stored(plan.own[rank, s.item.spec.name], s.item.spec, s.item.extent, rank=rank) for s in detail.sent]
+        stored += [
+            StoredDataset(plan.own[rank, s.item.spec.name], s.item.spec, s.item.extent, rank=rank) for s in detail.sent
+        ]
         file = os.path.basename(rank_path(rank))
         linked += [Linked(plan.own[rank, name], file, target) for name, target in detail.elsewhere]
         in_slots = (plan.own[rank, item.spec.name] for item, _, _ in detail.written if item.spec.kind == "per-rank")

@@ -11,15 +11,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpcckpt import layout, native
+from hpcckpt import native
 from hpcckpt._version import __version__
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.hdf5 import library
 from hpcckpt.backends.hdf5.image import Complete
 from hpcckpt.backends.hdf5.options import PAGE_BYTES, Hdf5Options
 from hpcckpt.backends.hdf5.structure import Attributes
+from hpcckpt.core.plan import FileRecord, FullPlan, SaveJob, WriteReport
 from hpcckpt.errors import BackendError
-from hpcckpt.plan import FileRecord, FullPlan, SaveJob, WriteReport
+from hpcckpt.format import layout
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -64,11 +65,11 @@ class Driver(ABC):
         BackendError
             If h5py is not installed, or lacks what the driver needs.
         """
-        if not library.is_there():
+        if not library.is_installed():
             raise BackendError(f"backend 'hdf5' needs h5py to write; {library.REMEDY}")
 
     @abstractmethod
-    def design(self, plan: FullPlan) -> Any:
+    def file_layout(self, plan: FullPlan) -> Any:
         """Return what all ranks must know of the files. Root only."""
 
     def prepare(self, path: Path) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcckpt.backends.hdf5 import library
-from hpcckpt.backends.hdf5.arrangement import Alias, Linked, Stored, Virtual
+from hpcckpt.backends.hdf5.arrangement import Alias, Linked, StoredDataset, Virtual
 from hpcckpt.backends.hdf5.structure import TABLE, Attributes, Structure
 from hpcckpt.backends.hdf5.table import TRAILER_BYTES, Span, Table, crc_of, seal
 
@@ -32,7 +32,7 @@ class MemoryFile(io.RawIOBase):
     Parameters
     ----------
     parts : sequence of (bytes, int)
-        What stands in it, and where.
+        Its contents, and at which offsets.
     nbytes : int
         Its length.
     """
@@ -141,27 +141,27 @@ def opened(where: Any, mode: str, **options: Any) -> Iterator[Structure]:
 
 def extend(
     base: Layout,
-    stored: Sequence[Stored] = (),
+    stored: Sequence[StoredDataset] = (),
     virtual: Iterable[Virtual] = (),
     linked: Iterable[Linked] = (),
     aliases: Iterable[Alias] = (),
     root: Attributes | None = None,
     alignment: int = 1,
 ) -> Layout:
-    """Lay more datasets out, behind those that are there. Independent.
+    """Lay out more datasets, after those that exist. Independent.
 
     Parameters
     ----------
     base : Layout
         What is there; an empty one begins a file.
-    stored : sequence of Stored
+    stored : sequence of StoredDataset
         Datasets to be given places.
     virtual, linked, aliases : iterable
-        What has no data of its own.
+        Datasets and names without data.
     root : mapping, optional
         Attributes of the file.
     alignment : int
-        Datasets of at least so many bytes begin at a multiple of it.
+        Datasets of at least this many bytes begin at a multiple of it.
     """
     image = base.image()
     with opened(image, "r+" if base.nbytes else "w") as structure:

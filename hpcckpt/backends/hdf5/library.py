@@ -11,8 +11,8 @@ from hpcckpt.errors import BackendError
 REMEDY = "install it: pip install 'hpcckpt[hdf5]'; checkpoints that are there can be read without it"
 
 
-def is_there() -> bool:
-    """Say whether h5py is installed, without loading it. Independent."""
+def is_installed() -> bool:
+    """Return True if h5py is installed, without loading it. Independent."""
     return importlib.util.find_spec("h5py") is not None
 
 
@@ -33,7 +33,7 @@ def load() -> Any:
 
 
 def has_mpi() -> bool:
-    """Say whether h5py was built with MPI. Independent."""
+    """Return True if h5py was built with MPI. Independent."""
     return bool(load().get_config().mpi)
 
 

@@ -10,7 +10,7 @@
                (:mod:`hpcckpt.backends.hdf5.sealing`)
 
 HDF5 allocates and packs the chunks of tensors that are to have any, so where these are is known in the end only.
-Between 2 and 4 the file is an HDF5 file without a table, which nobody takes for a checkpoint.
+Between 2 and 4 the file is an HDF5 file without a table, which no reader takes for a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hpcckpt import files, layout, native, phases
+from hpcckpt import native
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.hdf5 import library, sealing
 from hpcckpt.backends.hdf5.arrangement import arrange
@@ -29,11 +29,13 @@ from hpcckpt.backends.hdf5.driver import MASTER, Driver
 from hpcckpt.backends.hdf5.image import opened
 from hpcckpt.backends.hdf5.structure import Structure
 from hpcckpt.backends.hdf5.table import Table
-from hpcckpt.backends.hdf5.transfers import MpioDesign, Writing, count_transfers, transfers_of
+from hpcckpt.backends.hdf5.transfers import MpioFileLayout, Writing, count_transfers, transfers_of
 from hpcckpt.backends.hdf5.types import file_shape
+from hpcckpt.core import failpoints, files
+from hpcckpt.core.plan import FileRecord, FullPlan, SaveJob, StoredEntry, WriteItem, WriteReport
+from hpcckpt.core.tensors import TensorSpec, itemsize
 from hpcckpt.errors import BackendError, MpiError
-from hpcckpt.plan import FileRecord, FullPlan, SaveJob, StoredEntry, WriteItem, WriteReport
-from hpcckpt.tensors import TensorSpec, itemsize
+from hpcckpt.format import layout
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -77,7 +79,7 @@ class MpioDriver(Driver):
 
     # -- 0 and 1 -----------------------------------------------------------------------------------
 
-    def design(self, plan: FullPlan) -> MpioDesign:
+    def file_layout(self, plan: FullPlan) -> MpioFileLayout:
         """Return the datasets. Root only."""
         arrangement = arrange(plan, self._is_chunked)
         chunk_bytes = self.options.chunk_bytes or 0
@@ -90,7 +92,7 @@ class MpioDriver(Driver):
         stored = (*arrangement.stored, *arrangement.own)
         n_transfers = count_transfers(plan, arrangement.places, own)
         alignment = self.options.alignment_at(plan.directory)
-        return MpioDesign(stored, arrangement.virtual, arrangement.places, own, chunks, n_transfers, alignment)
+        return MpioFileLayout(stored, arrangement.virtual, arrangement.places, own, chunks, n_transfers, alignment)
 
     def _is_chunked(self, spec: TensorSpec) -> bool:
         is_large = spec.kind != "per-rank" and spec.nbytes >= MIN_CHUNKED_BYTES
@@ -115,26 +117,26 @@ class MpioDriver(Driver):
                 failure = self._fill(structure, where, job, rank, payloads)
         except Exception as error:  # noqa: BLE001 - closing may fail on this rank alone; the others wait below
             failure = failure or error
-        phases.reached("2-written", rank)
+        failpoints.reached("2-written", rank)
         failure = failure or _failure(lambda: _sync(where))  # step e
         if self._all_well(failure) and self.options.check:
             failure = _failure(lambda: self._check(job, path, rank, list(zip(items, crcs, strict=True))))
         if failure is not None:
             raise failure
         for payload, blocks in zip(payloads, crcs, strict=True):
-            payload.landed(blocks)
-        phases.reached("2-synced", rank)
+            payload.written(blocks)
+        failpoints.reached("2-synced", rank)
         return WriteReport.of((), items, detail=tuple(zip(items, crcs, strict=True)))
 
     def _fill(
         self, structure: Structure, where: str, job: SaveJob, rank: int, payloads: Sequence[Payload]
     ) -> Exception | None:
         """Create and write all datasets; return what failed on this rank. Collective."""
-        writing = Writing(structure, job.design, self.options)
+        writing = Writing(structure, job.file_layout, self.options)
         writing.create()  # step a
         failure = _failure(lambda: _reserve(where, writing.end())) if rank == 0 else None
         if self._all_well(failure):
-            written = writing.write(transfers_of(job.design, rank, payloads))  # step c
+            written = writing.write(transfers_of(job.file_layout, rank, payloads))  # step c
             flushed = _failure(structure.flush)
             failure = written or flushed
         if not self._all_well(failure) and rank == 0:
@@ -144,13 +146,14 @@ class MpioDriver(Driver):
         return failure
 
     def _all_well(self, failure: Exception | None) -> bool:
-        """Say whether no rank has failed. Collective."""
+        """Return True if no rank has failed. Collective."""
         return self.comm is None or not any(self.comm.allgather(failure is not None))
 
     def _check(self, job: SaveJob, path: Path, rank: int, written: Sequence[tuple[WriteItem, tuple[int, ...]]]) -> None:
-        found = sealing.look(str(path / MASTER), job.design, self.options)
+        found = sealing.look(str(path / MASTER), job.file_layout, self.options)
         entries = [
-            StoredEntry(item, rank, MASTER, found.offset_of(job.design, item, rank), crcs) for item, crcs in written
+            StoredEntry(item, rank, MASTER, found.offset_of(job.file_layout, item, rank), crcs)
+            for item, crcs in written
         ]
         sealing.check_written(path, entries, found, job, self.threads)
 
@@ -159,16 +162,16 @@ class MpioDriver(Driver):
         comm = cast("MpiCommunicator", self.comm)
         hints = {"striping_factor": self.options.stripe_count, "striping_unit": self.options.stripe_size}
         given = {name: str(value) for name, value in hints.items() if value is not None}
-        design: MpioDesign = job.design
+        file_layout: MpioFileLayout = job.file_layout
         with opened(
             where,
             "w",
             driver="mpio",
             comm=comm.mpi,
             **({"info": comm.hints(given)} if given else {}),
-            alignment_threshold=design.alignment,
-            alignment_interval=design.alignment,
-            meta_block_size=_STRUCTURE_BYTES * (2 + len(design.stored) + len(design.virtual)),
+            alignment_threshold=file_layout.alignment,
+            alignment_interval=file_layout.alignment,
+            meta_block_size=_STRUCTURE_BYTES * (2 + len(file_layout.stored) + len(file_layout.virtual)),
         ) as structure:
             structure.begin(self.root_attributes(job))
             yield structure
@@ -177,11 +180,11 @@ class MpioDriver(Driver):
 
     def seal(self, job: SaveJob, path: Path, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:
         """Complete the file; durable on return. Root only."""
-        design: MpioDesign = job.design
+        file_layout: MpioFileLayout = job.file_layout
         where = str(path / MASTER)
-        found = sealing.complete(where, design, self.options)
+        found = sealing.complete(where, file_layout, self.options)
         entries = [
-            StoredEntry(item, rank, MASTER, found.offset_of(design, item, rank), crcs)
+            StoredEntry(item, rank, MASTER, found.offset_of(file_layout, item, rank), crcs)
             for rank, report in enumerate(reports)
             for item, crcs in report.detail
         ]
@@ -191,7 +194,7 @@ class MpioDriver(Driver):
 
 
 def chunk_shape(spec: TensorSpec, nbytes: int) -> tuple[int, ...]:
-    """Return the shape of chunks of about so many bytes: rows that follow each other. Pure."""
+    """Return the shape of chunks of about `nbytes` bytes: adjacent rows. Pure."""
     room = max(1, nbytes // itemsize(spec.dtype))
     shape: list[int] = []
     for length in reversed(spec.shape):

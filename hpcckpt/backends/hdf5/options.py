@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcckpt.core.mounts import mount_of
 from hpcckpt.errors import OptionError, Problem, list_problems
-from hpcckpt.mounts import mount_of
 
 DRIVERS = ("direct", "mpio", "per-rank", "auto")
 PAGE_BYTES = 4096
@@ -28,7 +28,7 @@ class Hdf5Options:
     driver : {"direct", "mpio", "per-rank", "auto"}
         How the bytes get into the file, see FORMAT.md.
     alignment : int, optional
-        Tensors of at least so many bytes begin at a multiple of it; by default the stripe size if it is given, a MiB
+        Tensors of at least this many bytes begin at a multiple of it; by default the stripe size if it is given, a MiB
         on Lustre, GPFS and BeeGFS, else 4096.
     stripe_count, stripe_size : int, optional
         Lustre: over how many targets a new file is spread (-1: all), and in parts of how many bytes. By default the
@@ -36,7 +36,7 @@ class Hdf5Options:
     collective : bool
         mpio: whether ranks write their data together.
     chunks : int, optional
-        mpio: store tensors in chunks of about so many bytes.
+        mpio: store tensors in chunks of about this many bytes.
     compression : {"gzip"}, optional
         mpio: pack the chunks, with the shuffle filter before.
     compression_level : int

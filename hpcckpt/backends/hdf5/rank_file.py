@@ -16,15 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcckpt import layout, native, phases
+from hpcckpt import native
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.data_files import make_room, write_payloads
-from hpcckpt.backends.hdf5.arrangement import Stored, arrange_rank
+from hpcckpt.backends.hdf5.arrangement import StoredDataset, arrange_rank
 from hpcckpt.backends.hdf5.driver import Driver, write_around
 from hpcckpt.backends.hdf5.image import Layout, extend, finish
 from hpcckpt.backends.hdf5.table import Table
 from hpcckpt.backends.reusing import open_to_write
-from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem
+from hpcckpt.core import failpoints
+from hpcckpt.core.plan import FileRecord, SaveJob, StoredEntry, WriteItem
+from hpcckpt.format import layout
 
 
 def rank_path(rank: int) -> str:
@@ -37,13 +39,13 @@ class _Known:
     """How a file was laid out: its items and their datasets; `base` has those that other ranks share."""
 
     items: tuple[WriteItem, ...]
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredDataset, ...]
     base: Layout
     layout: Layout
 
 
 class RankFile:
-    """The files of one rank, laid out alike from save to save.
+    """The files of one rank, with the same layout at each save.
 
     Parameters
     ----------
@@ -57,7 +59,7 @@ class RankFile:
 
     def write(
         self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]
-    ) -> tuple[FileRecord, tuple[Stored, ...]]:
+    ) -> tuple[FileRecord, tuple[StoredDataset, ...]]:
         """Write a file, durable on return; return its record, and the datasets of the payloads. Independent."""
         known = self._known = self._lay_out(path, rank, tuple(payload.item for payload in payloads))  # step a
         layout = known.layout
@@ -71,14 +73,14 @@ class RankFile:
                 fd, placed, block_bytes=job.block_bytes, threads=driver.threads, nice=driver.nice, where=where
             )
             for payload, blocks in zip(payloads, crcs, strict=True):
-                payload.landed(blocks)
+                payload.written(blocks)
             entries = [
                 StoredEntry(payload.item, rank, rank_path(rank), at, tuple(blocks))
                 for (payload, at), blocks in zip(placed, crcs, strict=True)
             ]
             around = finish(layout, driver.root_attributes(job), Table(job, driver.name, entries))
             write_around(fd, around, where)
-            phases.reached("2-written", rank)
+            failpoints.reached("2-written", rank)
             native.fdatasync(fd, where)  # step d
         finally:
             os.close(fd)
@@ -87,12 +89,12 @@ class RankFile:
         return FileRecord(rank_path(rank), around.nbytes, around.table_crc), known.stored
 
     def _lay_out(self, path: Path, rank: int, items: tuple[WriteItem, ...]) -> _Known:
-        """Return how to write the items: as at the save before, as far as they are alike."""
+        """Return how to write the items: as at the previous save, as far as they are the same."""
         known = self._known
         if known is not None and known.items == items:
             return known
         stored = arrange_rank(items, rank)
-        if known is not None and _are_alike(known.items, items):
+        if known is not None and _differ_in_sizes_only(known.items, items):
             base = known.base
         else:
             shared = [each for each in stored if each.rank is None]
@@ -101,8 +103,8 @@ class RankFile:
         return _Known(items, stored, base, extend(base, [each for each in stored if each.rank is not None]))
 
 
-def _are_alike(old: Sequence[WriteItem], new: Sequence[WriteItem]) -> bool:
-    """Say whether items differ in nothing but the sizes of values that the rank has for itself. Pure."""
+def _differ_in_sizes_only(old: Sequence[WriteItem], new: Sequence[WriteItem]) -> bool:
+    """Return True if items differ in nothing but the sizes of per-rank values. Pure."""
     return len(old) == len(new) and all(
         a == b or (a.spec.kind == b.spec.kind == "per-rank" and a.spec.name == b.spec.name)
         for a, b in zip(old, new, strict=True)

@@ -13,22 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcckpt import files
 from hpcckpt.backends.base import ReadRequest
 from hpcckpt.backends.hdf5.chunks import read_chunked
 from hpcckpt.backends.hdf5.table import CHUNKED, TRAILER_BYTES, Chunks, Decoded, Span, crc_of, decode, read_trailer
 from hpcckpt.backends.spans import read_spans
-from hpcckpt.discovery import open_regular
+from hpcckpt.core import files
+from hpcckpt.core.files import open_regular
+from hpcckpt.core.plan import DamagedBlock, FileRecord, Index, StoredEntry
 from hpcckpt.errors import CorruptError
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import DamagedBlock, FileRecord, Index, StoredEntry
+from hpcckpt.format.manifest import Manifest
 
 _READ_BYTES = 4 << 20
 _MOST_REMEMBERED = 4
 
 
 class _Remembered(NamedTuple):
-    """The chunks that a table lists, and what tells that it is still that table."""
+    """The chunks that a table lists, and what shows that it is still that table."""
 
     stamp: tuple[object, ...]
     chunked: Mapping[str, Chunks]

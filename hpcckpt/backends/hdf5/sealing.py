@@ -23,11 +23,11 @@ from hpcckpt.backends.hdf5.options import Hdf5Options
 from hpcckpt.backends.hdf5.reading import structure_crc
 from hpcckpt.backends.hdf5.structure import TABLE, Structure
 from hpcckpt.backends.hdf5.table import CHUNKED, FILTERS, TRAILER_BYTES, Chunks, Span, Table, seal
-from hpcckpt.backends.hdf5.transfers import MpioDesign
+from hpcckpt.backends.hdf5.transfers import MpioFileLayout
 from hpcckpt.backends.spans import read_spans
+from hpcckpt.core.plan import SaveJob, StoredEntry, WriteItem
+from hpcckpt.core.tensors import itemsize
 from hpcckpt.errors import StorageError
-from hpcckpt.plan import SaveJob, StoredEntry, WriteItem
-from hpcckpt.tensors import itemsize
 
 _BATCH_BYTES = 32 << 20
 
@@ -50,35 +50,35 @@ class Found:
     chunked: Mapping[str, Chunks]
     data: tuple[Span, ...]
 
-    def offset_of(self, design: MpioDesign, item: WriteItem, rank: int) -> int:
+    def offset_of(self, file_layout: MpioFileLayout, item: WriteItem, rank: int) -> int:
         """Return where the bytes of an item are, or that they are in chunks."""
-        path, element = design.position(item, rank)
+        path, element = file_layout.position(item, rank)
         if path in self.chunked and item.nbytes:
             return CHUNKED
         return self.offsets.get(path, 0) + element * itemsize(item.spec.dtype) if item.nbytes else 0
 
 
-def look(where: str, design: MpioDesign, options: Hdf5Options) -> Found:
+def look(where: str, file_layout: MpioFileLayout, options: Hdf5Options) -> Found:
     """Look where everything is. Independent."""
     with io.FileIO(where, "r") as file, opened(file, "r") as structure:
-        return _found(structure, design, options)
+        return _found(structure, file_layout, options)
 
 
-def complete(where: str, design: MpioDesign, options: Hdf5Options) -> Found:
+def complete(where: str, file_layout: MpioFileLayout, options: Hdf5Options) -> Found:
     """Put tensors together of boxes, and look where everything is. Root only."""
     with io.FileIO(where, "r+") as file, opened(file, "r+") as structure:
-        for virtual in design.virtual:
+        for virtual in file_layout.virtual:
             structure.virtual(virtual)
-        return _found(structure, design, options)
+        return _found(structure, file_layout, options)
 
 
-def _found(structure: Structure, design: MpioDesign, options: Hdf5Options) -> Found:
+def _found(structure: Structure, file_layout: MpioFileLayout, options: Hdf5Options) -> Found:
     filters = FILTERS if options.compression is not None else ()
     offsets: dict[str, int] = {}
     chunked: dict[str, Chunks] = {}
     data: list[Span] = []
-    for each in design.stored:
-        shape = design.chunks.get(each.path)
+    for each in file_layout.stored:
+        shape = file_layout.chunks.get(each.path)
         if shape is not None:
             places = structure.chunk_places(each.path, shape)
             chunked[each.path] = Chunks(each.spec, shape, filters, places)
@@ -134,7 +134,7 @@ def _batches(entries: Sequence[StoredEntry], block_bytes: int) -> Iterator[list[
 def add_table(where: str, table: Table, found: Found) -> tuple[int, int]:
     """Put the table at the end of a file, durably; return the length of the file, and the table's checksum. Root only.
 
-    Through a plain file object HDF5 puts what is new behind everything else; by its own ways it would not.
+    Through a plain file object HDF5 puts what is new after everything else; with its own file access it would not.
     """
     with io.FileIO(where, "r+") as file:
         begin = file.seek(0, os.SEEK_END)

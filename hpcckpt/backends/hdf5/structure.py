@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from hpcckpt.backends.hdf5 import library
-from hpcckpt.backends.hdf5.arrangement import MAX_DIMS, RESERVED, Alias, Linked, Stored, Virtual
+from hpcckpt.backends.hdf5.arrangement import MAX_DIMS, RESERVED, Alias, Linked, StoredDataset, Virtual
 from hpcckpt.backends.hdf5.types import file_shape, file_type
-from hpcckpt.tensors import Extent
+from hpcckpt.core.tensors import Extent
 
 Attributes = Mapping[str, "str | int | Sequence[int]"]
 TABLE = f"{RESERVED}/table"
@@ -41,7 +41,7 @@ class Structure:
         self._dcpl = self.creation()
 
     def creation(self) -> Any:
-        """Return how datasets are created: contiguous, never filled, alike at each run."""
+        """Return how datasets are created: contiguous, never filled, identical at each run."""
         h5 = self._h5
         dcpl = h5.h5p.create(h5.h5p.DATASET_CREATE)
         dcpl.set_layout(h5.h5d.CONTIGUOUS)
@@ -50,7 +50,7 @@ class Structure:
         dcpl.set_obj_track_times(False)
         return dcpl
 
-    def stored(self, stored: Stored, dcpl: Any = None) -> Any:
+    def stored(self, stored: StoredDataset, dcpl: Any = None) -> Any:
         """Create a dataset; return its identifier."""
         token = stored.spec.dtype
         space = self._space(file_shape(token, stored.shape))
@@ -74,7 +74,7 @@ class Structure:
             dcpl.set_virtual(target, _as_format(part.file), _as_format(f"/{part.path}"), source)
         space = self._space(shape)
         made = self._h5.h5d.create(self._id, virtual.path.encode(), kind, space, dcpl, self._lcpl)
-        self.describe(made, _facts(Stored(virtual.path, virtual.spec, Extent.whole(virtual.spec.shape))))
+        self.describe(made, _facts(StoredDataset(virtual.path, virtual.spec, Extent.whole(virtual.spec.shape))))
 
     def linked(self, linked: Linked) -> None:
         """Create a name for a dataset of another file."""
@@ -154,7 +154,7 @@ class Structure:
         return self._h5.h5s.create_simple(shape) if shape else self._scalar
 
 
-def _facts(stored: Stored) -> Attributes:
+def _facts(stored: StoredDataset) -> Attributes:
     spec = stored.spec
     facts: dict[str, str | int | Sequence[int]] = {"kind": spec.kind, "dtype": spec.dtype}
     global_shape = stored.extent.shape if stored.rank is not None else spec.shape

@@ -18,17 +18,17 @@ from typing import Any, NamedTuple, TypeGuard
 
 from hpcckpt import native
 from hpcckpt.backends.entries import decode_crcs, decode_item, encode_entry, entry_problem, overlap_problems
+from hpcckpt.core.plan import FileRecord, SaveJob, StoredEntry, block_count
+from hpcckpt.core.tensors import TensorSpec, itemsize
 from hpcckpt.errors import CorruptError, FormatVersionError, Problem, StateError, list_problems
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, block_count
-from hpcckpt.tensors import TensorSpec, itemsize
+from hpcckpt.format.manifest import Manifest
 
 FORMAT = 1
 MAX_TABLE_BYTES = 1 << 29
 MAX_STRUCTURE_BYTES = 1 << 30
 MAX_CHUNK_BYTES = 1 << 28
 MAX_PACKED = 1032
-"""Bytes that deflate makes of one at most: no chunk can be larger than so many times what is stored of it."""
+"""Bytes that deflate makes of one at most: no chunk can be larger than its stored bytes times this."""
 TRAILER_BYTES = 60
 CHUNKED = -1
 """The offset of an entry that is not in one piece, but in the chunks of its tensor."""
@@ -173,7 +173,7 @@ def read_trailer(line: bytes, file_bytes: int, where: str) -> Trailer:
     Raises
     ------
     CorruptError
-        If there is no such line, or it says what cannot be.
+        If there is no such line, or it has impossible values.
     """
     found = _TRAILER.fullmatch(line)
     if found is None:
@@ -200,7 +200,7 @@ def decode(text: bytes, trailer: Trailer, record: FileRecord, manifest: Manifest
     Raises
     ------
     CorruptError
-        If it is damaged, belongs to another save, or says what cannot be; names every problem.
+        If it is damaged, belongs to another save, or has impossible values; names every problem.
     FormatVersionError
         If it is of a newer format.
     """
@@ -308,7 +308,7 @@ def _decode_chunks(found: Mapping[str, Any], end: int) -> Chunks | str:
 
 
 def _can_hold(chunks: Chunks, nbytes: int, mask: int) -> bool:
-    """Say whether so many bytes of the file can be a whole chunk: else memory would be taken for what is not there."""
+    """Return True if `nbytes` of the file can hold a whole chunk: else a false table could make a reader allocate."""
     if "deflate" in chunks.applied(mask):
         return chunks.nbytes <= MAX_PACKED * nbytes
     return chunks.nbytes == nbytes

@@ -1,7 +1,7 @@
 """Writing the data of ``mpio`` through HDF5, all ranks together: which datasets, in which order, how often.
 
 Every rank writes into a dataset as often as the one that has most to write there, with nothing if need be.  A rank that
-cannot write goes on taking part, with nothing, so that the others need not wait for it.
+cannot write still takes part, with nothing, so that the others need not wait for it.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy as np
 
 from hpcckpt.backends.base import Bytes, Payload
 from hpcckpt.backends.hdf5 import library
-from hpcckpt.backends.hdf5.arrangement import Place, Stored, Virtual, first_element
+from hpcckpt.backends.hdf5.arrangement import Place, StoredDataset, Virtual, first_element
 from hpcckpt.backends.hdf5.options import Hdf5Options
 from hpcckpt.backends.hdf5.structure import Structure
 from hpcckpt.backends.hdf5.types import file_type
 from hpcckpt.collective.sharding import boxes_of_span
-from hpcckpt.plan import FullPlan, WriteItem
-from hpcckpt.tensors import itemsize
+from hpcckpt.core.plan import FullPlan, WriteItem
+from hpcckpt.core.tensors import itemsize
 
 MAX_TRANSFER_BYTES = 1 << 30
 """MPI counts bytes in 31 bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class MpioDesign:
+class MpioFileLayout:
     """The datasets, in the order in which all ranks create and write them.
 
     Attributes
     ----------
-    stored : tuple of Stored
+    stored : tuple of StoredDataset
         The datasets.
     virtual : tuple of Virtual
         Tensors that root puts together.
@@ -50,7 +50,7 @@ class MpioDesign:
         Where tensors begin.
     """
 
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredDataset, ...]
     virtual: tuple[Virtual, ...]
     places: Mapping[str, Place]
     own: Mapping[tuple[int, str], str]
@@ -66,7 +66,7 @@ class MpioDesign:
         return self.places[item.spec.name].position(item)
 
 
-class Transfer(NamedTuple):
+class WriteTransfer(NamedTuple):
     """A part of an item that is written at once."""
 
     item: WriteItem
@@ -96,27 +96,27 @@ def count_transfers(plan: FullPlan, places: Mapping[str, Place], own: Mapping[tu
     return dict(most)
 
 
-def transfers_of(design: MpioDesign, rank: int, payloads: Sequence[Payload]) -> dict[str, list[Transfer]]:
+def transfers_of(file_layout: MpioFileLayout, rank: int, payloads: Sequence[Payload]) -> dict[str, list[WriteTransfer]]:
     """Return what this rank writes into each dataset."""
-    found: dict[str, list[Transfer]] = defaultdict(list)
+    found: dict[str, list[WriteTransfer]] = defaultdict(list)
     for payload in payloads:
         item = payload.item
         width = itemsize(item.spec.dtype)
         if item.nbytes:
             for first, last in _pieces(item):
                 data = payload.data[(first - item.start) * width : (last - item.start) * width]
-                found[design.position(item, rank)[0]].append(Transfer(item, first, last, data))
+                found[file_layout.position(item, rank)[0]].append(WriteTransfer(item, first, last, data))
     return found
 
 
 class Writing:
-    """All ranks' way through the datasets of an open file."""
+    """The writes of all ranks into the datasets of an open file."""
 
-    def __init__(self, structure: Structure, design: MpioDesign, options: Hdf5Options) -> None:
+    def __init__(self, structure: Structure, file_layout: MpioFileLayout, options: Hdf5Options) -> None:
         h5 = library.load()
         self._h5 = h5
         self._structure = structure
-        self._design = design
+        self._file_layout = file_layout
         self._options = options
         self._datasets: dict[str, Any] = {}
         self._dxpl = h5.h5p.create(h5.h5p.DATASET_XFER)
@@ -124,12 +124,12 @@ class Writing:
 
     def create(self) -> None:
         """Create all datasets. Collective."""
-        for each in self._design.stored:
+        for each in self._file_layout.stored:
             dcpl = self._structure.creation()
             dcpl.set_alloc_time(self._h5.h5d.ALLOC_TIME_EARLY)
-            if each.path in self._design.chunks:
-                dcpl.set_chunk(self._design.chunks[each.path])
-            if each.path in self._design.chunks and self._options.compression is not None:
+            if each.path in self._file_layout.chunks:
+                dcpl.set_chunk(self._file_layout.chunks[each.path])
+            if each.path in self._file_layout.chunks and self._options.compression is not None:
                 dcpl.set_shuffle()
                 dcpl.set_deflate(self._options.compression_level)
             self._datasets[each.path] = self._structure.stored(each, dcpl)
@@ -137,8 +137,8 @@ class Writing:
     def end(self) -> int:
         """Return where the data end, if nothing can be packed. Independent."""
         in_chunks, end = 0, 0
-        for each in self._design.stored:
-            chunk = self._design.chunks.get(each.path)
+        for each in self._file_layout.stored:
+            chunk = self._file_layout.chunks.get(each.path)
             if chunk is not None:
                 counts = (-(-length // side) for length, side in zip(each.shape, chunk, strict=True))
                 in_chunks += math.prod(counts) * math.prod(chunk) * itemsize(each.spec.dtype)
@@ -146,12 +146,12 @@ class Writing:
                 end = max(end, int(self._datasets[each.path].get_offset()) + each.nbytes)
         return end + in_chunks
 
-    def write(self, transfers: Mapping[str, Sequence[Transfer]]) -> Exception | None:
-        """Write, and return the first failure: a rank that fails goes on with nothing. Collective."""
+    def write(self, transfers: Mapping[str, Sequence[WriteTransfer]]) -> Exception | None:
+        """Write, and return the first failure: a rank that fails then takes part with nothing. Collective."""
         failure: Exception | None = None
-        for each in self._design.stored:
+        for each in self._file_layout.stored:
             own = transfers.get(each.path, ())
-            n_transfers = self._design.n_transfers.get(each.path, 0) if self._options.collective else len(own)
+            n_transfers = self._file_layout.n_transfers.get(each.path, 0) if self._options.collective else len(own)
             for number in range(n_transfers):
                 transfer = own[number] if number < len(own) and failure is None else None
                 failed = self._write(each, transfer)
@@ -159,7 +159,7 @@ class Writing:
         self._datasets.clear()
         return failure
 
-    def _write(self, stored: Stored, transfer: Transfer | None) -> Exception | None:
+    def _write(self, stored: StoredDataset, transfer: WriteTransfer | None) -> Exception | None:
         """Write a part of a dataset, or take part with nothing; return what failed. Collective."""
         failure: Exception | None = None
         try:
@@ -174,14 +174,14 @@ class Writing:
             failure = failure or error
         return failure
 
-    def _selected(self, stored: Stored, transfer: Transfer) -> tuple[Any, Any, Any]:
+    def _selected(self, stored: StoredDataset, transfer: WriteTransfer) -> tuple[Any, Any, Any]:
         """Return what goes where of a transfer: the space in memory, that in the file, the data."""
         space = self._datasets[stored.path].get_space()
         _select(self._h5.h5s, space, stored, transfer)
         memory = self._h5.h5s.create_simple((space.get_select_npoints(),))
         return memory, space, np.ascontiguousarray(transfer.data)
 
-    def _nothing(self, stored: Stored) -> tuple[Any, Any, Any]:
+    def _nothing(self, stored: StoredDataset) -> tuple[Any, Any, Any]:
         """Return the same of no elements."""
         dataset = self._datasets[stored.path]
         space, memory = dataset.get_space(), self._h5.h5s.create_simple((1,))
@@ -190,7 +190,7 @@ class Writing:
         return memory, space, np.empty(dataset.get_type().get_size(), np.uint8)
 
 
-def _select(h5s: Any, space: Any, stored: Stored, transfer: Transfer) -> None:
+def _select(h5s: Any, space: Any, stored: StoredDataset, transfer: WriteTransfer) -> None:
     """Select the elements of a part of an item in the space of its dataset."""
     item, n_dims = transfer.item, space.get_simple_extent_ndims()
     _, added = file_type(item.spec.dtype)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcckpt.backends.hdf5 import library
 from hpcckpt.backends.hdf5.arrangement import MAX_DIMS
-from hpcckpt.tensors import itemsize
+from hpcckpt.core.tensors import itemsize
 
 _FLOATS = {  # bits of exponent and mantissa, and the bias, of types whose infinities and NaNs are those of IEEE 754
     "bfloat16": (8, 7, 127),

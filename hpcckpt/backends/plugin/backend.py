@@ -30,17 +30,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpcckpt import files, layout, native, phases
+from hpcckpt import native
 from hpcckpt.backends.base import Backend, Bytes, Payload, ReadRequest
 from hpcckpt.backends.plugin import sidecar
 from hpcckpt.backends.plugin.fetching import Fetch, in_batches, plan_fetches
-from hpcckpt.discovery import open_regular
+from hpcckpt.core import failpoints, files
+from hpcckpt.core.files import open_regular
+from hpcckpt.core.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteItem, WriteReport
+from hpcckpt.core.tensors import itemsize
 from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError, CorruptError, OptionError
-from hpcckpt.manifest import Manifest
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import Manifest
 from hpcckpt.native import plugins
 from hpcckpt.native.handshake import NAME
-from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteItem, WriteReport
-from hpcckpt.tensors import itemsize
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -51,7 +53,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 
 class PluginBackend(Backend):
-    """Any storage plugin as a backend; ``plugin:NAME`` stands for a class of its own, made by `variant`.
+    """Any storage plugin as a backend; each ``plugin:NAME`` has its own class, made by `variant`.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ class PluginBackend(Backend):
         return self._opened
 
     def _open_to_save(self) -> None:
-        """Find out now, while all ranks can still be told."""
+        """Open the plugin now, while an error can still be raised on all ranks."""
         is_storing = "stores" in self.instance.backend.features
         if not (is_storing or self._is_taken_anyhow):
             raise OptionError(
@@ -125,7 +127,7 @@ class PluginBackend(Backend):
 
     # -- saving ------------------------------------------------------------------------------------
 
-    def prepare(self, path: Path, design: Any = None) -> None:  # noqa: ARG002 - it has none
+    def prepare(self, path: Path, file_layout: Any = None) -> None:  # noqa: ARG002 - it has none
         """Create the data directory. Root only."""
         (path / layout.DATA).mkdir()
 
@@ -146,14 +148,14 @@ class PluginBackend(Backend):
         context = plugins.PluginContext(os.path.abspath(data), job.save_id, job.step, rank, job.n_ranks)
         self.instance.save(context, [_tensor(p.item, p.data, p.item.start) for p in payloads])  # step b
         for payload, blocks in zip(payloads, crcs, strict=True):
-            payload.landed(blocks)
+            payload.written(blocks)
         record = self._write_sidecar(path, rank, text, own_crc)  # step c
-        phases.reached("2-written", rank)
+        failpoints.reached("2-written", rank)
         if "durable" not in self.instance.backend.features:  # step d
             for name in _changed(before, _stamps(data)):
                 _sync(data / name)
         native.fsync_dir(str(data))
-        phases.reached("2-synced", rank)
+        failpoints.reached("2-synced", rank)
         return WriteReport.of((record,), items, detail=_fingerprint(self.instance.backend))
 
     def _write_sidecar(self, path: Path, rank: int, text: bytes, own_crc: int) -> FileRecord:
@@ -162,7 +164,7 @@ class PluginBackend(Backend):
         try:
             fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except FileExistsError:
-            raise BackendError(f"plugin {self.plugin!r} left {name}, a name of ours; let it use another") from None
+            raise BackendError(f"plugin {self.plugin!r} left {name}, a reserved name; let it use another") from None
         try:
             native.write_blocks(fd, [(text, 0)], path=where)
             native.fsync(fd, where)
@@ -185,7 +187,7 @@ class PluginBackend(Backend):
         return tuple(sorted((*own, *theirs), key=lambda record: record.path))
 
     def _listed(self, path: Path, name: str) -> FileRecord:
-        """Return the record of a file that the plugin left, as whoever opens it will find it."""
+        """Return the record of a file that the plugin left, as a reader will find it."""
         if not _FILE_NAME.fullmatch(name):
             raise BackendError(
                 f"plugin {self.plugin!r} left {name!r}, which a manifest cannot name: use letters, digits and _.- only"
@@ -280,7 +282,7 @@ def _tensor(item: WriteItem, data: Bytes, first_element: int) -> plugins.PluginT
 
 
 def _fingerprint(backend: plugins.LoadedBackend) -> tuple[str, int]:
-    """Return what tells one build of a plugin from another."""
+    """Return what distinguishes one build of a plugin from another."""
     return backend.name, _crc_of(backend.origin)
 
 
@@ -296,7 +298,7 @@ _Stamps = dict[str, tuple[int, int, int]]
 
 
 def _stamps(directory: Path) -> _Stamps:
-    """Return what tells whether a file has changed; other ranks create and rename theirs meanwhile."""
+    """Return what shows whether a file has changed; other ranks create and rename theirs meanwhile."""
     found: _Stamps = {}
     for entry in os.scandir(directory):
         try:

@@ -1,7 +1,7 @@
 """Which bytes a plugin is asked for when parts of entries are wanted, and where they go. Pure.
 
-Bytes are verified by blocks, so whole blocks are loaded: straight into the buffer of whoever wants just them, else into
-scratch.  A plugin that is not ``partial`` is asked for whole entries only, once for all who want parts of one.
+Bytes are verified by blocks, so whole blocks are loaded: straight into the buffer of a request for just them, else into
+scratch.  A plugin that is not ``partial`` is asked for whole entries only, once for all requests for parts of one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcckpt.backends.base import Bytes, ReadRequest
+from hpcckpt.core.plan import StoredEntry
+from hpcckpt.core.tensors import itemsize
 from hpcckpt.errors import HostMemoryError
-from hpcckpt.plan import StoredEntry
-from hpcckpt.tensors import itemsize
 
 MAX_SCRATCH_BYTES = 64 << 20
 """Scratch that is alive at a time, unless a single entry is larger."""

@@ -9,7 +9,7 @@ from hpcckpt.native import plugins
 def known_plugins() -> tuple[BackendInfo, ...]:
     """Return the backends of all plugins that are loaded or on the search path, sorted. Independent.
 
-    Files are looked into by a process of its own, so a broken one harms nothing.
+    Files are read by a separate process, so a broken one harms nothing.
     """
     found = {
         name: BackendInfo(f"plugin:{name}", backend.origin, "", features=tuple(sorted(backend.features)))

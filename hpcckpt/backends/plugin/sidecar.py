@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hpcckpt import layout
 from hpcckpt.backends.entries import decode_crcs, decode_item, encode_entry, entry_problem
+from hpcckpt.core.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
 from hpcckpt.errors import CorruptError, Problem, StateError, list_problems
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import Manifest
 
 MAX_BYTES = 100_000_000
 _PATH = re.compile(rf"{layout.DATA}/rank-([0-9]{{5,10}})\.entries\.json")
@@ -27,7 +27,7 @@ def sidecar_path(rank: int) -> str:
 
 
 def is_sidecar(path: str) -> bool:
-    """Say whether a file of a step is one of ours, rather than the plugin's."""
+    """Return True if a file of a step is a sidecar, not a file of the plugin."""
     return _PATH.fullmatch(path) is not None
 
 
@@ -80,7 +80,7 @@ def decode(text: bytes, record: FileRecord, manifest: Manifest, crc: Crc) -> lis
     Raises
     ------
     CorruptError
-        If the text is damaged, belongs to another save, or says what cannot be; names every problem.
+        If the text is damaged, belongs to another save, or has impossible values; names every problem.
     """
     head = _HEAD.match(text)
     if head is None or crc(text[: _CRC_AT.start] + b"00000000" + text[_CRC_AT.stop :]) != int(head[1], 16):

@@ -5,7 +5,7 @@ Writing, on each rank:
     a. open ``data/rank-NNNNN.safetensors``: a file of a retired step, if one is there that has no other
        name and that no other program has open, is invalidated by zeros over its header, and synced, before
        anything else is written over; else a new file is created
-    b. write the data behind the place of the header, computing checksums in the same pass, and let go of
+    b. write the data after the place of the header, computing checksums in the same pass, and release
        each tensor as soon as it is written
     c. write the header, which holds the checksums
     d. sync the file, and the directory if a file was created in it
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import files, layout, native, phases
+from hpcckpt import native
 from hpcckpt.backends.base import Backend, Payload, ReadRequest
 from hpcckpt.backends.data_files import make_room, write_payloads
 from hpcckpt.backends.rankfile import format as codec
@@ -33,10 +33,12 @@ from hpcckpt.backends.rankfile.frozen import frozen_path, link_unchanged, worth_
 from hpcckpt.backends.rankfile.known import Key, KnownHeaders
 from hpcckpt.backends.reusing import keep_own_files, open_to_write
 from hpcckpt.backends.spans import read_spans
-from hpcckpt.discovery import open_regular
+from hpcckpt.core import failpoints, files
+from hpcckpt.core.files import open_regular
+from hpcckpt.core.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteItem, WriteReport
 from hpcckpt.errors import CorruptError
-from hpcckpt.manifest import Manifest
-from hpcckpt.plan import DamagedBlock, FileRecord, Index, SaveJob, StoredEntry, WriteItem, WriteReport
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import Manifest
 
 _known = KnownHeaders()
 
@@ -52,18 +54,18 @@ class RankfileBackend(Backend):
     name = "rankfile"
     features = frozenset({"partial-read", "zero-copy", "recycles", "incremental", "own-files"})
 
-    def prepare(self, path: Path, design: Any = None) -> None:  # noqa: ARG002 - none is needed
+    def prepare(self, path: Path, file_layout: Any = None) -> None:  # noqa: ARG002 - none is needed
         """Create the data directory. Root only."""
         (path / layout.DATA).mkdir()
 
-    def reuse(self, path: Path, n_ranks: int, design: Any = None) -> None:  # noqa: ARG002
+    def reuse(self, path: Path, n_ranks: int, file_layout: Any = None) -> None:  # noqa: ARG002
         """Keep the ranks' own files, if they have no other name. Root only."""
         keep_own_files(path, map(file_path, range(n_ranks)))
 
     def write(
         self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload], base: Path | None = None
     ) -> WriteReport:
-        """Write this rank's file, and what did not change into files of its own; durable on return. Independent."""
+        """Write this rank's file, and unchanged tensors into separate files; durable on return. Independent."""
         items = [payload.item for payload in payloads]
         linked = link_unchanged(payloads, base, path) if base is not None else []
         linked_nbytes = sum(payload.item.nbytes for payload in payloads if payload.known is not None)
@@ -72,7 +74,7 @@ class RankfileBackend(Backend):
         record, is_new = self._write_file(job, path, _File(file_path(rank), rank, rest, tuple(frozen)))
         if is_new or frozen:
             native.fsync_dir(str(path / layout.DATA))
-        phases.reached("2-synced", rank)
+        failpoints.reached("2-synced", rank)
         return WriteReport.of((record, *frozen), items, linked_nbytes)
 
     def _write_unchanged(
@@ -90,7 +92,7 @@ class RankfileBackend(Backend):
         fd, is_new = open_to_write(where, is_forced=self.is_recycling_forced)  # step a
         try:
             record = self._fill(fd, job, path, file)
-            phases.reached("2-written", file.rank)
+            failpoints.reached("2-written", file.rank)
             native.fdatasync(fd, where)  # step d
         finally:
             os.close(fd)
@@ -118,7 +120,7 @@ class RankfileBackend(Backend):
         record = FileRecord(file.path, end, codec.sealed_crc(sealed), job.save_id if file.is_frozen else "")
         shared = (record, len(items)) if file.is_frozen else ()
         for payload, blocks in zip(file.payloads, crcs, strict=True):
-            payload.landed(blocks, *shared)
+            payload.written(blocks, *shared)
         key = Key(record, record.save_id or job.save_id, job.n_ranks, job.block_bytes)
         _known.keep(key, memoryview(sealed)[8:], lambda: _entries(items, file, offsets, crcs))
         return record

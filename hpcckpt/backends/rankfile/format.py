@@ -26,10 +26,10 @@ from hpcckpt.backends.entries import (
     entry_problem,
     overlap_problems,
 )
+from hpcckpt.core.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
+from hpcckpt.core.tensors import SAFETENSORS_CODES, itemsize
 from hpcckpt.errors import CorruptError, Problem, StateError, list_problems
-from hpcckpt.manifest import Manifest, encode_record
-from hpcckpt.plan import FileRecord, SaveJob, StoredEntry, WriteItem, block_count
-from hpcckpt.tensors import SAFETENSORS_CODES, itemsize
+from hpcckpt.format.manifest import Manifest, encode_record
 
 MAX_HEADER_BYTES = 100_000_000
 PAGE_BYTES = 4096
@@ -38,7 +38,7 @@ _DOCUMENT_KEY = "hpcckpt"
 _HEAD = re.compile(rb'\{"__metadata__":\{"hpcckpt\.header_crc32c":"([0-9a-f]{8})"')
 _CRC_AT = slice(42, 50)
 _BEFORE_CRCS = rb"\"crc32c\":\""
-"""What stands before the checksums of an entry, and, with quotes that end a string, in no name."""
+"""The bytes before the checksums of an entry; with quotes that end a string, they are in no name."""
 
 Crc = Callable[[bytes | bytearray], int]
 
@@ -55,7 +55,7 @@ def _safetensors_type(item: WriteItem) -> tuple[str, list[int]]:
 
 
 def _safetensors_table(names: Sequence[str], items: Sequence[WriteItem]) -> dict[str, Any]:
-    """Return what safetensors' readers go by: each entry behind the one before."""
+    """Return what readers of safetensors use: each entry after the previous one."""
     table: dict[str, Any] = {}
     position = 0
     for name, item in zip(names, items, strict=True):
@@ -158,7 +158,7 @@ def decode_header(
     Raises
     ------
     CorruptError
-        If the header is damaged, belongs to another save, or says what cannot be; names every problem.
+        If the header is damaged, belongs to another save, or has impossible values; names every problem.
     """
     head = _HEAD.match(header)
     zeroed = header[: _CRC_AT.start] + b"00000000" + header[_CRC_AT.stop :]

@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcckpt import files, layout
 from hpcckpt.backends.base import Payload
 from hpcckpt.backends.rankfile import format as codec
-from hpcckpt.plan import FileRecord
+from hpcckpt.core import files
+from hpcckpt.core.plan import FileRecord
+from hpcckpt.format import layout
 
 MIN_BYTES = 1 << 20
-"""Less than this is not worth a file of its own."""
+"""Less than this is not worth a separate file."""
 
 _NUMBER = re.compile(r"\.frozen-([0-9]+)\.")
 
@@ -47,7 +48,7 @@ def _link(record: FileRecord, payloads: Sequence[Payload], base: Path, path: Pat
             return False
         for payload in payloads:
             if payload.linkable is not None:
-                payload.landed(payload.linkable.crcs, record, len(payloads))
+                payload.written(payload.linkable.crcs, record, len(payloads))
         return True
     return False
 

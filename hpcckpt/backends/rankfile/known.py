@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hpcckpt.plan import FileRecord, StoredEntry
+from hpcckpt.core.plan import FileRecord, StoredEntry
 
 MAX_BYTES = 16 << 20
 """Of headers that are kept; the entries take about three times as much."""

@@ -10,8 +10,8 @@ from hpcckpt import native
 from hpcckpt.backends.base import Bytes
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.backend import file_path
-from hpcckpt.mounts import admits_writers
-from hpcckpt.plan import FileRecord, SaveJob, WriteItem, WriteReport
+from hpcckpt.core.mounts import admits_writers
+from hpcckpt.core.plan import FileRecord, SaveJob, WriteItem, WriteReport
 
 Parts = Callable[[WriteItem], Iterable[Bytes]]
 """Gives the bytes of an item in order, in parts of whole blocks; only the last one may be shorter."""
@@ -75,5 +75,5 @@ def _write_item(
         )[0]
         done += part.nbytes
     if done != item.nbytes:
-        raise AssertionError(f"{item.spec.name!r}: {done} of {item.nbytes} bytes came")
+        raise AssertionError(f"{item.spec.name!r}: {done} of {item.nbytes} bytes were passed")
     return crcs

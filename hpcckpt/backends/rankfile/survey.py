@@ -1,7 +1,7 @@
 """Which save the data files of a directory belong to, as they say themselves, without a manifest. Independent.
 
 A rank's own file names, in ``frozen``, the files of older saves that its save goes with: these carry the older save's
-identity, so nothing else tells that they belong to this one.
+identity, so nothing else shows that they belong to this one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from hpcckpt import discovery, files, layout, native
+from hpcckpt import native
 from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.backend import file_path
+from hpcckpt.core import files
+from hpcckpt.core.plan import FileRecord
 from hpcckpt.errors import CorruptError, HpcckptError, from_os_error
-from hpcckpt.manifest import FORMAT_VERSION
-from hpcckpt.plan import FileRecord
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import FORMAT_VERSION
 
 _OWN = re.compile(r"rank-[0-9]{5,}\.safetensors")
 _FROZEN = re.compile(r"rank-[0-9]{5,}\.frozen-[0-9]+\.safetensors")
@@ -145,9 +147,9 @@ def read_file(path: Path, name: str) -> DataFile:
     Raises
     ------
     CorruptError
-        If it is damaged, or says what cannot be.
+        If it is damaged, or has impossible values.
     """
-    fd = discovery.open_regular(str(path / name))
+    fd = files.open_regular(str(path / name))
     try:
         nbytes = os.fstat(fd).st_size
         length = codec.header_length(files.read_at(fd, 8, 0), nbytes, name)
@@ -165,12 +167,12 @@ def _is_count(value: Any, low: int, high: int) -> bool:
 
 
 def is_identity(value: Any) -> TypeGuard[str]:
-    """Say whether this may be the identity of a save."""
+    """Return True if this may be the identity of a save."""
     return isinstance(value, str) and _IDENTITY.fullmatch(value) is not None
 
 
 def _document_problem(document: Mapping[str, Any]) -> str:
-    """Say what of a header cannot be, but for the entries, which whoever reads them checks. Pure."""
+    """Return what is invalid in a header, except the entries, which are checked when they are read. Pure."""
     get = document.get
     if not _is_count(get("format"), 1, FORMAT_VERSION):
         return f"format {get('format')!r} is not one that this version reads; upgrade hpcckpt"
@@ -199,7 +201,7 @@ def _is_reference(value: Any) -> bool:
 
 
 def choose(found: Survey, step: int | None) -> FileSet:
-    """Return the files of the one save of which all are there; else what comes nearest, and what is amiss. Pure.
+    """Return the files of the one save that has all its files; else the most complete set, with problems. Pure.
 
     Two saves cannot both be whole in one directory: each needs a file of rank 0, and there is one name for it.
 

@@ -1,6 +1,6 @@
 # TMCI's C++ interface, <tmci/backend.hpp>, which needs TensorFlow's headers and its library:
 #
-#   hpcckpt_find_tmci([REQUIRED])   makes hpcckpt::tmci, for the TensorFlow that stands beside hpcckpt
+#   hpcckpt_find_tmci([REQUIRED])   makes hpcckpt::tmci, for the TensorFlow installed beside hpcckpt
 #
 # Not made before it is asked for, by this function, by find_package(hpcckpt CONFIG COMPONENTS tmci), or by
 # hpcckpt_add_plugin(NAME TMCI ...): asking TensorFlow takes seconds.  -Dhpcckpt_PYTHON=... names the Python that has

@@ -33,7 +33,7 @@ std::string host_of(const std::string& device) {
     return at == std::string::npos ? device : device.substr(0, at) + "/device:CPU:0";
 }
 
-// Ops that hand on what they are given as it is.
+// Ops that return their input unchanged.
 bool is_alias(const Node& node) {
     const std::string& type = node.type_string();
     return node.IsIdentity() || type == "IdentityN" || type == "StopGradient" || type == "PreventGradient" ||
@@ -62,7 +62,7 @@ class Applier {
     }
 
    private:
-    // A name of the plan may stand for two nodes, one behind the other: on an accelerator a copy is part of a swap.
+    // A name of the plan may refer to two nodes in a row: on an accelerator, a copy is part of a swap.
     struct Span {
         Node *first, *last;
     };
@@ -119,7 +119,7 @@ class Applier {
         def.set_name(copy.name);
         def.clear_input();
         def.mutable_attr()->erase("_class");
-        tensorflow::AddNodeAttr("_hpcckpt_again", true, &def);  // what is equal might be merged
+        tensorflow::AddNodeAttr("_hpcckpt_again", true, &def);  // equal nodes might be merged
         Node* made = nullptr;
         TF_RETURN_IF_ERROR(add_node(std::move(def), op.assigned_device_name(), &made));
         nodes_[copy.name] = {made, made};
@@ -194,7 +194,7 @@ class Applier {
         return absl::OkStatus();
     }
 
-    // Lets an input take another tensor than `was`; what it takes now must be that one, or hand it on as it is.
+    // Lets an input take another tensor than `was`; its present input must be `was`, or return it unchanged.
     absl::Status reroute(const Place& input, const Node* was, int was_number, Node* now, int now_number) {
         Span span;
         TF_RETURN_IF_ERROR(find(input.op, &span));
@@ -249,7 +249,7 @@ class Applier {
         return absl::OkStatus();
     }
 
-    // Beside each op that takes what comes back, a node that waits for all the others that the op takes.
+    // For each consumer of swapped-in tensors, a node that waits for all its other inputs.
     absl::Status watch() {
         std::map<std::string, std::unordered_set<const Node*>> swap_ins;  // by consumer
         for (const PlannedIn& in : plan_.ins) {

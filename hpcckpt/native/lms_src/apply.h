@@ -1,10 +1,10 @@
-// Does to a graph what a plan says.
+// Applies a plan to a graph.
 //
-// A plan is text, one thing a line, with tabs between its words:
+// A plan is text: one entry per line, fields separated by tabs:
 //
-//     out   NAME  OP NUMBER                      a tensor that leaves
-//     in    NAME  SWAP-OUT  {OP NUMBER}          what brings it back, for these inputs of these ops
-//     copy  NAME  OP  N  {OP NUMBER}*N  {OUTPUT OP NUMBER}    an op once more, its inputs, and who takes which output
+//     out   NAME  OP NUMBER                      a tensor that is swapped out
+//     in    NAME  SWAP-OUT  {OP NUMBER}          the swap-in for these inputs of these ops
+//     copy  NAME  OP  N  {OP NUMBER}*N  {OUTPUT OP NUMBER}    a recomputed op, its inputs, and its consumers
 //     edge  FIRST  THEN                          a control edge
 //
 // Names may be of nodes that the plan itself adds, in any order.
@@ -18,8 +18,8 @@
 namespace hpcckpt {
 namespace lms {
 
-// Refuses a plan that does not fit the graph, touches a while loop, or makes a cycle; the graph is then of no use.
-// With `with_stalls`, nodes are added that see how long ops wait for what comes back.
+// Fails if the plan does not match the graph, changes a while loop, or makes a cycle; the graph is unusable then.
+// With `with_stalls`, nodes are added that measure how long ops wait for their swap-ins.
 absl::Status apply(const std::string& plan, bool with_stalls, tensorflow::Graph* graph);
 
 }  // namespace lms

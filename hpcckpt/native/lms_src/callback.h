@@ -1,4 +1,4 @@
-// The planner in Python, which the graph pass asks what to do.
+// The planner in Python, which the graph pass calls.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -11,7 +11,7 @@ namespace lms {
 
 struct Reply {
     bool is_error = false;
-    std::string text;  // the plan, or what went wrong; no plan: nothing
+    std::string text;  // the plan, empty if there is none; or the error
 };
 
 // Takes the interpreter's lock; the callable is called with (name of the function, whether it is a session's graph,

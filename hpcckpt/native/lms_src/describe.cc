@@ -23,7 +23,7 @@ void set_batch(TensorShapeProto* shape, std::int64_t batch_size) {
     }
 }
 
-// What a graph is fed with says its shapes in attributes of these names.
+// Inputs of a graph have their shapes in attributes of these names.
 void set_batches(tensorflow::GraphDef* graph, std::int64_t batch_size) {
     for (tensorflow::NodeDef& node : *graph->mutable_node()) {
         for (const char* key : {"output_shapes", "_output_shapes"}) {
@@ -127,7 +127,7 @@ absl::Status describe(const Graph& graph, std::int64_t batch_size, std::string* 
     graph.ToGraphDef(&item.graph);
     if (batch_size > 0) set_batches(&item.graph, batch_size);
     tensorflow::grappler::GraphProperties properties(item);
-    // Shapes that are not found are told as unknown: planners know what to do.
+    // Shapes that are not found are described as unknown; planners handle that.
     properties.InferStatically(true, false, false, false).IgnoreError();
     std::string text;
     for (const Node* node : graph.op_nodes()) {

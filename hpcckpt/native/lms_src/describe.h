@@ -1,4 +1,4 @@
-// A graph of TensorFlow in the form that hpcckpt.lms.graph reads.
+// A graph of TensorFlow in the form that hpcckpt.lms.graph.graph reads.
 #pragma once
 
 #include <cstdint>

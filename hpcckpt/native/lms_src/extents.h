@@ -12,19 +12,19 @@ class Extents {
    public:
     struct Taken {
         off_t offset;
-        off_t end_before;  // the file must reach to `end()`; it reached to here
+        off_t end_before;  // the end of the file before; it must now grow to `end()`
     };
 
     // The smallest free range that is large enough; else the file grows, after what is free at its end.
     Taken take(off_t nbytes);
     void give(off_t offset, off_t nbytes);
 
-    // Takes back a growth that the file system refused.
+    // Undoes a growth that the file system refused.
     void refuse(const Taken& taken, off_t nbytes);
 
-    // Where the last range in use ends.
+    // The end of the last range in use.
     off_t used_end() const;
-    // Forgets what is free at the end, and returns the end that is left.
+    // Drops the free range at the end; returns the new end.
     off_t cut_end();
 
     off_t end() const { return end_; }

@@ -101,7 +101,7 @@ void Figures::reset() {
     ins_.clear();
     stalls_.clear();
     written_bytes_ = written_ns_ = read_bytes_ = read_ns_ = 0;
-    HostLedger::one().reset_peak();
+    HostBudget::one().reset_peak();
     peak_in_flight_ = in_flight_;
 }
 
@@ -112,8 +112,8 @@ std::string Figures::json() {
                                                             {"written_ns", written_ns_},
                                                             {"read_bytes", read_bytes_},
                                                             {"read_ns", read_ns_},
-                                                            {"host_bytes", HostLedger::one().used()},
-                                                            {"peak_host_bytes", HostLedger::one().peak()},
+                                                            {"host_bytes", HostBudget::one().used()},
+                                                            {"peak_host_bytes", HostBudget::one().peak()},
                                                             {"in_flight_bytes", in_flight_},
                                                             {"peak_in_flight_bytes", peak_in_flight_}};
     std::string text = "{";

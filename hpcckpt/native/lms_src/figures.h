@@ -1,4 +1,4 @@
-// What is counted: for reports, and for tests that nothing is left over.
+// Counters: for reports, and for tests that nothing leaks.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace lms {
 struct Moved {
     std::int64_t count = 0;
     std::int64_t nbytes = 0;
-    std::int64_t n_hot = 0;    // swap-ins that found their tensor still here; swap-outs that kept it
+    std::int64_t n_hot = 0;    // swap-ins whose tensor was still in memory; swap-outs that kept it
     std::int64_t wait_ns = 0;  // from its start until it was done
 };
 

@@ -22,9 +22,9 @@ namespace {
 constexpr std::size_t kBounceBytes = std::size_t{4} << 20;
 constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;
 constexpr long kTmpfsMagic = 0x01021994;
-constexpr int kMaxIdle = 3;  // transfers that move nothing whole, one after the other
+constexpr int kMaxIdle = 3;  // consecutive transfers that move less than one unit
 
-// Memory of a thread of the mover that a file can be written from whatever a tensor's address is.
+// Aligned memory of an engine thread: the file is written from it if a tensor's address is not aligned.
 char* bounce() {
     thread_local auto* const memory = static_cast<char*>(Pool::one().take(kBounceBytes).data);
     return memory;
@@ -50,8 +50,8 @@ bool is_tmpfs(int fd) {
     return fstatfs(fd, &told) == 0 && told.f_type == kTmpfsMagic;
 }
 
-// After a short transfer the rest begins at a multiple of `unit`, so that O_DIRECT takes it, and what ended the
-// transfer shows again.
+// After a short transfer the rest begins at a multiple of `unit`, as O_DIRECT requires; the cause of the short transfer
+// is then reported.
 template <typename Move>
 int move_all(std::size_t nbytes, std::size_t unit, Move move) {
     int n_idle = 0;
@@ -89,7 +89,7 @@ bool writes_directly(int fd) {
     return ftruncate(fd, 0) == 0 && !is_refused;
 }
 
-// What addresses O_DIRECT takes, if the kernel says.
+// The memory alignment for O_DIRECT, if the kernel reports it.
 std::size_t alignment_of_memory(int fd, std::size_t otherwise) {
 #ifdef STATX_DIOALIGN
     struct statx told{};

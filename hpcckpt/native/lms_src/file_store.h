@@ -1,12 +1,11 @@
-// The file tier: one file of this process that has no name, in which tensors come and go.
+// The file tier: one unnamed file of this process, in which swapped-out tensors are stored.
 //
 // 1. It is made with O_TMPFILE, or made and unlinked at once where the file system cannot do that: nothing is left
 //    however the process ends.
-// 2. Room is allocated before anything is written, so that a full file system is found out when a tensor leaves, not
-//    when a page is written back.
-// 3. O_DIRECT keeps the page cache out: there tensors would only be in memory once more. Where the file system has
-//    none, or refuses to write so, the file is used without, and `notes` says it.
-// 4. What is free at the end of the file goes back to the file system by `shrink`.
+// 2. Space is allocated before anything is written: a full file system fails the swap-out, not a later write-back.
+// 3. O_DIRECT avoids the page cache, where tensors would only be in memory once more. Where the file system does not
+// support it, the file is used without, and `notes` reports it. 4. `shrink` returns free space at the end of the file
+// to the file system.
 #pragma once
 
 #include <sys/types.h>
@@ -27,16 +26,16 @@ struct IoError {
     std::string text;
 };
 
-// What addresses O_DIRECT takes, where the kernel does not say.
+// The memory alignment for O_DIRECT where the kernel does not report it.
 constexpr std::size_t kDefaultMemoryAlignment = 512;
 
 class FileStore {
    public:
-    // Null with `error` set if the directory cannot have such a file.
+    // Null, with `error` set, if such a file cannot be made in the directory.
     static std::shared_ptr<FileStore> open(const Config& config, IoError* error);
     ~FileStore();
 
-    // Returns the offset of room for `nbytes`, or -1 with `error` set.
+    // Allocates `nbytes`; returns the offset, or -1 with `error` set.
     off_t take(std::size_t nbytes, IoError* error);
     void give(off_t offset, std::size_t nbytes);
 
@@ -52,7 +51,7 @@ class FileStore {
     const std::string& notes() const { return notes_; }
     bool is_direct() const { return is_direct_; }
     off_t used() const;
-    off_t size() const;  // with what is free in it
+    off_t size() const;  // including free space
     off_t peak() const;
     void reset_peak();
 

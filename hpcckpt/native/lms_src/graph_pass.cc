@@ -47,7 +47,7 @@ class SwapPass : public tensorflow::GraphOptimizationPass {
         try {
             const bool is_meant = is_session ? now->aim.with_sessions : std::regex_search(name, now->match);
             if (is_meant) status = swap(*now, name, is_session, options.graph->get());
-        } catch (const std::exception& error) {  // no memory, say: TensorFlow knows no exceptions
+        } catch (const std::exception& error) {  // e.g. out of memory: TensorFlow handles no exceptions
             status = refused(name, error.what());
         }
         is_inside() = false;
@@ -72,7 +72,7 @@ class SwapPass : public tensorflow::GraphOptimizationPass {
     }
 };
 
-// 1000: behind the passes of XLA, which are numbered up to 60.
+// 1000: after the passes of XLA, which are numbered up to 60.
 REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 1000, SwapPass);
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include "figures.h"
 #include "graph_pass.h"
-#include "mover.h"
+#include "swap_engine.h"
 #include "op_times.h"
 #include "pool.h"
 #include "probe.h"
@@ -42,7 +42,7 @@ Config::Tier tier_of(const std::string& name) {
 // raises OSError
 PyObject* configure(PyObject*, PyObject* args) {
     const char* tier = nullptr;
-    PyObject* path = nullptr;  // as bytes, which may be no UTF-8
+    PyObject* path = nullptr;  // bytes: it may not be UTF-8
     long long window = 0, host_limit = 0, file_limit = 0, min_bytes = 0, spare = 0;
     int rank = -1, is_mapped = 1, is_named = 0, is_fallback = 0;
     if (!PyArg_ParseTuple(args, "sO&LLLLLippp", &tier, PyUnicode_FSConverter, &path, &window, &host_limit, &file_limit,
@@ -54,14 +54,14 @@ PyObject* configure(PyObject*, PyObject* args) {
     Config config{tier_of(tier), directory, window, host_limit,     file_limit,
                   min_bytes,     spare,     rank,   is_mapped != 0, is_named != 0};
     if (is_fallback != 0) {
-        Mover::one().set_fallback(config);
+        SwapEngine::one().set_fallback(config);
         Py_RETURN_NONE;
     }
     IoError error;
     bool is_set = false;
     try {
         const WithoutGil without_gil;
-        is_set = Mover::one().configure(config, &error);
+        is_set = SwapEngine::one().configure(config, &error);
     } catch (const std::system_error& failed) {  // the system has no thread for it
         error = {failed.code().value(), failed.what()};
     }
@@ -99,7 +99,7 @@ std::string file_json(const FileStore& file) {
 
 // -> figures as JSON
 PyObject* stats(PyObject*, PyObject*) {
-    const auto file = Mover::one().file();
+    const auto file = SwapEngine::one().file();
     std::string text = Figures::one().json();
     text.insert(text.size() - 1, ",\"file\":" + (file == nullptr ? "null" : file_json(*file)));
     return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
@@ -107,7 +107,7 @@ PyObject* stats(PyObject*, PyObject*) {
 
 PyObject* reset_stats(PyObject*, PyObject*) {
     Figures::one().reset();
-    if (const auto file = Mover::one().file()) file->reset_peak();
+    if (const auto file = SwapEngine::one().file()) file->reset_peak();
     Py_RETURN_NONE;
 }
 
@@ -118,11 +118,11 @@ PyObject* hinder(PyObject*, PyObject* args) {
                           &made.read_error)) {
         return nullptr;
     }
-    Mover::one().hinder(made);
+    SwapEngine::one().hinder(made);
     Py_RETURN_NONE;
 }
 
-// (nbytes, count) -> (ns for writing, ns for reading); raises RuntimeError with the text that a step would fail with
+// (nbytes, count) -> (ns for writing, ns for reading); raises RuntimeError with the message of a failed step
 PyObject* measure(PyObject*, PyObject* args) {
     long long nbytes = 0;
     int count = 0;

@@ -14,10 +14,10 @@ struct OpTime {
     std::int64_t first_ns = 0;  // when it began the first time, by the clock of the recorder
 };
 
-// False if somebody else is recording: a profiler.
+// False if a profiler is recording already.
 bool start_op_times();
 
-// By name; also what is no op of the graph in question, since functions of tf.data and others run at the same time.
+// By name. Includes ops outside the graph in question: tf.data and others run at the same time.
 std::map<std::string, OpTime> stop_op_times();
 
 }  // namespace lms

@@ -14,7 +14,7 @@ enum class Mark : char { kNew, kOpen, kDone };
 
 struct Visit {
     const Node* node;
-    std::vector<const Node*> left;  // successors not yet looked at
+    std::vector<const Node*> left;  // successors not yet visited
 };
 
 Visit visit(const Node* node) {
@@ -54,7 +54,7 @@ std::string find_cycle_from(const Node* start, std::vector<Mark>* marks) {
     return "";
 }
 
-// A loop that begins also ends: what takes its outputs runs as often as the loop's inputs.
+// A loop that begins also ends: consumers of its outputs run as often as its inputs.
 bool is_of_loop(const Node& switch_node) {
     const Node* condition = nullptr;
     return switch_node.input_node(1, &condition).ok() && condition->type_string() == "LoopCond";

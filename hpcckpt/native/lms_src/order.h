@@ -1,4 +1,4 @@
-// What a graph's edges imply: whether they make a circle, and which nodes may not run at all.
+// What a graph's edges imply: cycles, and nodes that run only under a condition.
 #pragma once
 
 #include <string>

@@ -9,7 +9,7 @@ namespace hpcckpt {
 namespace lms {
 namespace {
 
-// The words of one line, taken one after the other; a line that is too short gives empty words and is not `good`.
+// The fields of one line, in order; a line that is too short gives empty fields and is not `good`.
 class Words {
    public:
     explicit Words(std::string_view line) : left_(line), is_over_(line.empty()) {}

@@ -1,4 +1,4 @@
-// A plan as text, read: see apply.h.
+// Parser of plans as text: see apply.h.
 #pragma once
 
 #include <string>

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kWasteAtMost = 4;  // a quarter
 
-// 4 KiB, but 16 or 64 KiB on some machines: munmap refuses what does not begin at a page.
+// 4 KiB, but 16 or 64 KiB on some machines: munmap requires the start of a page.
 std::size_t whole_pages(std::size_t nbytes) {
     static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     return (nbytes + page - 1) / page * page;
@@ -23,7 +23,7 @@ void* map_anonymous(std::size_t nbytes) {
     return data == MAP_FAILED ? nullptr : data;
 }
 
-// Huge pages are filled and pinned in a five-hundredth of the calls; they must begin at a multiple of their size.
+// With huge pages, filling and pinning takes 1/500 of the calls; they must begin at a multiple of their size.
 void* map_huge(std::size_t nbytes) {
     auto* whole = static_cast<char*>(map_anonymous(nbytes + kHugePage));
     if (whole == nullptr) return nullptr;
@@ -73,7 +73,7 @@ void Pool::give(const Pages& pages) {
     std::vector<Pages> gone;
     {
         const std::lock_guard<std::mutex> guard(lock_);
-        if (pages.nbytes > limit_) {  // or it would drive out all others first
+        if (pages.nbytes > limit_) {  // else all others would be dropped first
             gone.push_back(pages);
         } else {
             kept_.emplace(pages.nbytes, pages.data);
@@ -99,7 +99,7 @@ std::size_t Pool::kept_nbytes() {
     return total_;
 }
 
-// Takes out what is above the limit.  The caller has the lock, and unmaps without it.
+// Removes what exceeds the limit.  The caller has the lock, and unmaps without it.
 std::vector<Pages> Pool::surplus() {
     std::vector<Pages> gone;
     while (total_ > limit_) {
@@ -111,12 +111,12 @@ std::vector<Pages> Pool::surplus() {
     return gone;
 }
 
-HostLedger& HostLedger::one() {
-    static HostLedger* const ledger = new HostLedger;  // never destroyed, as the pool
-    return *ledger;
+HostBudget& HostBudget::one() {
+    static HostBudget* const budget = new HostBudget;  // never destroyed, as the pool
+    return *budget;
 }
 
-bool HostLedger::try_take(std::int64_t nbytes, std::int64_t limit) {
+bool HostBudget::try_take(std::int64_t nbytes, std::int64_t limit) {
     const std::lock_guard<std::mutex> guard(lock_);
     if (limit > 0 && used_ + nbytes > limit) return false;
     used_ += nbytes;
@@ -124,22 +124,22 @@ bool HostLedger::try_take(std::int64_t nbytes, std::int64_t limit) {
     return true;
 }
 
-void HostLedger::give(std::int64_t nbytes) {
+void HostBudget::give(std::int64_t nbytes) {
     const std::lock_guard<std::mutex> guard(lock_);
     used_ -= nbytes;
 }
 
-std::int64_t HostLedger::used() {
+std::int64_t HostBudget::used() {
     const std::lock_guard<std::mutex> guard(lock_);
     return used_;
 }
 
-std::int64_t HostLedger::peak() {
+std::int64_t HostBudget::peak() {
     const std::lock_guard<std::mutex> guard(lock_);
     return peak_;
 }
 
-void HostLedger::reset_peak() {
+void HostBudget::reset_peak() {
     const std::lock_guard<std::mutex> guard(lock_);
     peak_ = used_;
 }

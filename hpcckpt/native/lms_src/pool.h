@@ -1,7 +1,7 @@
-// Memory straight from the kernel, which goes straight back: what malloc frees often stays with the process.
+// Memory from mmap, returned by munmap: memory that malloc frees often stays with the process.
 //
 // It begins at a page, so that a file may be read into it without a copy.  New pages must be filled with zeros first,
-// which may take longer than reading into them: so a little of what is given back is kept for what comes next.
+// which may take longer than reading into them: so a limited amount of freed memory is kept for the next request.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class Pool {
    public:
     static Pool& one();
 
-    // Without data if there is no memory; whole pages of this machine, so it may be more than asked for.
+    // `data` is null if there is no memory. Whole pages: it may be more than requested.
     Pages take(std::size_t nbytes);
     void give(const Pages& pages);
 
@@ -46,10 +46,10 @@ class Pool {
     std::size_t total_ = 0, limit_ = 0;
 };
 
-// How much of the host tier is in use.
-class HostLedger {
+// How many bytes of the host tier are in use.
+class HostBudget {
    public:
-    static HostLedger& one();
+    static HostBudget& one();
 
     // False if there would be more than `limit` bytes then; 0: no limit.
     bool try_take(std::int64_t nbytes, std::int64_t limit);

@@ -5,7 +5,7 @@
 
 #include "absl/synchronization/blocking_counter.h"
 #include "clock.h"
-#include "mover.h"
+#include "swap_engine.h"
 #include "pool.h"
 #include "tensorflow/core/framework/allocator.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 using tensorflow::Tensor;
 
-// What many callbacks say: the first failure, once all have been called.
+// The result of several callbacks: the first failure, once all have been called.
 class Answers {
    public:
     explicit Answers(int count) : left_(count) {}
@@ -47,20 +47,20 @@ absl::Status probe(std::size_t nbytes, int count, Speed* speed) {
         return absl::ResourceExhaustedError("no memory for the probe");
     }
     source.flat<std::uint8_t>().setConstant(1);
-    std::vector<std::shared_ptr<Parcel>> parcels;
-    for (int i = 0; i < count; ++i) parcels.push_back(std::make_shared<Parcel>("the probe", source));
+    std::vector<std::shared_ptr<SwappedTensor>> tensors;
+    for (int i = 0; i < count; ++i) tensors.push_back(std::make_shared<SwappedTensor>("the probe", source));
     const auto left = std::make_shared<Answers>(count), back = std::make_shared<Answers>(count);
     std::int64_t began = now_ns();
-    for (const auto& parcel : parcels) {
-        Mover::one().put(parcel, false, [left](const absl::Status& status) { left->say(status); });
+    for (const auto& swapped : tensors) {
+        SwapEngine::one().put(swapped, false, [left](const absl::Status& status) { left->say(status); });
     }
     const absl::Status written = left->wait();
-    Mover::one().wait_until_out();
+    SwapEngine::one().wait_until_out();
     speed->write_ns = now_ns() - began;
     if (!written.ok()) return written;
     began = now_ns();
-    for (const auto& parcel : parcels) {
-        Mover::one().get(parcel, [back](const absl::Status& status, const Tensor&, bool) { back->say(status); });
+    for (const auto& swapped : tensors) {
+        SwapEngine::one().get(swapped, [back](const absl::Status& status, const Tensor&, bool) { back->say(status); });
     }
     const absl::Status read = back->wait();
     speed->read_ns = now_ns() - began;
@@ -72,7 +72,7 @@ bool allocator_keeps_freed() {
     tensorflow::Allocator* const allocator = tensorflow::cpu_allocator();
     if (allocator->Name() != "mklcpu") return false;
     allocator->DeallocateRaw(allocator->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment, 1 << 20));
-    const auto stats = allocator->GetStats();  // it counts what comes from its pool, and nothing else
+    const auto stats = allocator->GetStats();  // counts only memory from its pool
     return stats.has_value() && stats->num_allocs > 0;
 }
 

@@ -11,7 +11,7 @@ namespace hpcckpt {
 namespace lms {
 namespace {
 
-// What is known of an op in the step that it was last seen in.
+// An op's record for the last step that it ran in.
 struct Seen {
     std::int64_t step = -1;
     std::int64_t n_wanted = -1, n_done = 0;                 // swap-ins

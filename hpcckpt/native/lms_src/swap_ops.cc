@@ -1,8 +1,8 @@
 // HpcckptSwapOut and HpcckptSwapIn: a tensor leaves and comes back.  HpcckptRelease: its memory goes back to the
-// kernel. HpcckptOthersReady: sees how long an op waits.
+// kernel. HpcckptOthersReady: measures how long an op waits.
 //
-// They are stateful, so that nothing that optimizes graphs merges, folds or drops them; the graph pass adds them when
-// all of that is over, the applier for graphs of TensorFlow 1 before.
+// They are stateful, so that graph optimizers do not merge, fold or drop them. The graph pass adds them after all
+// optimizers, the applier for graphs of TensorFlow 1 before.
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,8 +10,8 @@
 
 #include "clock.h"
 #include "figures.h"
-#include "mover.h"
-#include "parcel.h"
+#include "swap_engine.h"
+#include "swapped_tensor.h"
 #include "pool.h"
 #include "stalls.h"
 #include "tensorflow/core/framework/op.h"
@@ -37,9 +37,9 @@ class SwapOutOp : public AsyncOpKernel {
     void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
         Tensor* handle = nullptr;
         OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, {}, &handle), done);
-        auto parcel = std::make_shared<Parcel>(name(), ctx->input(0));
-        handle->scalar<tensorflow::Variant>()() = Handle{parcel};
-        Mover::one().put(parcel, by_reference_, [ctx, done](const absl::Status& status) {
+        auto swapped = std::make_shared<SwappedTensor>(name(), ctx->input(0));
+        handle->scalar<tensorflow::Variant>()() = Handle{swapped};
+        SwapEngine::one().put(swapped, by_reference_, [ctx, done](const absl::Status& status) {
             if (!status.ok()) ctx->CtxFailure(status);
             done();
         });
@@ -60,11 +60,11 @@ class SwapInOp : public AsyncOpKernel {
 
     void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
         const Handle* handle = ctx->input(0).scalar<tensorflow::Variant>()().get<Handle>();
-        OP_REQUIRES_ASYNC(ctx, handle != nullptr && handle->parcel != nullptr && handle->parcel->dtype == dtype_,
+        OP_REQUIRES_ASYNC(ctx, handle != nullptr && handle->swapped != nullptr && handle->swapped->dtype == dtype_,
                           absl::InvalidArgumentError(name() + " is not given what a swap-out of its type made"), done);
-        const auto parcel = handle->parcel;
-        Mover::one().get(parcel, [this, ctx, done, nbytes = static_cast<std::int64_t>(parcel->nbytes),
-                                  began = now_ns()](const absl::Status& status, Tensor tensor, bool is_hot) {
+        const auto swapped = handle->swapped;
+        SwapEngine::one().get(swapped, [this, ctx, done, nbytes = static_cast<std::int64_t>(swapped->nbytes),
+                                        began = now_ns()](const absl::Status& status, Tensor tensor, bool is_hot) {
             if (status.ok()) {
                 // Nothing else may refer to it: consumers can run within `done`, and then write over it in place.
                 ctx->set_output(0, std::move(tensor));
@@ -84,7 +84,7 @@ class SwapInOp : public AsyncOpKernel {
     std::vector<std::string> consumers_;
 };
 
-// Gives the pages of a tensor that nobody else needs back to the kernel, before an allocator keeps them.
+// Returns the pages of a tensor that no other op needs to the kernel, before an allocator keeps them.
 class ReleaseOp : public OpKernel {
    public:
     explicit ReleaseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}

@@ -25,7 +25,7 @@ class ByteView {
     std::size_t nbytes() const { return static_cast<std::size_t>(buffer_.len); }
     bool is_readonly() const { return buffer_.readonly != 0; }
 
-    // Lets go of the memory early; with the GIL.
+    // Releases the memory early; needs the GIL.
     void release() { PyBuffer_Release(&buffer_); }
 
    private:

@@ -18,8 +18,8 @@ using StopCheck = std::function<bool()>;
 // every item below a failed one has been worked on.  `work` must not throw.  Where the system refuses more threads,
 // fewer do the work.
 //
-// With `nice` above 0 the caller only waits, and the threads give way to others of this process and this machine (on
-// Linux, where a thread has a nice value of its own): a thread that once gave way could not take it back.
+// With `nice` above 0 the caller only waits, and the threads get a lower priority than others of this process and this
+// machine (on Linux, where each thread has a nice value): a thread cannot raise its priority again.
 void for_each_item(std::size_t n_items, std::size_t n_threads, const std::function<bool(std::size_t)>& work,
                    const StopCheck& should_stop = nullptr, int nice = 0);
 

@@ -1,6 +1,6 @@
 // HpcckptHold: one op that takes references to the buffers of many variables, of any types, and moves no bytes.
 //
-// Whoever updates a variable while its buffer is referenced gets fresh memory (copy on write).  Variables in
+// An update of a variable while its buffer is referenced allocates new memory (copy on write).  Variables in
 // copy-on-read mode are updated in place and must be copied: they are left to TensorFlow's own read, like those on
 // accelerators.
 #include <cstdint>

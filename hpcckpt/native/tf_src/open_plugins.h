@@ -27,7 +27,7 @@ class OpenPlugin {
     // Calls the plugin, one caller at a time unless it allows several.  Returns in words what it failed of, or nothing.
     std::string call(Call which, const hpcckpt_context& context);
 
-    // What the last call failed of, told once; for Python, which makes an error of its own of it.
+    // Returns why the last call failed, once; Python makes an exception of it.
     Failure take_failure();
 
     // Waits for the calls under way, and lets no more in.

@@ -78,7 +78,7 @@ Dtype dtype_of(DataType type) {
     }
 }
 
-// The tensors of one call.  Their memory belongs to whoever has the tensors; the lists below are this object's own.
+// The tensors of one call.  Their memory belongs to the caller; this object owns the lists below.
 class Entries {
    public:
     explicit Entries(std::size_t n) : tensors_(n), shapes_(n), pointers_(n) {}
@@ -244,8 +244,8 @@ REGISTER_KERNEL_BUILDER(Name("HpcckptPluginSave").Device(tensorflow::DEVICE_CPU)
 
 // -- load -------------------------------------------------------------------------------------------
 
-// Where the plugin writes for one variable: into its own buffer if nobody else has a reference to that, else into a
-// new one that takes its place afterwards.
+// Where the plugin writes for one variable: into the variable's buffer if there is no other reference to it, else into
+// a new one that replaces it afterwards.
 class Target {
    public:
     absl::Status prepare(OpKernelContext* ctx, Tensor* own) {

@@ -45,7 +45,7 @@ class VariableLocks {
         for (tensorflow::Var* variable : locked_) unlock(variable);
     }
 
-    // Lets go of those variables that need not stay locked.
+    // Unlocks the variables that need not stay locked.
     template <typename Predicate>
     void release_unless(Predicate stays) {
         const auto going = std::partition(locked_.begin(), locked_.end(), stays);

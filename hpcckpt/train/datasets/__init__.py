@@ -1,12 +1,12 @@
-"""Images to train with, each data set in a folder of its own: a parser, a converter to TFRecords, and datasets.
+"""Images to train with, one folder per data set: a parser, a converter to TFRecords, and datasets.
 
 ``<name>/parser.py``           ``parse()``: the raw data as arrays
 ``<name>/raw_to_tfrecord.py``  ``convert()``: from there to shards of TFRecords, also ``python -m …raw_to_tfrecord``
 ``<name>/dataset.py``          ``from_raw()`` and ``from_tfrecord()``: a pair of ``tf.data`` datasets, to train and to
                                validate with, of which each rank has its share
 
-For a data set of one's own (``docs/train-parts.md``): a parser returns `Raw` of `Images`, `Feeding` is how they are to
-be handed out, `from_arrays` makes the datasets; a `Recipe` says how the data is made, `convert_once` makes TFRecords of
+For custom data sets (``docs/train-parts.md``): a parser returns `Raw` of `Images`, `Feeding` describes batches and
+order, `from_arrays` makes the datasets; a `Recipe` describes how the data is made, `convert_once` makes TFRecords of
 it, `from_records` datasets of those.
 
 Importing this package loads neither TensorFlow nor what a data set needs; names are loaded on first use.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 from hpcckpt.train.datasets.sharing import Share, share, sharing
 
 if TYPE_CHECKING:

@@ -6,5 +6,5 @@ from typing import Any
 
 
 def is_whole(value: Any, lowest: int) -> bool:
-    """Say whether a value is a whole number from `lowest` on, and not a truth value."""
+    """Return True if a value is a whole number from `lowest` on, and not a truth value."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest

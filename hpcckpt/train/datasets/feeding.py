@@ -15,7 +15,7 @@ N_AHEAD = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feeding:
-    """How to hand out images. What is left out is as the dataset functions say.
+    """How images are batched. Defaults are those of the dataset functions.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Feeding:
     validation : float, optional
         The share of the images for training that is for validation instead.
     limit : int, optional
-        Train on so many images only.
+        Train on at most this many images.
     force_rgb : bool
         Three channels, whatever the images have.
     image_size : int, optional

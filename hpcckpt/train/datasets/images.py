@@ -90,7 +90,7 @@ def n_for_training(n: int, validation: float) -> int:
 
 
 def only(raw: Raw, classes: Collection[int]) -> Raw:
-    """Return the images of some classes, which are counted anew in the order given.
+    """Return the images of some classes, renumbered in the order given.
 
     Raises
     ------

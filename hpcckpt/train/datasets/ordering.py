@@ -1,13 +1,13 @@
-"""The order of the images in an epoch: another one in each, and the same for everybody who has the seed.
+"""The order of the images in an epoch: different in each epoch, and identical for the same seed.
 
 ``Dataset.shuffle`` draws from TensorFlow's global seed too, and ranks often have different ones (for dropout): each
-would deal the images from an order of its own, some twice and some never.  So the one number per epoch that all
-ranks must agree on comes from the seed alone.  What follows from it is computed, not drawn: the iterator's state is
-some numbers, not a buffer of images.
+would deal the images from another order, some twice and some never.  So the one number per epoch that all ranks must
+agree on comes from the seed alone.  All else is computed, not drawn: the iterator's state is a few numbers, not a
+buffer of images.
 
-It is drawn when the iterator of an epoch is made, whether anything is read of it or not, and by nothing else in a
-pipeline: then a run that goes on in a later epoch is where it would be, though it has not read the epochs before.
-(A `Dataset.shuffle` behind another one has that one draw only when something is read.)
+It is drawn when the iterator of an epoch is made, even if it is never read, and by nothing else in a pipeline: so a run
+that resumes in a later epoch has the same order, without reading the earlier epochs. (A `Dataset.shuffle` after another
+one makes that one draw at the first read only.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpcckpt.keras.draws import mark_as_random
+from hpcckpt.keras.data.shuffle_state import mark_as_random
 
 _SECOND = 0x5EED
 """TensorFlow's generators take two numbers, and treat two zeros as none."""

@@ -80,7 +80,7 @@ def _lookup(table: _Table, order: Integers) -> Callable[[Any], tuple[Any, Any]]:
 def finish(white: int, feeding: Feeding) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Return what turns a batch of bytes into what a model takes: floats from 0 to 1, as large as wanted.
 
-    It stands behind the batches that are made ahead, see `made_ahead`.
+    It comes after the prefetched batches, see `made_ahead`.
     """
 
     def look(pixels: Any, labels: Any) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
 """Which part of the data belongs to this rank, and what one rank does for all.
 
-Whoever trains says so once, around the call of a dataset function::
+The training sets it once, around the call of a dataset function::
 
     with sharing(rank, size, comm=comm, seed=7):
         train, valid = from_raw(batch_size=64)
@@ -16,14 +16,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from hpcckpt.collective.communicator import Communicator, SerialCommunicator, as_communicator
+from hpcckpt.collective.communicator import Communicator, SerialCommunicator
+from hpcckpt.collective.connect import as_communicator
 from hpcckpt.errors import OptionError
 
 T = TypeVar("T")
 
 
 class Share(NamedTuple):
-    """This rank, and among how many the data is dealt.
+    """This rank, and the number of ranks that share the data.
 
     Attributes
     ----------
@@ -47,7 +48,7 @@ _CURRENT: ContextVar[_Sharing | None] = ContextVar("hpcckpt.train.datasets.shari
 
 @contextlib.contextmanager
 def sharing(rank: int, size: int, *, comm: Any = None, seed: int | None = None) -> Iterator[Share]:
-    """Have dataset functions make this rank's share in the block. Independent.
+    """Within the block, dataset functions return this rank's share. Independent.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def sharing(rank: int, size: int, *, comm: Any = None, seed: int | None = None) 
     comm : Communicator or mpi4py communicator, optional
         These ranks, for what rank 0 does for all, such as converting; ``None`` is all that the launcher started.
     seed : int, optional
-        Orders the data where a dataset function is given no seed of its own.
+        Orders the data where a dataset function is given no seed.
 
     Raises
     ------

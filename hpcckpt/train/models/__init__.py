@@ -1,6 +1,6 @@
 """Models to train: whole ones, networks that turn images into features, and the components of both.
 
-``OneHeadNet(num_outputs, base_model)``  any Keras model, with one dense layer behind it
+``OneHeadNet(num_outputs, base_model)``  any Keras model, followed by one dense layer
 ``LeNet5(num_outputs)``                  the classic, whole
 ``networks``                             features of images: `SmallConvNet`, `SmallResNet`, `SmallTransformer`
 ``components``                           what those are made of
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.train.models import components, networks

@@ -24,7 +24,7 @@ class Network(keras.Model):  # type: ignore[misc]  # Keras has no types
         def build(self, input_shape: Any) -> None:
             """Have all parts make their weights for inputs of a shape."""
             self.compute_output_spec(keras.KerasTensor(tuple(input_shape)))
-            if not self.trainable:  # Keras 3 has told only the parts that there were, and to say it again does nothing
+            if not self.trainable:  # Keras 3 has frozen only the parts that existed then, and repeating it does nothing
                 for part in self.layers:
                     part.trainable = False
 

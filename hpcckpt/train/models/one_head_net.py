@@ -63,6 +63,6 @@ class OneHeadNet(Network):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OneHeadNet:
-        """Return a model like the one that gave `config`, with weights of its own."""
+        """Return a model like the one that gave `config`, with new weights."""
         base_model = keras.saving.deserialize_keras_object(config["base_model"], custom_objects)
         return cls(**{**config, "base_model": base_model})

@@ -1,1 +1,1 @@
-"""The kill harness that is alike for all libraries: what is saved, by whom, and what came back."""
+"""The kill harness that is the same for all libraries: what is saved, by whom, and what came back."""

@@ -124,7 +124,7 @@ def kill_in_a_save(server: Server, directory: Path, rng: random.Random) -> Told:
         _follow(server, told, last)
         time.sleep(share * statistics.median(told.durations))
     finally:
-        with contextlib.suppress(ProcessLookupError):  # it failed, and `hear` tells of it
+        with contextlib.suppress(ProcessLookupError):  # it failed, and `hear` reports it
             os.kill(pid, signal.SIGKILL)
     while "ended" not in (document := server.hear()):
         told.hear(document)

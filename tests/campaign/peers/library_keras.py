@@ -51,7 +51,7 @@ class Model(keras.Model):
 
 
 class Put(keras.callbacks.Callback):
-    """Stands before `BackupAndRestore`: the weights of the epoch are there when it saves."""
+    """Comes before `BackupAndRestore`: the weights of the epoch are there when it saves."""
 
     def __init__(self, begin: Say) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Put(keras.callbacks.Callback):
 
 
 class Saved(keras.callbacks.Callback):
-    """Stands after it: it has reported success."""
+    """Comes after it: it has reported success."""
 
     def __init__(self, saved: Say) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _Stop(Exception):  # noqa: N818 - nothing is wrong
 
 
 class Look(keras.callbacks.Callback):
-    """Stands after it: what training goes on with."""
+    """Comes after it: what training goes on with."""
 
     found: tuple[int, State] | None = None
 

@@ -28,7 +28,7 @@ class Checker:
     _usual: Counter[str] | None = None
 
     def promise(self, moment: int) -> Promise:
-        """Return what had been promised after so many operations."""
+        """Return what had been promised after N operations."""
         n_marks = sum(op.kind == "mark" for op in self.recording.trace.ops[:moment])
         if n_marks not in self._promises:
             ops = self.recording.trace.ops[:moment]

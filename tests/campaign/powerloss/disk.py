@@ -1,4 +1,4 @@
-"""A file system in memory: apply operations, or parts of them, and say what stands there."""
+"""A file system in memory: apply operations, or parts of them, and say what is there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part:
     pages : frozenset of int, optional
         The pages of the file that reached storage; all if ``None``.
     filler : bytes
-        What stands in the pages that did not, where the file had not been before: zeros, or what was there of others.
+        What is in the pages that did not, where the file had not been before: zeros, or what was there of others.
     grows : bool
         Whether the file's new size reached storage though pages did not.
     spoils : bool

@@ -21,7 +21,7 @@ from powerloss.trace import DATA_KINDS, NAME_KINDS, PAGE, Op, Trace
 NONE: frozenset[int] = frozenset()
 GARBAGE = bytes(range(255, 255 - 64, -1))
 MAX_PAIRS = 40
-"""Of how many pending operations all pairs are tried; of more, the newest so many."""
+"""Of how many pending operations all pairs are tried; of more, the newest N."""
 TRIES = 6
 """How often a random state is sought for each that is wanted: the same one is found often."""
 HARSH = frozenset({"spoiled", "sectors"})
@@ -89,7 +89,7 @@ class Model:
         return tuple(number for number in before if not self._is_durable(self.trace.ops[number], op))
 
     def _is_durable(self, op: Op, sync: Op) -> bool:
-        """Say whether a sync makes an operation durable: a rename between directories needs both of them."""
+        """Return True if a sync makes an operation durable: a rename between directories needs both of them."""
         if op.kind in DATA_KINDS:
             return op.node == sync.node
         directories = {directory for directory, _ in op.slots}
@@ -146,7 +146,7 @@ def states(model: Model, quota: int = 0, seed: str = "") -> list[State]:
         moment = rng.choice(open_moments)
         add("random", moment, random_choice(model, moment, rng))
     chosen = list(found.values())
-    rng.shuffle(chosen)  # so that the first so many are a fair sample
+    rng.shuffle(chosen)  # so that the first N are a fair sample
     return chosen
 
 
@@ -210,7 +210,7 @@ def _stale(trace: Trace, op: Op) -> bytes:
 
 def random_choice(model: Model, moment: int, rng: random.Random) -> Choice:
     """Return a random subset of what is pending, some of it in parts."""
-    # Names and bytes apart: where names are missing, nobody sees what became of the bytes.
+    # Names and bytes apart: where names are missing, the bytes cannot be seen.
     share = {True: rng.choice((0.5, 0.85, 1.0)), False: rng.choice((0.15, 0.5, 0.85))}
     lost, torn = [], {}
     for number in model.pending[moment]:

@@ -24,7 +24,7 @@ _STAGED = re.compile(r"\.next-.*|\.step-.*\.tmp-.*")
 
 
 class _Names:
-    """Where nodes stand, as operations move them."""
+    """Where nodes are, as operations move them."""
 
     def __init__(self, trace: Trace) -> None:
         self._of = {child: (node, name) for node, names in trace.entries.items() for name, child in names.items()}
@@ -120,7 +120,7 @@ class Mutant:
 
 
 def mutate(recording: Recording, dropped: tuple[str, ...], wanted: int, scratch: Path) -> Mutant:
-    """Check states that only an engine that leaves syncs out can come to, until so many are found to be broken."""
+    """Check states that only an engine that leaves syncs out can come to, until N are found to be broken."""
     checker = Checker(recording)
     broken: list[str] = []
     n_states = 0

@@ -12,9 +12,10 @@ from pathlib import Path
 from unittest import mock
 
 import hpcckpt as hc
-from hpcckpt import discovery, layout, lock
 from hpcckpt.errors import HpcckptError, NewerStepError
-from hpcckpt.loading import open_step
+from hpcckpt.format import layout
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import lock, pins as run_pins
 from powerloss.reference import expected, is_same, state_of
 from powerloss.trace import Op
 
@@ -127,7 +128,7 @@ def _load(path: Path, begun: dict[Save, tuple[int, bool]]) -> Save:
 
 
 def _is_lie(path: Path) -> bool:
-    """Say whether a directory out of sight looks like a checkpoint until its bytes are read."""
+    """Return True if a directory out of sight looks like a checkpoint until its bytes are read."""
     if not (path / layout.MANIFEST).is_file():
         return False
     try:
@@ -160,7 +161,7 @@ def look(run: Path, begun: dict[Save, tuple[int, bool]]) -> View:
             view.torn[step] = f"holds step {found}"
     latest = hc.latest_checkpoint(run)
     view.latest = None if latest is None else layout.parse_step(latest.name)
-    view.pins = discovery.pins(run)
+    view.pins = run_pins.pins(run)
     return view
 
 
@@ -266,7 +267,7 @@ def _restore_and_save(run: Path, view: View, promise: Promise, step: int) -> lis
 
 
 def debris(run: Path) -> Counter[str]:
-    """Count what nobody asked to keep, by kind of name."""
+    """Count what was not asked to be kept, by kind of name."""
     names = [name for name in os.listdir(run) if not _KEPT.fullmatch(name)]
     pins = run / layout.PINS
     names += [f"{layout.PINS}/{name}" for name in os.listdir(pins) if "." in name] if pins.is_dir() else []

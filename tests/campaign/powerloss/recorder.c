@@ -80,7 +80,7 @@ void powerloss_mark(const char* text) {
     pthread_mutex_unlock(&guard);
 }
 
-/* -- what a path or a descriptor stands for ------------------------------------------------------------------- */
+/* -- what a path or a descriptor represents ------------------------------------------------------------------- */
 
 static int is_ours(const struct stat* found) { return log_fd >= 0 && found->st_dev == device; }
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import hpcckpt as hc
-from hpcckpt.plan import Declaration
-from hpcckpt.snapshot import ADAPTERS, TensorLeaf
-from hpcckpt.tensors import Extent, TensorSpec
+from hpcckpt.core.plan import Declaration
+from hpcckpt.core.tensors import Extent, TensorSpec
+from hpcckpt.state.tree import ADAPTERS, TensorLeaf
 from hpcckpt.testing.ranks import ThreadCommunicator
 
 ROWS = 7
@@ -47,7 +47,7 @@ class Kept:
 
 
 def leaves(obj: Any, name: str) -> Iterator[TensorLeaf] | None:
-    """Yield the leaf of a `Kept`; see `hpcckpt.snapshot.Adapter`."""
+    """Yield the leaf of a `Kept`; see `hpcckpt.state.tree.Adapter`."""
     if not isinstance(obj, Kept):
         return None
     spec = TensorSpec(name, obj.array.dtype.name, obj.array.shape, "replicated")
@@ -71,7 +71,7 @@ def _own(step: int, version: int, rank: int) -> np.ndarray[Any, Any]:
 
 
 def state_of(comm: ThreadCommunicator | None, step: int, version: int, *, is_big: bool) -> dict[str, Any]:
-    """Return the state of a step as one rank holds it, in memory of its own."""
+    """Return the state of a step as one rank holds it, in its own memory."""
     rank, size = (comm.rank, comm.size) if comm is not None else (0, 1)
     state: dict[str, Any] = {name: array.copy() for name, array in _whole(step, version, is_big=is_big).items()}
     begin, end = rank * ROWS // size, (rank + 1) * ROWS // size
@@ -87,7 +87,7 @@ def expected(step: int, version: int, n_ranks: int, *, is_big: bool) -> Arrays:
 
 
 def is_same(loaded: Arrays, wanted: Arrays) -> bool:
-    """Say whether two sets of arrays are equal bit for bit."""
+    """Return True if two sets of arrays are equal bit for bit."""
     return loaded.keys() == wanted.keys() and all(
         (array.dtype, array.shape, array.tobytes()) == (wanted[name].dtype, wanted[name].shape, wanted[name].tobytes())
         for name, array in loaded.items()

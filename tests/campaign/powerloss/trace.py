@@ -71,7 +71,7 @@ class Trace:
 
 
 class _Found(NamedTuple):
-    """A tree as it stands on disk: nodes by inode number."""
+    """A tree on disk: nodes by inode number."""
 
     root: int
     entries: dict[int, dict[str, int]]
@@ -92,7 +92,7 @@ def look_at(root: Path) -> _Found:
 
 
 def build_trace(before: _Found, log: bytes) -> Trace:
-    """Put a log and the tree that was there before together; inode numbers become nodes of our own.
+    """Put a log and the tree that was there before together; inode numbers become new nodes.
 
     Raises
     ------

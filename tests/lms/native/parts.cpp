@@ -1,4 +1,4 @@
-// What of LMS needs no TensorFlow: the pool of memory, the ledger of the host tier, lanes, extents and the file store.
+// The parts of LMS that need no TensorFlow: memory pool, host budget, I/O queue, extents and file store.
 //
 //     parts CHECK DIRECTORY          one check; the functions of the system that it needs to fail are replaced below
 //     parts stress DIRECTORY SEED    many threads on all of them, for sanitizers
@@ -27,7 +27,7 @@
 
 #include "extents.h"
 #include "file_store.h"
-#include "lane.h"
+#include "io_queue.h"
 #include "pool.h"
 
 using namespace hpcckpt::lms;
@@ -172,59 +172,59 @@ void check_large() {
     EXPECT(pool.kept_nbytes() == 4 * kMiB);
 }
 
-void check_ledger() {
+void check_budget() {
     constexpr std::int64_t kLimit = 1000;
     yields_unlocked = true;
-    HostLedger ledger;
+    HostBudget budget;
     std::atomic<int> n_taken{0};
     std::vector<std::thread> threads;
     for (int t = 0; t < 8; ++t) {
         threads.emplace_back([&] {
             for (int i = 0; i < 20'000; ++i) {
-                if (!ledger.try_take(300, kLimit)) continue;
+                if (!budget.try_take(300, kLimit)) continue;
                 EXPECT(++n_taken <= 3);
                 --n_taken;
-                ledger.give(300);
+                budget.give(300);
             }
         });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT(ledger.used() == 0 && ledger.peak() <= kLimit);
-    EXPECT(ledger.try_take(5000, 0));
+    EXPECT(budget.used() == 0 && budget.peak() <= kLimit);
+    EXPECT(budget.try_take(5000, 0));
 }
 
-void run_one(Lane& lane) {
+void run_one(IoQueue& queue) {
     std::promise<int> over;
-    lane.add({[] { return std::size_t{3}; }, [](std::size_t) { return 0; }, [&](int code) { over.set_value(code); }});
+    queue.add({[] { return std::size_t{3}; }, [](std::size_t) { return 0; }, [&](int code) { over.set_value(code); }});
     EXPECT(over.get_future().get() == 0);
 }
 
-void check_lane() {
+void check_queue() {
     for (int n = 0; n < 3; ++n) {
         threads_left = n;
         bool is_refused = false;
         try {
-            Lane("short of threads", 3);
+            IoQueue("short of threads", 3);
         } catch (const std::system_error& error) {
             is_refused = error.code().value() == EAGAIN;
         }
         EXPECT(is_refused);
     }
     threads_left = -1;
-    Lane lane("all threads", 3);
-    run_one(lane);
+    IoQueue queue("all threads", 3);
+    run_one(queue);
 }
 
 void check_idle() {
     std::promise<void> called;
     std::atomic<int> n_calls{0};
-    Lane lane("idle", 2, [&] {
+    IoQueue queue("idle", 2, [&] {
         if (++n_calls == 2) called.set_value();
         return n_calls < 2;
     });
-    run_one(lane);
+    run_one(queue);
     called.get_future().wait();
-    run_one(lane);
+    run_one(queue);
 }
 
 void check_shrink(const char* directory) {
@@ -296,15 +296,15 @@ void use_store(FileStore& store, unsigned seed) {
     }
 }
 
-void use_lane(Lane& lane, unsigned seed) {
+void use_queue(IoQueue& queue, unsigned seed) {
     std::mt19937 random(seed);
     for (int i = 0; i < 100; ++i) {
         const std::size_t n_pieces = random() % 5, failing = random() % 8;
         std::atomic<std::size_t> n_moved{0};
         std::promise<int> over;
-        lane.add({[=] { return n_pieces; },
-                  [&n_moved, failing](std::size_t piece) { return ++n_moved, piece == failing ? EIO : 0; },
-                  [&](int code) { over.set_value(code); }});
+        queue.add({[=] { return n_pieces; },
+                   [&n_moved, failing](std::size_t piece) { return ++n_moved, piece == failing ? EIO : 0; },
+                   [&](int code) { over.set_value(code); }});
         EXPECT(over.get_future().get() == (failing < n_pieces ? EIO : 0));
         EXPECT(n_moved <= n_pieces);
     }
@@ -322,24 +322,24 @@ void use_pool(unsigned seed) {
             Pool::one().give(held.back());
             held.pop_back();
         }
-        if (HostLedger::one().try_take(7, 20)) HostLedger::one().give(7);
+        if (HostBudget::one().try_take(7, 20)) HostBudget::one().give(7);
     }
     for (const Pages& pages : held) Pool::one().give(pages);
 }
 
 void stress(const char* directory, unsigned seed) {
     const auto store = open_store(directory);
-    Lane lane("stress", 3, [&] { return store->shrink(); });
+    IoQueue queue("stress", 3, [&] { return store->shrink(); });
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < 3; ++t) {
         threads.emplace_back([&, t] { use_store(*store, seed * 100 + t); });
-        threads.emplace_back([&, t] { use_lane(lane, seed * 100 + t); });
+        threads.emplace_back([&, t] { use_queue(queue, seed * 100 + t); });
         threads.emplace_back([=] { use_pool(seed * 100 + t); });
     }
     for (std::thread& thread : threads) thread.join();
     EXPECT(store->used() == 0 && !store->shrink());
     Pool::one().set_limit(0);
-    EXPECT(Pool::one().kept_nbytes() == 0 && HostLedger::one().used() == 0);
+    EXPECT(Pool::one().kept_nbytes() == 0 && HostBudget::one().used() == 0);
 }
 
 }  // namespace
@@ -354,10 +354,10 @@ int main(int argc, char** argv) {
         check_unlocked();
     else if (check == "large")
         check_large();
-    else if (check == "ledger")
-        check_ledger();
-    else if (check == "lane")
-        check_lane();
+    else if (check == "budget")
+        check_budget();
+    else if (check == "queue")
+        check_queue();
     else if (check == "idle")
         check_idle();
     else if (check == "shrink")

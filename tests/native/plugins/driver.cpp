@@ -159,7 +159,7 @@ void Together(const hpcckpt_backend_table* table) {
     table->destroy(instance);
 }
 
-// Whatever stands in a file, it is an error or a tensor, and no byte is read or written that should not be.
+// Whatever a file contains, it is an error or a tensor, and no byte is read or written that should not be.
 void Forge(const hpcckpt_backend_table* table) {
     void* instance = Create(table, "");
     Set set(3);

@@ -22,7 +22,7 @@ std::string Place(const hpcckpt::Context& context, const std::string& key) {
     return std::string(context.save_id()) + "/" + std::to_string(context.rank()) + "/" + key;
 }
 
-// Counts how many threads are in Save at a time, and stays until so many have been as are wanted, at most some 10 s.
+// Counts how many threads are in Save at a time, and stays until the wanted number has been there, at most some 10 s.
 struct Visit {
     Visit() {
         const int now = ++n_inside;

@@ -1,4 +1,4 @@
-// Another source file of the same library, with a backend of its own.
+// Another source file of the same library, with its own backend.
 #include <hpcckpt/backend.hpp>
 
 namespace {

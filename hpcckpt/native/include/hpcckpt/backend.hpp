@@ -170,7 +170,7 @@ class Context {
     std::vector<Tensor> tensors_;
 };
 
-// The base class. A class of its own may say what it can do:
+// The base class. A derived class may declare its features:
 //     static constexpr std::uint32_t kFeatures = HPCCKPT_FEATURE_STORES | HPCCKPT_FEATURE_DURABLE;
 class Backend {
    public:

@@ -8,8 +8,8 @@
  *         .create = create, .save = save, .load = load, .destroy = destroy};
  *     HPCCKPT_EXPORT_BACKENDS(&mine);
  *
- * The host calls these functions; the plugin never calls the host. Who owns what, for how long, and which thread calls,
- * stands in ABI.md beside this folder. In short:
+ * The host calls these functions; the plugin never calls the host. Ownership, lifetimes and threads are described in
+ * ABI.md beside this folder. In short:
  *
  *   - Everything that a function is given belongs to the host and is valid until that function returns.
  *   - Everything that hpcckpt_plugin_abi() returns belongs to the plugin and stays as it is until the process ends.

@@ -29,7 +29,7 @@ def from_raw(
     validation : float, optional
         The share of the images to validate with; by default 0.2.
     limit : int, optional
-        Train on so many images only.
+        Train on at most this many images.
     force_rgb : bool
         Three channels in place of one.
     image_size : int, optional
@@ -79,7 +79,7 @@ def from_tfrecord(
     validation : float, optional
         The share of the images to validate with; by default 0.2.
     limit : int, optional
-        Train on so many images only.
+        Train on at most this many images.
     force_rgb : bool
         Three channels in place of one.
     image_size : int, optional

@@ -37,9 +37,9 @@ def from_raw(
     validation : float, optional
         A share of the 60,000 images for training to validate with; by default the 10,000 of the test set.
     classes : sequence of int, optional
-        Only these digits, counted anew from 0 in this order.
+        Only these digits, renumbered from 0 in this order.
     limit : int, optional
-        Train on so many images only.
+        Train on at most this many images.
     force_rgb : bool
         Three channels in place of one.
     image_size : int, optional
@@ -91,7 +91,7 @@ def from_tfrecord(
     validation : float, optional
         A share of the 60,000 images for training to validate with; by default the 10,000 of the test set.
     limit : int, optional
-        Train on so many images only.
+        Train on at most this many images.
     force_rgb : bool
         Three channels in place of one.
     image_size : int, optional

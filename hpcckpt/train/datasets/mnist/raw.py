@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hpcckpt import files
+from hpcckpt.core import files
+from hpcckpt.core.private_dirs import user_cache
 from hpcckpt.errors import OptionError, from_os_error
-from hpcckpt.private import user_cache
 from hpcckpt.train.datasets.errors import DatasetDamagedError, DatasetNotFoundError
 
 Arrays = dict[str, npt.NDArray[Any]]

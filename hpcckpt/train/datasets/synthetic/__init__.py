@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcckpt.lazy import attach
+from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
     from hpcckpt.train.datasets.synthetic.dataset import from_raw, from_tfrecord

@@ -10,12 +10,12 @@ from hpcckpt.train.datasets.checks import is_whole
 from hpcckpt.train.datasets.images import Images, Raw
 
 _CELLS = 4
-"""A pattern has so many cells on each side."""
+"""Cells of a pattern on each side."""
 _GREY, _CONTRAST, _NOISE = 128, 40, 40
 
 
 def parse(n_images: int = 2000, size: int = 32, channels: int = 3, n_classes: int = 10, variant: int = 0) -> Raw:
-    """Return images that are made up: each class has a pattern of 4×4 cells, each image noise of its own. Independent.
+    """Return images that are made up: each class has a pattern of 4×4 cells, each image different noise. Independent.
 
     A network can learn them, so they do for a first try, for a test, and to see what memory and time a size takes.
 

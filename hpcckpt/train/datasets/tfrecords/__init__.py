@@ -4,5 +4,5 @@
 ``<directory>/train-00000-of-00008.tfrecord`` …  ``tf.train.Example`` with ``image`` (bytes) and ``label``
 ``<directory>/valid-00000-of-00008.tfrecord`` …  if the data set has images for validation
 
-The records stand in an order without rhyme, so a share for validation is taken off the end.
+The records are in random order, so a share for validation is taken off the end.
 """

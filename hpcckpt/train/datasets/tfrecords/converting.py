@@ -2,11 +2,11 @@
 
 Steps::
 
-    1. (root) look whether the directory holds the data set already: then that is all, if every byte is there
+    1. (root) check if the directory already holds the complete data set; if so, stop
     2. (root) parse
     3. (root) write all shards, then the index, into a temporary directory beside it; fsync them
-    4. (root) rename it into place; fsync the directory that it stands in
-    5. all ranks hear of it
+    4. (root) rename it into place; fsync its parent directory
+    5. all ranks receive the result
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcckpt import files, layout, native
-from hpcckpt.atomic import fsync_file
+from hpcckpt import native
+from hpcckpt.core import files
 from hpcckpt.errors import OptionError, from_os_error
+from hpcckpt.format import layout
+from hpcckpt.rundir.atomic_files import fsync_file
 from hpcckpt.train.datasets.checks import is_whole
 from hpcckpt.train.datasets.errors import DatasetNotFoundError
 from hpcckpt.train.datasets.images import Images, Raw, checked, mixed_order
@@ -38,7 +40,7 @@ class Recipe:
     Attributes
     ----------
     name : str
-        Of the data set; stands in the index.
+        Of the data set; stored in the index.
     parse : callable
         Returns the raw data.
     command : str
@@ -106,12 +108,12 @@ def make_once(recipe: Recipe, directory: Path, n_shards: int = N_SHARDS) -> Inde
 
 
 def _present(recipe: Recipe, directory: Path) -> Index:
-    """Return the index of what stands there, if that is this data set, whole."""
+    """Return the index of the directory if it holds this data set completely."""
     remedy = recipe.remedy(directory)
     try:
         index = read_index(directory, remedy)
     except DatasetNotFoundError:
-        raise OptionError(f"{directory} holds other things than TFRecords; give a directory of its own") from None
+        raise OptionError(f"{directory} holds other things than TFRecords; give another directory") from None
     if index.name != recipe.name or index.source != recipe.source:
         made = f"{index.name!r} made with {dict(index.source)}" if index.source else repr(index.name)
         wanted = f"{recipe.name!r} made with {dict(recipe.source)}" if recipe.source else repr(recipe.name)
@@ -121,12 +123,12 @@ def _present(recipe: Recipe, directory: Path) -> Index:
 
 
 def _is_taken(directory: Path) -> bool:
-    """Say whether something stands there; an empty directory does not count."""
+    """Return True if the path exists and is not an empty directory."""
     return directory.exists() and not (directory.is_dir() and next(directory.iterdir(), None) is None)
 
 
 class _becoming:  # noqa: N801 - read as a sentence
-    """Gives a temporary directory, which at the end of the block takes the place of an absent or empty one, durably."""
+    """Yields a temporary directory that durably replaces an absent or empty one at the end of the block."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

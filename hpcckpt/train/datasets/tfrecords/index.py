@@ -91,10 +91,10 @@ def read_index(directory: Path, remedy: str) -> Index:
             raise ValueError("it is too long")
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DatasetDamagedError(f"{path} is not an index ({error}): {_anew(directory, remedy)}") from None
+        raise DatasetDamagedError(f"{path} is not an index ({error}): {_make_again(directory, remedy)}") from None
     problems = list(_problems(document))
     if problems:
-        raise DatasetDamagedError(f"{path}: {list_problems(problems)}: {_anew(directory, remedy)}")
+        raise DatasetDamagedError(f"{path}: {list_problems(problems)}: {_make_again(directory, remedy)}")
     return _index(document)
 
 
@@ -109,7 +109,7 @@ def check_files(directory: Path, index: Index, remedy: str, *, is_thorough: bool
     found = ((directory / shard.file, shard) for shard in (*index.train, *index.valid))
     problems = [Problem(str(path), text) for path, shard in found if (text := _difference(path, shard, is_thorough))]
     if problems:
-        raise DatasetDamagedError(f"{list_problems(problems, 5)}: {_anew(directory, remedy)}")
+        raise DatasetDamagedError(f"{list_problems(problems, 5)}: {_make_again(directory, remedy)}")
 
 
 def crc_of(path: Path) -> str:
@@ -131,7 +131,7 @@ def _difference(path: Path, shard: Shard, is_thorough: bool) -> str:
     return "does not hold the bytes that were written" if is_thorough and crc_of(path) != shard.crc32c else ""
 
 
-def _anew(directory: Path, remedy: str) -> str:
+def _make_again(directory: Path, remedy: str) -> str:
     return f"remove {directory}, and make it again: {remedy}"
 
 

@@ -28,7 +28,7 @@ _N_IN_TURN = 16
 """Records of one before the next has its turn."""
 
 
-class Part(NamedTuple):
+class RecordRange(NamedTuple):
     """Records of a file that follow each other."""
 
     path: str
@@ -88,7 +88,7 @@ def _opened(recipe: Recipe, directory: Path, *, is_converting: bool, is_thorough
 # -- which records -------------------------------------------------------------------------------
 
 
-def _parts(directory: Path, index: Index, feeding: Feeding) -> tuple[list[Part], list[Part]]:
+def _parts(directory: Path, index: Index, feeding: Feeding) -> tuple[list[RecordRange], list[RecordRange]]:
     """Return what is for training and for validation."""
     n_all = sum(shard.n_records for shard in index.train)
     if index.valid and feeding.validation is None:
@@ -99,19 +99,19 @@ def _parts(directory: Path, index: Index, feeding: Feeding) -> tuple[list[Part],
     return train, _within(directory, index.train, cut, n_all)
 
 
-def _within(directory: Path, shards: Sequence[Shard], begin: int, end: int) -> list[Part]:
+def _within(directory: Path, shards: Sequence[Shard], begin: int, end: int) -> list[RecordRange]:
     """Return the records from number `begin` to `end` of all files together."""
     parts, first = [], 0
     for shard in shards:
         low, high = max(begin - first, 0), min(end - first, shard.n_records)
         if low < high:
-            parts.append(Part(str(directory / shard.file), low, high - low))
+            parts.append(RecordRange(str(directory / shard.file), low, high - low))
         first += shard.n_records
     return parts
 
 
-def _is_even(parts: Sequence[Part], size: int) -> bool:
-    """Say whether ranks that read so many files each have as many records, or one more or less per file."""
+def _is_even(parts: Sequence[RecordRange], size: int) -> bool:
+    """Return True if all ranks read the same number of files, whose numbers of records differ by at most one."""
     counts = [part.n_records for part in parts]
     return len(parts) % size == 0 and max(counts) - min(counts) <= 1
 
@@ -119,7 +119,7 @@ def _is_even(parts: Sequence[Part], size: int) -> bool:
 # -- datasets ------------------------------------------------------------------------------------
 
 
-def _training(parts: Sequence[Part], index: Index, feeding: Feeding) -> Any:
+def _training(parts: Sequence[RecordRange], index: Index, feeding: Feeding) -> Any:
     rank, size = feeding.share
     is_by_file = _is_even(parts, size)
     fewest = size * sum(sorted(part.n_records for part in parts)[: len(parts) // size])
@@ -137,7 +137,7 @@ def _training(parts: Sequence[Part], index: Index, feeding: Feeding) -> Any:
     return made_ahead(counted, finish(index.white, feeding))
 
 
-def _validation(parts: Sequence[Part], index: Index, feeding: Feeding) -> Any:
+def _validation(parts: Sequence[RecordRange], index: Index, feeding: Feeding) -> Any:
     rank, size = feeding.share
     n_valid = sum(part.n_records for part in parts)
     feeding.check_validation(n_valid)
@@ -149,7 +149,7 @@ def _validation(parts: Sequence[Part], index: Index, feeding: Feeding) -> Any:
     return made_ahead(counted, finish(index.white, feeding))
 
 
-def _lookup(parts: Sequence[Part]) -> Callable[[Any], tuple[Any, ...]]:
+def _lookup(parts: Sequence[RecordRange]) -> Callable[[Any], tuple[Any, ...]]:
     """Return what turns the number of a part into a path, and which records."""
     columns = [tf.constant(column) for column in zip(*parts, strict=True)]
     columns[1:] = [tf.cast(column, tf.int64) for column in columns[1:]]

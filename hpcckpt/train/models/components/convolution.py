@@ -11,9 +11,9 @@ from hpcckpt.train.models.configured import Network, base_config, check_choice, 
 layers = keras.layers
 NORMALIZATIONS = ("none", "batch", "group", "layer")
 _GROUP = 8
-"""Channels of a group, where there are so many."""
+"""Channels of a group, at most."""
 _MOMENTUM = 0.9
-"""Of moving statistics: with Keras' 0.99 they are hundreds of steps behind when a short training is validated."""
+"""Of moving statistics: with Keras' 0.99 they lag by hundreds of steps when a short training is validated."""
 
 
 @known

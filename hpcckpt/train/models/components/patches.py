@@ -29,7 +29,7 @@ class PositionEmbedding(keras.layers.Layer):  # type: ignore[misc]  # Keras has 
 
 @known
 class PatchEmbedding(Network):
-    """Square patches of images as a sequence of vectors that know where they stand.
+    """Square patches of images as a sequence of vectors with position embeddings.
 
     Parameters
     ----------

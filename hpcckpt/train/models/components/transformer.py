@@ -1,4 +1,4 @@
-"""A block of a transformer's encoder, normalized before and not behind, https://arxiv.org/abs/2002.04745."""
+"""A block of a transformer's encoder, normalized before and not after, https://arxiv.org/abs/2002.04745."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TransformerBlock(Network):
     mlp_ratio : int
         How many times longer vectors are between the dense layers.
     dropout : float
-        Of attention, and behind the dense layers.
+        Of attention, and after the dense layers.
     **kwargs
         Of `keras.Model`.
     """

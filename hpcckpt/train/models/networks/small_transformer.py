@@ -16,8 +16,8 @@ layers = keras.layers
 class SmallTransformer(Network):
     """Features of images by attention between their patches, https://arxiv.org/abs/2010.11929.
 
-    ``patches``, then ``block1``, ``block2`` and so on, then the mean over all places. It learns where its patches
-    stand, so all images have the size of the first.
+    ``patches``, then ``block1``, ``block2`` and so on, then the mean over all places. It learns the positions of
+    patches, so all images have the size of the first.
 
     Parameters
     ----------

@@ -1,0 +1,85 @@
+"""What a checkpointer opens, and what is finished and closed with it or when the program ends."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.errors import ForkedError
+from hpcckpt.restoring.restore import RestoreSource
+from hpcckpt.rundir.run_directory import RunDirectory
+from hpcckpt.saving.save_queue import SaveQueue
+from hpcckpt.tiers import ScratchTier
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Session:
+    """An open run: its ranks, directories and saves.
+
+    Attributes
+    ----------
+    comm : Communicator
+        The ranks.
+    rundir : RunDirectory
+        Where saves commit steps: the run directory, or its directory on scratch.
+    queue : SaveQueue
+        The saves.
+    source : RestoreSource
+        Where steps are restored from.
+    tiers : ScratchTier or None
+        The scratch tier, if saves go to scratch, with the drains to the run directory.
+    pid : int
+        The process that opened it; a forked child has a copy that it must not use.
+    is_closed : bool
+        Whether it may not be used any more.
+    ended_by : tuple of (str, int or None, str) or None
+        Class, exit code and text of what ended the program's block while saves were in flight.
+    """
+
+    comm: Communicator
+    rundir: RunDirectory
+    queue: SaveQueue
+    source: RestoreSource
+    tiers: ScratchTier | None = None
+    pid: int = field(default_factory=os.getpid)
+    is_closed: bool = False
+    ended_by: tuple[str, int | None, str] | None = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the copy that a forked child has of its parent's session."""
+        return os.getpid() != self.pid
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a step is being drained, as far as known here."""
+        return self.tiers is not None and self.tiers.drains.is_draining
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is in flight whose outcome is not known here."""
+        return any(not this.has_ended for this in self.queue.in_flight)
+
+    def check_process(self) -> None:
+        """Raise if this process is not the one that opened the session. Independent.
+
+        Raises
+        ------
+        ForkedError
+            In a forked child.
+        """
+        if self.is_forked:
+            raise ForkedError(
+                f"the checkpointer of {self.rundir.path} belongs to process {self.pid}, and this is process "
+                f"{os.getpid()}, forked from it; create a new Checkpointer here, with another directory"
+            )
+
+    def finish(self) -> None:
+        """Wait for all saves and, also after a failure, for all drains. Collective."""
+        self.queue.begin_newest()
+        try:
+            self.queue.finish()
+        finally:
+            if self.tiers is not None:
+                self.tiers.drains.finish()

@@ -1,0 +1,129 @@
+"""The end of a program that does not close its checkpointers: saves in flight are finished, and locks are released."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import weakref
+from collections.abc import Iterator
+
+from hpcckpt.checkpointer.session import Session
+from hpcckpt.errors import CollectiveError, CollectiveMisuseError, HpcckptError, PeerTimeoutError
+
+_log = logging.getLogger("hpcckpt")
+_open_sessions: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
+"""Those that were opened, numbered in that order: it is the same on all ranks."""
+_numbers = itertools.count()
+_orphans: list[Session] = []
+ENDED = "ended its program"
+
+
+def release_when_forgotten(owner: object, session: Session) -> weakref.finalize[[Session, int], object]:
+    """Release the lock with its owner, or when the program ends; return a function that does so now. Independent.
+
+    The owner may be collected while saves are in flight: these are finished when the program ends.
+    """
+    _open_sessions[session] = next(_numbers)
+    _finish_at_exit_too()
+    return weakref.finalize(owner, _release, session, os.getpid())
+
+
+def _release(session: Session, pid: int) -> None:
+    """Release the lock, unless this is a forked child: it has a copy of all this, and nothing of it is its own."""
+    if os.getpid() != pid:
+        return
+    if not session.is_closed and session.comm.size > 1:
+        _orphans.append(session)  # other ranks may wait for this one, which reports its end when the program ends
+    release(session)
+
+
+def release(session: Session) -> None:
+    """Remove what was prepared for saves that will not come, and release the locks; may be repeated. Root only."""
+    tiers, is_busy = session.tiers, session.is_saving or session.is_draining
+    if tiers is not None and not tiers.drains.is_draining:
+        tiers.persistent.close()
+    if is_busy or not (session.is_closed or tiers is None or tiers.drains.is_drained):
+        _orphans.append(session)  # also after a failure: another rank may not know it yet, and tries again at the end
+    if not is_busy:
+        session.rundir.close()
+
+
+@contextlib.contextmanager
+def raising(session: Session) -> Iterator[None]:
+    """Close the run if the block makes its communicator unusable; shorten errors. Independent."""
+    try:
+        with shortening():
+            yield
+    except (CollectiveMisuseError, PeerTimeoutError) as error:
+        if not session.is_closed:
+            _abandon(session, type(error).__name__)
+        raise
+
+
+@contextlib.contextmanager
+def shortening() -> Iterator[None]:
+    """Remove from an error of all ranks those causes that its text repeats; the program's own stay. Independent.
+
+    Otherwise each rank prints several tracebacks that end with the same text.
+    """
+    try:
+        yield
+    except CollectiveError as error:
+        cause = error.__cause__
+        repeated: list[BaseException] = [error]  # on the rank that failed an error may be its own cause
+        while isinstance(cause, HpcckptError) and str(cause) in str(error):
+            repeated.append(cause)
+            cause = None if any(cause.__cause__ is each for each in repeated) else cause.__cause__
+        error.__cause__ = cause  # the context stays suppressed
+        raise
+
+
+def _abandon(session: Session, why: str) -> None:
+    """Release the locks without waiting for other ranks, after what is being committed is committed. Independent."""
+    session.is_closed = True
+    tiers = session.tiers
+    for background in (
+        (session.queue.background,) if tiers is None else (session.queue.background, tiers.drains.background)
+    ):
+        for task in background.tasks:
+            if task.reduction is not None:
+                task.reduction.join(f"{task.name} is committed")
+    session.rundir.journal.end(why)
+    session.queue.in_flight.clear()
+    for rundir in (session.rundir,) if tiers is None else (tiers.persistent, session.rundir):
+        rundir.close()
+
+
+@functools.cache
+def _finish_at_exit_too() -> None:
+    """Finish what is in flight when the program ends, before MPI is finalized and locks are released."""
+    atexit.register(_finish_all, os.getpid())
+
+
+def _finish_all(pid: int) -> None:
+    """Finish what all runs of this process have in flight, also if one of them fails. Collective.
+
+    Which runs, and in which order, depends on nothing that a rank may learn later than another one.
+    """
+    if os.getpid() != pid:
+        return
+    for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
+        if not session.is_closed and (session.queue.in_flight or session.tiers is not None):
+            try:
+                session.comm.calls.ending = ENDED
+                with raising(session):
+                    session.finish()
+            except CollectiveError:
+                pass  # root has logged it already
+            except Exception as error:  # noqa: BLE001 - others are left to finish
+                _log.error("hpcckpt: %s", error)
+            if session.ended_by is not None:
+                session.rundir.journal.end(*session.ended_by)
+            _release(session, pid)
+    for session in _open_sessions:
+        if not session.is_closed and session.comm.is_usable:
+            session.comm.calls.end(ENDED)

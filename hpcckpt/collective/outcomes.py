@@ -1,0 +1,56 @@
+"""The result of a function that may fail while other ranks wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from hpcckpt.errors import Failure, as_failure
+
+T = TypeVar("T")
+
+
+class Outcome(NamedTuple):
+    """A value, or the text of a failure: what is sent to other ranks."""
+
+    value: Any
+    failure: Failure | None = None
+
+
+def failures_of(outcomes: Sequence[Outcome]) -> dict[int, Failure]:
+    """Return the failures among the outcomes of all ranks, by rank. Pure."""
+    return {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure is not None}
+
+
+class Captured(NamedTuple, Generic[T]):
+    """What a call returned, or the exception that it raised: on the rank where it ran."""
+
+    value: T | None
+    error: BaseException | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The same without the live exception, for other ranks."""
+        return Outcome(self.value) if self.error is None else Outcome(None, as_failure(self.error))
+
+    @property
+    def interrupt(self) -> BaseException | None:
+        """KeyboardInterrupt or SystemExit, if it raised one: to be raised once the other ranks can receive it."""
+        return None if isinstance(self.error, Exception) else self.error
+
+    def get(self) -> T:
+        """Return the value, or raise the exception."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
+
+
+def capture(fn: Callable[[], T]) -> Captured[T]:
+    """Call a function and keep what it returns or raises, KeyboardInterrupt and SystemExit too. Independent.
+
+    The only place that catches an exception so that other ranks can receive it first.
+    """
+    try:
+        return Captured(fn())
+    except BaseException as error:  # noqa: BLE001 - other ranks wait for the outcome, whatever it is
+        return Captured(None, error)

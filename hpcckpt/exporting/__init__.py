@@ -1,1 +1,0 @@
-"""A checkpoint in other formats, for other programs: written beside its place, there whole or not at all."""

@@ -1,0 +1,158 @@
+"""How a Keras model and a checkpoint fit: which tensor goes into which variable, and all that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcckpt.core.tensors import TensorSpec
+from hpcckpt.errors import Problem, StateMismatchError
+from hpcckpt.keras.model.layers import RNG_STATE
+from hpcckpt.keras.model.state import MODEL, OPTIMIZER, leaves
+from hpcckpt.state.tree import TensorLeaf
+
+MISSING, UNEXPECTED, MISMATCH = "missing", "unexpected", "mismatch"
+Specs = Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchResult:
+    """Result of matching a model with a checkpoint.
+
+    Attributes
+    ----------
+    prefix : str
+        The prefix of the model's names in the checkpoint.
+    leaves : dict of str to TensorLeaf
+        The matching leaves, by name in the checkpoint.
+    problems : tuple of Problem
+        The mismatches: tensors missing in the checkpoint or in the model, or of another shape or dtype.
+    """
+
+    prefix: str
+    leaves: Mapping[str, TensorLeaf]
+    problems: tuple[Problem, ...]
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """Return the names of the tensors with one kind of problem."""
+        return tuple(problem.loc for problem in self.problems if problem.kind == kind)
+
+
+def compare(
+    model: Any, specs: Specs, names: Sequence[str], *, with_optimizer: bool = False, is_partial: bool = False
+) -> MatchResult:
+    """Compare a built model with a checkpoint. Independent.
+
+    Parameters
+    ----------
+    model : keras.Model
+        The model. Random states of its layers that the checkpoint has not count as there.
+    specs : mapping of str to TensorSpec
+        What the checkpoint holds.
+    names : sequence of str
+        What of it may be used.
+    with_optimizer : bool
+        Compare the model's optimizer too, if there is one in the checkpoint.
+    is_partial : bool
+        Whether the model may have what is not among these names.
+
+    Raises
+    ------
+    StateMismatchError
+        If the model could be any of several that the checkpoint holds.
+    """
+    weights = {name: leaf for name, leaf in weights_of(model).items() if not _is_optional(name, names)}
+    prefix = find_prefix(list(weights), names)
+    wanted = {_join(prefix, name): leaf for name, leaf in weights.items()}
+    below = weights_below(prefix, names) if prefix else []
+    more = [name for name in below if name not in wanted and not _is_random_state(name)]  # Keras 2.15 has no states
+    problems = [Problem(name, "is not in the model", UNEXPECTED) for name in more]
+    if with_optimizer:
+        own, others = _optimizer_of(model, prefix, names)
+        wanted |= own
+        problems += [Problem(name, "is not in the model's optimizer", UNEXPECTED) for name in others]
+    there = set(names)
+    if not is_partial:
+        absent = [name for name in wanted if name not in there]
+        problems += [Problem(name, "is not in the checkpoint", MISSING) for name in absent]
+    found = {name: leaf for name, leaf in wanted.items() if name in there}
+    problems += [problem for name, leaf in found.items() if (problem := _mismatch(specs[name], leaf))]
+    unfit = {problem.loc for problem in problems}
+    return MatchResult(prefix, {name: leaf for name, leaf in found.items() if name not in unfit}, tuple(problems))
+
+
+def tensor_leaves(thing: Any, name: str = "") -> dict[str, TensorLeaf]:
+    """Return the tensors of a model or optimizer by the names that they have in a checkpoint."""
+    found = [leaf for leaf in leaves(thing, name) or () if isinstance(leaf, TensorLeaf)]
+    return {leaf.declaration.spec.name: leaf for leaf in found}
+
+
+def weights_of(model: Any) -> dict[str, TensorLeaf]:
+    """Return the weights of a model by their names within it, without its optimizer."""
+    head = f"{MODEL}/"
+    return {name[len(head) :]: leaf for name, leaf in tensor_leaves(model).items() if name.startswith(head)}
+
+
+def find_prefix(wanted: Sequence[str], stored: Sequence[str]) -> str:
+    """Return the prefix of a model's names in a checkpoint: ``model`` in ``model/conv2d/kernel``. Pure.
+
+    If no place has all of them, it is the one that has the most.
+
+    Raises
+    ------
+    StateMismatchError
+        If the checkpoint holds several such models.
+    """
+    there = set(stored)
+    ends = [(name, one) for name in stored for one in wanted if f"/{name}".endswith(f"/{one}")]
+    counts: dict[str, int] = {}
+    for prefix in sorted({name[: -len(one)].rstrip("/") for name, one in ends}):
+        if any(part.endswith(OPTIMIZER) for part in prefix.split("/")):
+            continue  # its slots are named after the weights
+        counts[prefix] = sum(_join(prefix, one) in there for one in wanted)
+    whole = [prefix for prefix, count in counts.items() if count == len(wanted)]
+    if MODEL in whole or len(whole) == 1:
+        return MODEL if MODEL in whole else whole[0]
+    if whole:
+        raise StateMismatchError(f"the model fits {', '.join(map(repr, whole))}; choose one with --only '{whole[0]}/*'")
+    return max(counts, key=lambda prefix: (counts[prefix], prefix == MODEL), default=MODEL)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}/{name}" if prefix else name
+
+
+def _is_optional(name: str, names: Sequence[str]) -> bool:
+    return _is_random_state(name) and not any(f"/{each}".endswith(f"/{name}") for each in names)
+
+
+def _is_random_state(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(RNG_STATE)
+
+
+def _optimizer_of(model: Any, prefix: str, names: Sequence[str]) -> tuple[dict[str, TensorLeaf], list[str]]:
+    """Return the leaves of a model's optimizers, and what the checkpoint has besides; nothing if it has none."""
+    base = prefix or MODEL
+    beside = base.rpartition("/")[0] if base.rpartition("/")[2] == MODEL else base
+    depth = len(beside.split("/")) if beside else 0
+    weights = {_join(base, name) for name in weights_of(model)}
+    own = {name: leaf for name, leaf in tensor_leaves(model, base).items() if name not in weights}
+    roots = {"/".join(name.split("/")[: depth + 1]) for name in own}
+    stored = {name for name in names if "/".join(name.split("/")[: depth + 1]) in roots} - weights
+    return (own, sorted(stored - own.keys())) if stored else ({}, [])
+
+
+def weights_below(prefix: str, names: Iterable[str]) -> list[str]:
+    """Return the names below `prefix`, but for optimizers, which are there if the model is not called ``model``."""
+    start = len(prefix) + 1 if prefix else 0
+    below = [name for name in names if not prefix or name.startswith(f"{prefix}/")]
+    return [name for name in below if not name[start:].partition("/")[0].endswith("optimizer")]
+
+
+def _mismatch(there: TensorSpec, leaf: TensorLeaf) -> Problem | None:
+    here = leaf.declaration.spec
+    if (there.shape, there.dtype) == (here.shape, here.dtype):
+        return None
+    texts = [f"{spec.dtype} {list(spec.shape)}" for spec in (there, here)]
+    return Problem(there.name, f"is {texts[0]} in the checkpoint, {texts[1]} in the model", MISMATCH)

@@ -1,0 +1,9 @@
+"""Models, layers and optimizers as named weights.
+
+`state`
+    The adapter that a state tree calls.
+`layers`, `optimizers`, `naming`
+    Weights and variables of optimizers, by names that are the same in every process.
+`batch_norm`
+    Weights that training changes but does not average over ranks.
+"""

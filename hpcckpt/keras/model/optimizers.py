@@ -1,0 +1,170 @@
+"""The variables of a Keras optimizer, each named after the weight it belongs to.
+
+Taken are: the slots, one variable for each trained weight, which optimizers keep in lists along those
+weights; all else in ``optimizer.variables``; and variables that are attributes and missing there
+(learning rates and Nadam's ``u_product`` in Keras 2.15, the hyperparameters of legacy optimizers).
+Wrappers such as Horovod's, a subclass made on the fly, change nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcckpt.errors import StateError
+from hpcckpt.keras.model.layers import Weight
+from hpcckpt.keras.model.naming import Namer, remembered, variable_name
+from hpcckpt.state.tf_variables import is_variable, variable_leaf
+from hpcckpt.state.tree import TensorLeaf, join
+
+_NOT_SLOTS = {"_variables", "_trainable_variables", "_weights"}
+
+
+class _Trained(NamedTuple):
+    """A weight that the optimizer was built for: its path, and what Keras calls it."""
+
+    path: str
+    keras_path: str
+
+
+def is_optimizer(obj: Any) -> bool:
+    """Return True if `obj` is a Keras optimizer."""
+    return hasattr(obj, "apply_gradients") and hasattr(type(obj), "iterations")
+
+
+def build(optimizer: Any, model: Any) -> None:
+    """Create the optimizer's variables for the weights that a model trains, if it has not done so."""
+    if hasattr(optimizer, "_create_all_weights"):  # legacy optimizers, and their loss scaling
+        optimizer._create_all_weights(model.trainable_variables)
+    elif not _is_built(optimizer):
+        optimizer.build(model.trainable_variables)
+
+
+def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) -> Iterator[TensorLeaf]:
+    """Yield the leaves of a built optimizer.
+
+    Parameters
+    ----------
+    optimizer : keras.optimizers.Optimizer
+        The optimizer.
+    name : str
+        What the names begin with.
+    weights : sequence of Weight
+        The model's, to name slots after; without them slots are numbered in the order of the build.
+
+    Raises
+    ------
+    StateError
+        If the optimizer is not built.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        yield from optimizer_leaves(inner, name, weights)
+        yield from _loss_scale_leaves(optimizer, join(name, "loss_scale"))
+        return
+    if not _is_built(optimizer):
+        raise StateError(
+            f"{name}: {type(optimizer).__name__} has no variables yet; call "
+            "optimizer.build(model.trainable_variables) first, or pass the compiled model"
+        )
+    namer, seen = Namer(), set()
+    for variable, path in [*_slots(optimizer, weights), *_singles(optimizer)]:
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            yield variable_leaf(variable, join(name, namer.take(path)))
+
+
+def _is_built(optimizer: Any) -> bool:
+    """Return True if the optimizer has its variables; Keras 2.15, Keras 3 and legacy optimizers differ in names."""
+    return any(getattr(optimizer, flag, False) for flag in ("_built", "built", "_hypers_created"))
+
+
+def learning_rate_of(optimizer: Any) -> float | None:
+    """Return the learning rate of an optimizer; ``None`` where a schedule computes it. Independent."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return learning_rate_of(inner)
+    legacy: Mapping[str, Any] = getattr(optimizer, "_hyper", {})
+    rate: Any = getattr(optimizer, "_learning_rate", legacy.get("learning_rate"))
+    if is_variable(rate):
+        return float(rate.numpy())
+    return rate if isinstance(rate, float) else None
+
+
+def own_variables(optimizer: Any) -> list[Any]:
+    """Return what a built optimizer lists as its variables, in its order."""
+    found = optimizer.variables
+    return list(found() if callable(found) and not isinstance(found, list) else found)
+
+
+def _slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str]]:
+    own = {id(variable) for variable in own_variables(optimizer)}
+    trained = _trained(optimizer, weights)
+    for attribute, values in sorted(vars(optimizer).items()):
+        if attribute in _NOT_SLOTS or not isinstance(values, list | tuple) or len(values) != len(trained):
+            continue
+        for variable, weight in zip(values[:], trained, strict=True):  # sliced: TensorFlow's own lists are slow
+            if id(variable) in own:
+                slot = _slot_name(variable.name, weight.keras_path, attribute, optimizer.name)
+                yield variable, join(slot, weight.path)
+    yield from _legacy_slots(optimizer, weights)
+
+
+def _trained(optimizer: Any, weights: Sequence[Weight]) -> list[_Trained]:
+    """Return the weights that the optimizer was built for, in the order of the build."""
+    by_key = {key: weight for weight in weights for key in _keys(weight.variable)}
+    tracked = getattr(optimizer, "_trainable_variables", None)
+    if tracked is not None:  # Keras 3
+        paths = [by_key[id(v)].path if id(v) in by_key else str(i) for i, v in enumerate(tracked)]
+        return [_Trained(path, v.path.replace("/", "_")) for path, v in zip(paths, tracked, strict=True)]
+    index: dict[str, int] = getattr(optimizer, "_index_dict", {})  # Keras 2.15
+    found = [(by_key.get(key), str(index[key])) for key in sorted(index, key=index.__getitem__)]
+    return [_Trained(w.path, w.variable.name.partition(":")[0]) if w else _Trained(number, "") for w, number in found]
+
+
+def _keys(variable: Any) -> tuple[Any, Any]:
+    return id(variable), getattr(variable, "_unique_id", None)
+
+
+@remembered
+def _slot_name(name: str, weight: str, attribute: str, scope: str) -> str:
+    """Return what Keras calls a slot, from the names that it gave to the slot's variable and to the weight.
+
+    It is ``m`` in Keras 2.15's ``m/conv2d/kernel:0``, or ``Adam/m/conv2d/kernel:0`` if ``fit`` built the
+    optimizer, and ``momentum`` in Keras 3's ``conv2d_kernel_momentum``.
+    """
+    name = name.partition(":")[0]
+    if "/" in name:
+        if weight:
+            return name.removesuffix(f"/{weight}").rpartition("/")[2]
+        return name.removeprefix(f"{scope}/").partition("/")[0]
+    prefix = f"{weight}_"
+    return name[len(prefix) :] if name.startswith(prefix) else attribute.strip("_")
+
+
+def _legacy_slots(optimizer: Any, weights: Sequence[Weight]) -> Iterator[tuple[Any, str]]:
+    by_weight = getattr(optimizer, "_slots", {})
+    paths = {key: weight.path for weight in weights for key in _keys(weight.variable)} if by_weight else {}
+    for number, (key, slots) in enumerate(by_weight.items()):
+        for slot, variable in slots.items():
+            yield variable, join(slot, paths.get(key, str(number)))
+
+
+def _singles(optimizer: Any) -> Iterator[tuple[Any, str]]:
+    """Yield variables that belong to no weight: iteration, learning rate, hyperparameters."""
+    attributes = {id(value): (value, key.strip("_")) for key, value in vars(optimizer).items() if is_variable(value)}
+    found = {id(value): (value, "") for value in own_variables(optimizer)} | attributes
+    for value, attribute in found.values():
+        name = variable_name(value.name)
+        yield value, attribute if attribute and name == "variable" else name
+    for key, value in sorted(getattr(optimizer, "_hyper", {}).items()):
+        if is_variable(value):  # apart, because "momentum" is also the name of a slot
+            yield value, key if key == "learning_rate" else join("hyper", key)
+
+
+def _loss_scale_leaves(optimizer: Any, name: str) -> Iterator[TensorLeaf]:
+    """Yield a dynamic loss scale and its counter; a fixed scale has no variables."""
+    held = getattr(getattr(optimizer, "_loss_scale", None), "_weights", None)
+    own = list(held.values()) if held is not None else getattr(optimizer, "_variables", ())
+    for variable in own:
+        yield variable_leaf(variable, join(name, variable_name(variable.name)))

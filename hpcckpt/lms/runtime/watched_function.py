@@ -1,0 +1,64 @@
+"""A function that is planned when it is first called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from hpcckpt.lms import messages
+from hpcckpt.lms.runtime.keras_model import function_pattern
+from hpcckpt.lms.runtime.tf_function import FunctionPath
+
+
+class WatchedFunction:
+    """Calls a function with the native pass armed for it; builds it again if its first step used too much memory.
+
+    Parameters
+    ----------
+    function : callable
+        The function that TensorFlow compiles when it is called.
+    path : FunctionPath
+        Plans it.
+    pattern : str
+        Matches the names of the functions that TensorFlow makes of it.
+    remake : callable
+        Returns the function, built again.
+    """
+
+    def __init__(self, function: Any, path: FunctionPath, pattern: str, remake: Callable[[], Any]) -> None:
+        self._function, self.path, self._pattern, self._remake = function, path, pattern, remake
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        with self.path.armed(self._pattern):
+            result = self._function(*args, **kwargs)
+        if self.path.check_step():
+            self._function = self._remake()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
+def plan_on_first_call(function: Any, path: FunctionPath) -> Any:
+    """Return a `tf.function` that is planned at its first call; unchanged, with a warning, if that is impossible."""
+    name = str(getattr(function, "__name__", repr(function)))
+    why = _trouble(function, name)
+    if why:
+        path.note(why)
+        return function
+    made = WatchedFunction(function, path, function_pattern(name), lambda: tf.function(function.python_function))
+    return functools.update_wrapper(made, function)
+
+
+def _trouble(function: Any, name: str) -> str:
+    if not hasattr(function, "get_concrete_function"):
+        return messages.EAGER.format(what=f"{name} is no tf.function")
+    if getattr(function, "_jit_compile", False):
+        return messages.JIT.format(what=name)
+    if function.experimental_get_tracing_count():
+        return messages.TOO_LATE.format(function=name)
+    return ""

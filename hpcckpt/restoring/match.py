@@ -1,0 +1,179 @@
+"""How a state and a step fit: what is read, and every difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcckpt.collective.communicator import Communicator
+from hpcckpt.errors import Problem, StateMismatchError, list_problems
+from hpcckpt.restoring.reader import Array, StepReader
+from hpcckpt.restoring.scalars import match_scalars
+from hpcckpt.state.tree import StateTree, TensorLeaf
+
+
+class Match(NamedTuple):
+    """What of a step goes into a state.
+
+    Attributes
+    ----------
+    tensors : tuple of str
+        Names to read.
+    objects : dict
+        JSON values by name.
+    scalars : dict of str to ndarray
+        Single numbers that were saved in another form, as the state has them.
+    warnings, missing, unexpected : tuple of str
+        What does not come back.
+    logged : tuple of str
+        Those of the warnings that rank 0 logs: if something of the state is not restored.
+    """
+
+    tensors: tuple[str, ...]
+    objects: Mapping[str, Any]
+    scalars: Mapping[str, Array]
+    warnings: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    logged: tuple[str, ...] = ()
+
+
+def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, strict: bool) -> tuple[StateTree, Match]:
+    """Compare a state with a step; return the state's leaves that fit it, and what to read. Independent.
+
+    Raises
+    ------
+    StateMismatchError
+        Naming every difference in names, shapes and dtypes, as far as `strict` asks.
+    """
+    is_same_size = reader.manifest.n_ranks == comm.size
+    scalars = match_scalars(tree, reader, comm.rank if is_same_size else None)
+    tree, (specs, stored_objects) = scalars.tree, scalars.stored
+    saved, own = {*specs, *stored_objects} - tree.ignored, {*tree.tensors, *tree.objects}
+    missing, unexpected = tuple(sorted(own - saved)), tuple(sorted(saved - own))
+    shared = [name for name in tree.tensors if name in specs and name not in scalars.names]
+    problems = [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
+    converted = set(map(repr, scalars.names))
+    problems += [p for p in _nature_problems(tree, specs, stored_objects) if p.loc not in converted]
+    problems += scalars.problems
+    own_values = [] if is_same_size else [name for name in shared if specs[name].kind == "per-rank"]
+    gone = sorted([*own_values, *scalars.gone])
+    if strict:
+        problems += [Problem(repr(name), "is in the state but not in the checkpoint", "missing") for name in missing]
+        text = "is in the checkpoint but not in the state"
+        problems += [Problem(repr(name), text, "unexpected") for name in unexpected]
+    unfit = {problem.loc for problem in problems}
+    fitting = [name for name in shared if repr(name) not in unfit]
+    objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | scalars.objects
+    if (strict and problems) or (own and not (fitting or objects or scalars.tensors or scalars.gone)):
+        raise StateMismatchError(_refusal(reader, problems))
+    not_restored = _not_restored(gone, reader.manifest.n_ranks, comm.size)
+    warnings = (*not_restored, *_warnings(missing, unexpected, problems))
+    is_partial = bool(missing or problems)  # what is only in the checkpoint was left out on purpose, or renamed
+    return tree, Match(
+        tuple(name for name in fitting if name not in gone),
+        objects,
+        scalars.tensors,
+        warnings,
+        missing,
+        unexpected,
+        warnings if is_partial else not_restored,
+    )
+
+
+def _refusal(reader: StepReader, problems: list[Problem]) -> str:
+    shown = list_problems(problems) or "they have no name in common"
+    is_repaired = "repaired" in reader.manifest.environment
+    why = " (its manifest was rebuilt by 'hpcckpt repair', and the objects were lost)" if is_repaired else ""
+    return (
+        f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}{why}; "
+        f"{_remedy(reader, problems)}, or pass strict=False to restore what fits"
+    )
+
+
+def _remedy(reader: StepReader, problems: list[Problem]) -> str:
+    """Return what to change in a state that does not fit. Pure."""
+    if any(name.startswith(("model/", "optimizer/")) for name in reader.specs):
+        return "build the same model and optimizer"
+    if any("has shape" in problem.message for problem in problems):
+        return (
+            "pass a state with the same shapes (of an array of which each rank holds a part "
+            "hpcckpt.Sharded(part, global_shape, offset))"
+        )
+    return "pass a state with the same names, shapes and dtypes"
+
+
+def _nature_problems(tree: StateTree, specs: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Problem]:
+    tensors_now = [name for name in tree.tensors if name in objects]
+    objects_now = [name for name in tree.objects if name in specs]
+    return [Problem(repr(name), "is an object in the checkpoint and a tensor in the state") for name in tensors_now] + [
+        Problem(repr(name), "is a tensor in the checkpoint and an object in the state") for name in objects_now
+    ]
+
+
+def _leaf_problems(leaf: TensorLeaf, reader: StepReader) -> list[Problem]:
+    spec = leaf.declaration.spec
+    saved = reader.specs[spec.name]
+    problems = []
+    if (spec.kind == "per-rank") != (saved.kind == "per-rank"):
+        problems.append(Problem(repr(spec.name), f"is {saved.kind} in the checkpoint and {spec.kind} in the state"))
+    elif spec.kind != "per-rank" and spec.shape != saved.shape:
+        problems.append(
+            Problem(repr(spec.name), f"has shape {saved.shape} in the checkpoint and {spec.shape} in the state")
+        )
+    if spec.dtype != saved.dtype:
+        problems.append(Problem(repr(spec.name), f"is {saved.dtype} in the checkpoint and {spec.dtype} in the state"))
+    return problems
+
+
+def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[str, ...]:
+    """Return the warning about values that each rank has for itself, where the number of ranks differs. Pure."""
+    if not gone:
+        return ()
+    before = f"{saved_ranks} rank{'s' if saved_ranks > 1 else ''}"
+    is_training = set(gone) >= _OF_TRAINING
+    own = [name for name in gone if not (is_training and name.startswith(_TRAINING_PARTS))]
+    texts = []
+    if is_training:
+        texts.append(
+            f"saved on {before}, now {n_ranks}: the training resumes at level weights, with rank 0's callbacks and "
+            "statistics, and new random streams"
+        )
+    if own:
+        was, them = ("was", "it") if len(own) == 1 else ("were", "them")
+        texts.append(
+            f"{_listed([_entry_text(name) for name in own])} {was} not restored: saved on {before}, restored on "
+            f"{n_ranks}; set {them} in the program, or restart on {before}"
+        )
+    return ("; ".join(texts),)
+
+
+def _entry_text(name: str) -> str:
+    """Return how a program calls the entry of its state that has a tensor: ``state["rng"]`` for ``rng/json``. Pure."""
+    key, _, rest = name.removesuffix("/json").partition("/")
+    return f'state["{key}"]' + (f" ({rest})" if rest else "")
+
+
+_SHOWN = 10
+
+
+_OF_TRAINING = {"training/callbacks", "training/iterator"}
+
+
+_TRAINING_PARTS = ("training/", "callbacks/", "model/", "optimizer/", "data/")
+"""What of a Keras training each rank has for itself is set by the Keras shell, not by the program."""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def _warnings(missing: Sequence[str], unexpected: Sequence[str], problems: Sequence[Problem]) -> list[str]:
+    texts = []
+    if missing:
+        texts.append(f"not in the checkpoint, left as they are: {_listed(missing)}")
+    if unexpected:
+        texts.append(f"in the checkpoint, not used: {_listed(unexpected)}")
+    texts += [f"{problem.loc} {problem.message}, left as it is" for problem in problems if problem.kind == "invalid"]
+    return texts

@@ -1,0 +1,121 @@
+"""A file or directory that is there whole or not at all, and never takes another one's place unasked.
+
+Steps::
+
+    1. write a temporary file beside it, fsync it (all files and directories, if it is a directory)
+    2. rename it into place; where nothing may be overwritten, link it there instead, which fails
+       if the name is taken
+    3. fsync the directory
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcckpt import native
+from hpcckpt.core import files
+from hpcckpt.errors import HpcckptError, OptionError, from_os_error
+from hpcckpt.format import layout
+from hpcckpt.rundir.commit import exchange
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+@contextmanager
+def atomic_path(path: Path, *, is_overwriting: bool = False) -> Iterator[Path]:
+    """Give a temporary path to write to; at the end of the block it becomes `path`, durably.
+
+    Raises
+    ------
+    OptionError
+        If `path` exists and may not be overwritten, or its directory does not exist.
+    NoSpaceError, ReadOnlyError, StorageError
+        If it cannot be written.
+    """
+    check_free(path, is_overwriting=is_overwriting)
+    temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
+    try:
+        yield temporary
+        fsync_file(temporary)
+        _put_in_place(temporary, path, is_overwriting=is_overwriting)
+        native.fsync_dir(str(path.parent))
+    except HpcckptError:
+        raise
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from error
+    finally:
+        files.unlink(temporary)
+
+
+@contextmanager
+def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Path]:
+    """Give the path of a temporary directory to make; at the end of the block it becomes `path`, durably.
+
+    Raises
+    ------
+    OptionError
+        If `path` exists and may not be overwritten, is a file, or its parent does not exist.
+    NoSpaceError, ReadOnlyError, StorageError
+        If it cannot be written.
+    """
+    check_free(path, is_overwriting=is_overwriting, is_for_directory=True)
+    temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
+    try:
+        yield temporary
+        for directory, _, names in os.walk(temporary):
+            for file in names:
+                fsync_file(Path(directory, file))
+            native.fsync_dir(directory)
+        if is_overwriting and path.exists():
+            exchange(temporary, path)  # what was there goes with the temporary name
+        else:
+            check_free(path, is_for_directory=True)
+            files.rename(temporary, path)
+        native.fsync_dir(str(path.parent))
+    except HpcckptError:
+        raise
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_free(path: Path, *, is_overwriting: bool = False, is_for_directory: bool = False) -> None:
+    """Raise if `path` may not be written."""
+    if path.is_dir() and not is_for_directory:
+        raise OptionError(f"{path} is a directory; give the name of a file")
+    if is_for_directory and path.exists() and not path.is_dir():
+        raise OptionError(f"{path} is a file; give the name of a directory")
+    if os.path.lexists(path) and not is_overwriting:
+        raise OptionError(f"{path} exists; pass --force to overwrite it, or choose another name")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path.parent} does not exist; make it first")
+
+
+def fsync_file(path: Path) -> None:
+    """Wait until the bytes of a file are on storage."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        native.fsync(fd, str(path))
+    finally:
+        os.close(fd)
+
+
+def _put_in_place(temporary: Path, path: Path, *, is_overwriting: bool) -> None:
+    if is_overwriting:
+        files.rename(temporary, path)
+        return
+    try:
+        files.link(temporary, path)
+    except FileExistsError:
+        raise OptionError(f"{path} appeared while it was being written; it was left as it is") from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        check_free(path)
+        files.rename(temporary, path)

@@ -1,0 +1,205 @@
+"""Pins, ``RUN/.pins/``: steps that users keep, and steps that readers hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+
+from hpcckpt.core.system import FileSystem, OperatingSystem, PathLike
+from hpcckpt.errors import HpcckptError, StepNotFoundError, StorageError, from_os_error
+from hpcckpt.format import layout
+from hpcckpt.native.posix_files import POSIX, REAL
+from hpcckpt.rundir.discovery import read_manifest, step_numbers
+
+READER_PIN_EXPIRY_S = 6 * 3600.0
+
+
+def pins(directory: PathLike, system: OperatingSystem = REAL) -> set[int]:
+    """Return the steps that users pinned or that readers hold now, as far as that can be read. Independent."""
+    try:
+        return pins_to_obey(directory, system)
+    except HpcckptError:
+        return set()
+
+
+def pins_to_obey(directory: PathLike, system: OperatingSystem = REAL) -> set[int]:
+    """Return the same for a caller that removes the other steps. Independent.
+
+    Raises
+    ------
+    StorageError
+        If they cannot be read: then nothing may be removed.
+    """
+    return _pinned(directory, system, is_counted=lambda _name: True)
+
+
+def pinned_by_users(directory: PathLike, system: OperatingSystem = REAL) -> set[int]:
+    """Return the steps that users pinned, without those that are merely being read. Independent.
+
+    Raises
+    ------
+    StorageError
+        If they cannot be read.
+    """
+    return _pinned(directory, system, is_counted=lambda name: "." not in name)
+
+
+def _pinned(directory: PathLike, system: OperatingSystem, is_counted: Callable[[str], bool]) -> set[int]:
+    path = _pins_directory(directory, system.files)
+    try:
+        names = system.files.names(path)
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise from_os_error(error, "look which steps are pinned") from error
+    found = (_pinned_step(os.path.join(path, name), name, system) for name in names if is_counted(name))
+    return {step for step in found if step is not None}
+
+
+def _pins_directory(directory: PathLike, files: FileSystem) -> str:
+    """Return the directory of the pins; refuse a symbolic link. Independent."""
+    path = os.path.join(directory, layout.PINS)
+    if files.is_link(path):
+        raise StorageError(f"{path}: is a symbolic link, which run directories never hold; not followed")
+    return path
+
+
+def _pinned_step(path: str, name: str, system: OperatingSystem) -> int | None:
+    """Return the step that a pin keeps; ``None`` if it is of another save than the step of its number now is."""
+    head, _, reader = name.partition(".")
+    step = layout.parse_step(head)
+    if reader:
+        return None if _has_ended(path, reader, system) else step
+    return None if step is None or _is_of_another_save(path, step, system.files) else step
+
+
+def _is_of_another_save(path: str, step: int, files: FileSystem) -> bool:
+    """Return True if a pin names a save, and the step is another one; if in doubt, the pin holds. Independent."""
+    try:
+        save_id = files.read_bounded(path, 64).decode("ascii").strip()
+        run = os.path.dirname(os.path.dirname(path))
+        return bool(save_id) and read_manifest(os.path.join(run, layout.step_dirname(step)), files).save_id != save_id
+    except (OSError, HpcckptError, ValueError):
+        return False
+
+
+def reader_name(system: OperatingSystem = REAL) -> str:
+    """Return the name of this process in pins. Independent."""
+    return f"reader-{system.processes.host()}-{system.processes.pid()}"
+
+
+def _has_ended(path: str, reader: str, system: OperatingSystem) -> bool:
+    """Return True if a reader's pin is so old that the reader counts as ended; if in doubt, the pin holds. Independent.
+
+    If the clock was set forward since this process began, pins count as younger by that; a process of this node that
+    exists has not ended.
+    """
+    try:
+        now = system.clock.time()
+        age_s = now - system.files.stat(path).st_mtime
+    except OSError:
+        return True
+    set_forward_s = max(0.0, now - system.clock.monotonic() - system.apart_s)
+    return age_s - set_forward_s > READER_PIN_EXPIRY_S and not _is_process_here(reader, system)
+
+
+def _is_process_here(reader: str, system: OperatingSystem) -> bool:
+    """Return True if a reader's name is that of a process of this node that exists. Independent."""
+    start, _, pid = reader.rpartition("-")
+    processes = system.processes
+    return start == f"reader-{processes.host()}" and pid.isdecimal() and processes.exists(int(pid))
+
+
+def pin_save(directory: PathLike, step: int, system: OperatingSystem = REAL) -> None:
+    """Pin a step for a user: the save that has this number now, and no later one. Independent.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no such step.
+    """
+    save_id = ""
+    with contextlib.suppress(HpcckptError):  # a damaged step is pinned by its number
+        path = os.path.join(directory, layout.step_dirname(layout.as_step(step)))
+        save_id = read_manifest(path, system.files).save_id
+    pin(directory, step, save_id=save_id, files=system.files)
+
+
+def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "", files: FileSystem = POSIX) -> None:
+    """Keep retention away from a step: forever, or while `reader` reads it. Independent.
+
+    Parameters
+    ----------
+    directory : path_like
+        The run directory.
+    step : int
+        The step.
+    reader : str, optional
+        Whose pin it is, if not a user's.
+    save_id : str, optional
+        The save that is pinned; by default the one of this number, whichever it is.
+    files : FileSystem
+        Where the directory is.
+
+    Raises
+    ------
+    StepNotFoundError
+        If there is no such step.
+    """
+    step = layout.as_step(step)
+    if step not in step_numbers(directory, files):
+        raise StepNotFoundError(f"cannot pin step {step}: it is not in {os.fspath(directory)}")
+    pins_directory = _pins_directory(directory, files)
+    path = _pin_path(directory, step, reader)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = files.in_made_directory(pins_directory, lambda: files.open(path, flags))
+        try:
+            if not stat.S_ISREG(files.fstat(fd).st_mode):
+                raise StorageError(f"{path} is not an ordinary file: remove it")
+            files.truncate(fd, 0)
+            files.write_whole(fd, save_id.encode())
+            files.touch(fd)
+            if save_id:
+                files.fsync(fd)
+        finally:
+            files.close(fd)
+        if not reader:  # a user's pin holds after a power loss too
+            files.fsync_dir(pins_directory)
+            files.fsync_dir(directory)
+    except OSError as error:
+        raise error if isinstance(error, HpcckptError) else from_os_error(error, f"pin step {step}") from error
+
+
+def drop_stale_pins(directory: PathLike, system: OperatingSystem = REAL) -> None:
+    """Remove the pins of readers that ended without removing them. Root only, under the lock."""
+    files = system.files
+    with contextlib.suppress(OSError):
+        pins_directory = _pins_directory(directory, files)
+        for name in files.names(pins_directory):
+            head, _, reader = name.partition(".")
+            path = os.path.join(pins_directory, name)
+            if reader and layout.parse_step(head) is not None and _has_ended(path, reader, system):
+                files.unlink(path)
+        files.rmdir(pins_directory)  # if it is empty now
+
+
+def unpin(directory: PathLike, step: int, reader: str = "", files: FileSystem = POSIX) -> bool:
+    """Remove a pin; return True if there was one. Independent."""
+    _pins_directory(directory, files)
+    path = _pin_path(directory, layout.as_step(step), reader)
+    try:
+        if not files.unlink(path):
+            return False
+    except OSError as error:
+        raise from_os_error(error, f"unpin step {step}") from error
+    with contextlib.suppress(OSError):  # the last pin takes the directory with it
+        files.rmdir(os.path.dirname(path))
+    return True
+
+
+def _pin_path(directory: PathLike, step: int, reader: str) -> str:
+    name = layout.step_dirname(step) + (f".{reader}" if reader else "")
+    return os.path.join(directory, layout.PINS, name)

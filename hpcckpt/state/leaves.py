@@ -1,0 +1,218 @@
+"""Leaves of a state: one tensor or one small object, and how to read it and to assign a restored value."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from hpcckpt.core.plan import Declaration
+from hpcckpt.core.tensors import TensorSpec
+from hpcckpt.errors import StateError
+
+Array = npt.NDArray[Any]
+
+
+Holder = Callable[[Sequence[Any]], list[Array]]
+"""Given the sources of several leaves, returns their values as C-contiguous, little-endian arrays that later updates
+of the program leave as they are; each keeps alive what it needs."""
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a state has many leaves, and freezing trebles what making one costs
+class TensorLeaf:
+    """One tensor of the state.
+
+    Attributes
+    ----------
+    declaration : Declaration
+        Name, dtype, global shape, kind, and this rank's extent.
+    read : callable
+        Returns the values as a NumPy array of the extent's shape; without a copy where that is possible.
+    assign : callable
+        Puts restored values, an array of the extent's shape, into the state.
+    target : callable
+        Returns memory to restore into directly (a writable, C-contiguous array that is not shared), or ``None``.
+    source : object
+        What `holder` holds.
+    holder : callable, optional
+        Holds the values of many leaves at once, without a copy where that is possible; a leaf without one is copied.
+    """
+
+    declaration: Declaration
+    read: Callable[[], Array]
+    assign: Callable[[Array], None]
+    target: Callable[[], Array | None] = field(default=lambda: None)
+    source: Any = None
+    holder: Holder | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ObjectLeaf:
+    """One small JSON value of the state, the same on all ranks, and where it is: ``container[key]``."""
+
+    name: str
+    value: Any
+    container: Any
+    key: Any
+
+    def read(self) -> Any:
+        """Return the value."""
+        return self.value
+
+    def assign(self, new: Any) -> None:
+        """Replace it in its container; lists become tuples where the state has tuples."""
+        put(self.container, self.key, cast_like(new, self.value))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """Something to do once after all leaves of a restore are assigned (``load_state_dict``)."""
+
+    run: Callable[[], None]
+
+
+class Resolved(NamedTuple):
+    """A dynamic part of a state as a checkpoint has it.
+
+    Attributes
+    ----------
+    leaves : sequence of TensorLeaf or ObjectLeaf
+        New ones, in place of those with their names.
+    dropped : collection of str
+        Names of leaves that the checkpoint has not.
+    finish : Finish or None
+        What is to be done with the values.
+    ignored : collection of str
+        Names in the checkpoint that no leaf needs to match.
+    """
+
+    leaves: Sequence[TensorLeaf | ObjectLeaf] = ()
+    dropped: Collection[str] = ()
+    finish: Finish | None = None
+    ignored: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DynamicPart:
+    """A part of the state that a restore gives the shape that the checkpoint has: what grows only with use.
+
+    Attributes
+    ----------
+    resolve : callable
+        Returns what becomes of the part's leaves, given the tensors and the JSON values of a checkpoint by name.
+    """
+
+    resolve: Callable[[Mapping[str, TensorSpec], Mapping[str, Any]], Resolved]
+
+
+Leaf = TensorLeaf | ObjectLeaf | Finish | DynamicPart
+Assign = Callable[[Any], None]
+
+
+def put(container: Any, key: Any, new: Any) -> None:
+    """Let ``container[key]`` be a new value, if it can. Independent."""
+    if not isinstance(container, list | MutableMapping):
+        raise StateError("a bare value cannot be restored in place: put it into a dict, or use a NumPy array")
+    container[key] = new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateTree:
+    """The leaves of a state, sorted by name.
+
+    Attributes
+    ----------
+    tensors, objects : dict
+        The leaves by name.
+    finishes : tuple
+        What is to be done after a restore, and the dynamic parts.
+    ignored : frozenset of str
+        Names in the checkpoint that are not compared with the state.
+    lists : dict of str to ObjectLeaf
+        Lists whose items are leaves, and which can be replaced as a whole: all items are JSON or NumPy scalars.
+    """
+
+    tensors: Mapping[str, TensorLeaf]
+    objects: Mapping[str, ObjectLeaf]
+    finishes: tuple[Finish | DynamicPart, ...] = ()
+    ignored: frozenset[str] = frozenset()
+    lists: Mapping[str, ObjectLeaf] = field(default_factory=dict)
+
+    def resolved(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
+        """Return the tree with its dynamic parts as a checkpoint has them. Independent."""
+        leaves: dict[str, TensorLeaf | ObjectLeaf] = {**self.tensors, **self.objects}
+        finishes: list[Finish | DynamicPart] = []
+        ignored: set[str] = set()
+        for part in self.finishes:
+            if isinstance(part, Finish):
+                finishes.append(part)
+                continue
+            resolved = part.resolve(specs, objects)
+            for name in resolved.dropped:
+                leaves.pop(name, None)
+            leaves |= {leaf_name(leaf): leaf for leaf in resolved.leaves}
+            finishes += [resolved.finish] if resolved.finish else []
+            ignored.update(resolved.ignored)
+        return StateTree.of(leaves, tuple(finishes), frozenset(ignored), self.lists)
+
+    @classmethod
+    def of(
+        cls,
+        leaves: Mapping[str, TensorLeaf | ObjectLeaf],
+        finishes: tuple[Finish | DynamicPart, ...],
+        ignored: frozenset[str],
+        lists: Mapping[str, ObjectLeaf],
+    ) -> StateTree:
+        """Return the tree of leaves of both kinds. Pure."""
+        tensors = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], TensorLeaf)}
+        values = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], ObjectLeaf)}
+        return cls(tensors, values, finishes, ignored, lists)
+
+    @property
+    def declarations(self) -> tuple[Declaration, ...]:
+        """What this rank declares, in the order of the names."""
+        return tuple(leaf.declaration for leaf in self.tensors.values())
+
+
+def leaf_name(leaf: TensorLeaf | ObjectLeaf) -> str:
+    """Return the name of a leaf."""
+    return leaf.declaration.spec.name if isinstance(leaf, TensorLeaf) else leaf.name
+
+
+def join(name: str, part: str) -> str:
+    """Join two parts of a tensor name with '/'."""
+    return f"{name}/{part}" if name else part
+
+
+# -- containers in the types that a state has -----------------------------------------------------
+
+
+def item_of(container: Any, key: Any) -> Any:
+    """Return ``container[key]``, or None if there is no such item. Pure."""
+    if isinstance(container, Mapping):
+        return container.get(key)
+    is_there = isinstance(container, list | tuple) and isinstance(key, int) and 0 <= key < len(container)
+    return container[key] if is_there else None
+
+
+def cast_like(value: Any, like: Any) -> Any:
+    """Return JSON with tuples, and kinds of dicts, where `like` has them. Pure."""
+    if isinstance(value, list | tuple):
+        items = [cast_like(item, item_of(like, number)) for number, item in enumerate(value)]
+        is_tuple = isinstance(value, tuple) or isinstance(like, tuple)
+        if is_tuple and hasattr(like, "_fields") and len(like) == len(items):
+            return type(like)(*items)
+        return tuple(items) if is_tuple else items
+    if isinstance(value, dict):
+        return dict_like({key: cast_like(item, item_of(like, key)) for key, item in value.items()}, like)
+    return value
+
+
+def dict_like(value: dict[Any, Any], like: Any) -> dict[Any, Any]:
+    """Return a dict as one of the kind that `like` is. Pure."""
+    if isinstance(like, defaultdict):
+        return defaultdict(like.default_factory, value)
+    return type(like)(value) if isinstance(like, Counter | OrderedDict) else value

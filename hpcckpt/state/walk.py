@@ -1,0 +1,67 @@
+"""One walk over a state: the leaves that it has found, and what cannot be saved.
+
+`hpcckpt.state.tree` begins a walk and has the visitors, one for each class of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcckpt.core.tensors import name_problem
+from hpcckpt.errors import Problem, ShardingError, StateError
+from hpcckpt.state.leaves import DynamicPart, Finish, Leaf, ObjectLeaf, TensorLeaf
+
+
+class TooDeepError(Exception):
+    """Ends a walk: to continue beside a value that holds itself twice would take for ever."""
+
+
+@dataclass(slots=True, eq=False)
+class Walk:
+    """What one walk over a state has found, and what of it cannot be saved."""
+
+    visitors: Mapping[type[Any], Visitor]
+    tensors: dict[str, TensorLeaf] = field(default_factory=dict)
+    objects: dict[str, ObjectLeaf] = field(default_factory=dict)
+    finishes: list[Finish | DynamicPart] = field(default_factory=list)
+    lists: dict[str, ObjectLeaf] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def visit(self, value: Any, name: str, container: Any, key: Any) -> None:
+        """Take in the leaves of one value, which is in ``container[key]``."""
+        try:
+            self.visitors[value.__class__](self, value, name, container, key)
+        except (StateError, ShardingError) as error:
+            self.problems.append(Problem(name or "state", str(error)))
+        except RecursionError:
+            raise TooDeepError(name) from None
+
+    def add(self, leaf: Leaf) -> None:
+        """Take in a leaf, or add the problem with its name."""
+        if isinstance(leaf, TensorLeaf):
+            self.add_tensor(leaf)
+        elif isinstance(leaf, ObjectLeaf):
+            if self._may_be_called(leaf.name):
+                self.objects[leaf.name] = leaf
+        else:
+            self.finishes.append(leaf)
+
+    def add_tensor(self, leaf: TensorLeaf) -> None:
+        """Take in the leaf of a tensor, or add the problem with its name."""
+        name = leaf.declaration.spec.name
+        if self._may_be_called(name):
+            self.tensors[name] = leaf
+
+    def _may_be_called(self, name: str) -> bool:
+        problem = name_problem(name)
+        if problem is None and (name in self.tensors or name in self.objects):
+            problem = "appears twice"
+        if problem is not None:
+            self.problems.append(Problem(repr(name), problem))
+        return problem is None
+
+
+Visitor = Callable[[Walk, Any, str, Any, Any], None]
+"""Takes in a value: walk, value, its name, the container that it is in, and its key there."""

@@ -1,0 +1,184 @@
+"""What TensorFlow would save of an object and all that it refers to: the graph, and where each value comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcckpt.core.tensors import Kind
+from hpcckpt.errors import StateError
+from hpcckpt.keras.model.optimizers import is_optimizer
+from hpcckpt.state.tf_variables import is_variable, tensorflow_variable
+from hpcckpt.tensorflow.graph import GENERATOR, VARIABLE, Graph, Node, Value, bind, from_proto, value_key
+
+
+def is_trackable(obj: Any) -> bool:
+    """Return True if TensorFlow can track `obj`. Independent."""
+    import tensorflow as tf
+
+    return isinstance(obj, tf.__internal__.tracking.Trackable)
+
+
+def is_checkpoint(obj: Any) -> bool:
+    """Return True if `obj` is a ``tf.train.Checkpoint``. Independent."""
+    import tensorflow as tf
+
+    return isinstance(obj, tf.train.Checkpoint | tf.compat.v1.train.Checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An object as TensorFlow saves it.
+
+    Parameters
+    ----------
+    root : object
+        What is saved.
+    graph_view : ObjectGraphView
+        TensorFlow's own, which knows what a ``tf.train.Checkpoint`` was given beside its root.
+    """
+
+    root: Any
+    graph_view: Any
+
+    @classmethod
+    def of(cls, obj: Any) -> View:
+        """Return the view of an object. Independent."""
+        import tensorflow as tf
+
+        if is_checkpoint(obj):
+            found = obj._saver._graph_view
+            return cls(found.root, found)
+        return cls(obj, tf.__internal__.tracking.ObjectGraphView(obj))
+
+    def children(self, obj: Any) -> dict[str, Any]:
+        """Return what an object refers to, by name. Independent."""
+        return {name: child for name, child in self.graph_view.list_children(obj) if child is not None}
+
+
+@dataclass(slots=True, eq=False)
+class Gathered:
+    """The state to save.
+
+    Attributes
+    ----------
+    graph : tuple of Node
+        The object graph.
+    objects : dict of int to object
+        The object of each node.
+    values : dict of str to object
+        Tensors, or functions that return them, by key.
+    """
+
+    graph: Graph
+    objects: dict[int, Any]
+    values: Mapping[str, Any]
+    in_optimizers: set[int] = field(default_factory=set)
+    random: set[int] = field(default_factory=set)
+
+    def kind(self, number: int, name: str) -> Kind:
+        """Return how ranks share a value. Independent.
+
+        Positions in data and random streams are per rank. Floating-point variables that are neither trained nor an
+        optimizer's are statistics, which are not averaged: rank 0's are saved. All else is equal on all ranks.
+        """
+        obj = self.objects.get(number)
+        if number in self.random or name in ("ITERATOR", GENERATOR):
+            return "per-rank"
+        if name != VARIABLE or not is_variable(obj):
+            return "root"
+        variable = tensorflow_variable(obj, "a variable")
+        is_statistic = variable.dtype.is_floating and not variable.trainable and number not in self.in_optimizers
+        return "root" if is_statistic else "replicated"
+
+
+def gather(view: View) -> Gathered:
+    """Return the state that TensorFlow would save. Independent.
+
+    Raises
+    ------
+    StateError
+        If it cannot be saved, or not eagerly.
+    """
+    import tensorflow as tf
+    from tensorflow.python.checkpoint import save_util
+
+    if not tf.executing_eagerly():
+        raise StateError("nothing has a value while a graph is built: save and restore outside of tf.function")
+    try:
+        tensors, _, registered, proto = save_util.serialize_graph_view(view.graph_view)
+    except tf.errors.FailedPreconditionError as error:
+        raise StateError(f"TensorFlow cannot save it: {' '.join(str(error.message).split())[:200]}") from error
+    if registered:
+        raise StateError(
+            f"objects that TensorFlow saves in a way of their own ({', '.join(registered)}) cannot be saved"
+        )
+    values = {key: value for part in tensors.values() for key, value in part.items()}
+    _refuse_parts(values)
+    graph = from_proto(proto, {key: odd_dtype(value.dtype) for key, value in values.items()})
+    objects = bind(graph, view.root, view.children)
+    gathered = Gathered(_with_hidden(graph, objects), objects, values)
+    gathered.in_optimizers = set(_below(graph, objects, is_optimizer))
+    gathered.random = set(_below(graph, objects, _is_generator))
+    return gathered
+
+
+def _refuse_parts(values: Mapping[str, Any]) -> None:
+    parts = [key for key, value in values.items() if isinstance(value, dict)]
+    if parts:
+        raise StateError(f"{parts[0]} is spread over devices: save its parts as hpcckpt.Sharded")
+
+
+def odd_dtype(dtype: Any) -> str:
+    """Return TensorFlow's name of a dtype that NumPy has nothing like; empty for all others. Pure."""
+    import tensorflow as tf
+
+    return tf.as_dtype(dtype).name if dtype in (tf.string, tf.variant) or tf.as_dtype(dtype).is_quantized else ""
+
+
+def hidden_generator(obj: Any) -> Any:
+    """Return the variable of a random stream that a layer of Keras 2.15 keeps to itself; ``None`` if there is none."""
+    found = getattr(getattr(obj, "_random_generator", None), "_generator", None)
+    return getattr(found, "state", None)
+
+
+def _with_hidden(graph: Graph, objects: Mapping[int, Any]) -> Graph:
+    """Return the graph with the random streams of layers, which TensorFlow is not shown."""
+    names = _names(graph)
+    nodes = list(graph)
+    for number, obj in objects.items():
+        if hidden_generator(obj) is not None and number in names:
+            key = value_key(names[number], GENERATOR)
+            values = {**graph[number].values, GENERATOR: Value(key, {key: ""})}
+            nodes[number] = Node(graph[number].children, values, graph[number].slots)
+    return tuple(nodes)
+
+
+def _names(graph: Graph) -> dict[int, str]:
+    """Return the way to each node from the root, the shortest one."""
+    names = {0: ""}
+    waiting = [0]
+    for number in waiting:
+        for name, child in graph[number].children.items():
+            if child not in names:
+                names[child] = f"{names[number]}/{name}".lstrip("/")
+                waiting.append(child)
+    return names
+
+
+def _is_generator(obj: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(obj, tf.random.Generator) or type(obj).__name__ == "SeedGenerator"
+
+
+def _below(graph: Graph, objects: Mapping[int, Any], is_one: Callable[[Any], bool]) -> Iterator[int]:
+    """Yield all nodes that objects of a sort refer to, directly or not."""
+    waiting = [number for number, obj in objects.items() if is_one(obj)]
+    seen = set(waiting)
+    for number in waiting:
+        yield number
+        new = {*graph[number].children.values(), *(slot.variable for slot in graph[number].slots)} - seen
+        seen |= new
+        waiting += new

@@ -1,0 +1,115 @@
+"""Which checkpoints TensorFlow's manager keeps: the newest, and one every N hours permanently.
+
+What it must remember between runs is stored in each step, and steps that are kept permanently are pinned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcckpt.errors import NoRestorableStepError
+from hpcckpt.rundir.discovery import StepInfo, require_restorable, scan
+from hpcckpt.rundir.pins import pins
+
+NOTE = "tensorflow.CheckpointManager"
+"""The key of a manager's note among the objects of a step."""
+_PRESERVED, _TIMES = "last_preserved_timestamp", "timestamps"
+_HOUR_S = 3600.0
+
+
+class RetentionRecord(NamedTuple):
+    """The time of each step, when one was kept for good, and why none can be restored ("" if one can)."""
+
+    times: dict[int, float]
+    last_preserved: float
+    problem: str = ""
+
+
+def now() -> float:
+    """Return the time, in seconds."""
+    return time.time()
+
+
+def look(directory: Path, when: float) -> RetentionRecord:
+    """Return what an earlier manager has left in a directory. Root only."""
+    kept, times = pins(directory), {}
+    last: float | None = None
+    infos = scan(directory)
+    for info in infos:
+        if info.manifest is not None and info.is_restorable:
+            note = info.manifest.objects.get("user", {}).get(NOTE)
+            note = note if isinstance(note, Mapping) else {}
+            created = datetime.fromisoformat(info.manifest.created).timestamp()
+            times[info.step] = min(_number(note.get(_TIMES, {}).get(str(info.step)), created), when)
+            last = _number(note.get(_PRESERVED), last)
+    # a little back, so that what is saved at once counts as later
+    oldest = min(times.values(), default=when) - 1.0
+    deletable = {step: time_s for step, time_s in times.items() if step not in kept}
+    return RetentionRecord(deletable, oldest if last is None else last, _problem(directory, infos))
+
+
+def _problem(directory: Path, infos: tuple[StepInfo, ...]) -> str:
+    """Return why none of the steps can be restored; "" if one can, or there are none. Independent."""
+    try:
+        require_restorable(directory, infos)
+    except NoRestorableStepError as error:
+        return str(error)
+    return ""
+
+
+def _number(value: Any, default: Any) -> Any:
+    return value if isinstance(value, int | float) else default
+
+
+@dataclass(slots=True)
+class Keeping:
+    """The steps that a manager may delete, the oldest first, and the time that it goes by.
+
+    Parameters
+    ----------
+    max_to_keep : int or None
+        How many stay.
+    every_n_hours : float or None
+        How often one of those that go stays for good.
+    times : dict of int to float
+        When each step was saved, by number.
+    last_preserved : float
+        When the last one was saved that stays for good.
+    """
+
+    max_to_keep: int | None
+    every_n_hours: float | None
+    times: dict[int, float] = field(default_factory=dict)
+    last_preserved: float = 0.0
+
+    def going(self, step: int) -> list[int]:
+        """Return the steps that go when this one is saved, the oldest first. Pure."""
+        if self.max_to_keep is None:
+            return []
+        after = [other for other in self.times if other != step]
+        return after[: max(0, len(after) + 1 - self.max_to_keep)]
+
+    def preserved(self, going: list[int]) -> list[int]:
+        """Return those of the steps that go that are to stay for good, and remember so. Root only."""
+        stay = []
+        for step in going if self.every_n_hours is not None else ():
+            if self.times[step] - float(self.every_n_hours or 0) * _HOUR_S >= self.last_preserved:
+                self.last_preserved = self.times[step]
+                stay.append(step)
+        return stay
+
+    def took(self, step: int, when: float) -> None:
+        """Remember that a step was saved, and that others went for it: old ones, or newer ones aside. Independent."""
+        for gone in [*self.going(step), *(other for other in self.times if other > step)]:
+            self.times.pop(gone, None)
+        self.times.pop(step, None)
+        self.times[step] = when
+
+    def note(self, step: int, when: float) -> dict[str, Any]:
+        """Return what the next manager has to know of a step. Independent."""
+        return {NOTE: {_PRESERVED: self.last_preserved, _TIMES: {str(step): when}}}

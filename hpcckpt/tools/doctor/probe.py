@@ -1,0 +1,80 @@
+"""Asking without importing: package metadata, binaries, and short child processes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_LAUNCHER = ("OMPI_", "PMI", "PMIX_", "SLURM_", "PALS_", "ALPS_", "MPI_LOCAL", "HYDRA_", "I_MPI_")
+TIMEOUT_S = 30.0
+
+
+def version_of(*distributions: str) -> tuple[str, str] | None:
+    """Return name and version of the first of these distributions that is installed."""
+    for name in distributions:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, to compare it with others."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def package_folder(name: str) -> Path | None:
+    """Return where a top-level package lies, without importing it."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+def ask_python(code: str) -> dict[str, Any]:
+    """Run code in another Python process, outside any MPI job; return the JSON it prints, or ``{"error": …}``."""
+    answer = run([sys.executable, "-c", code])
+    try:
+        found = json.loads(answer.stdout.strip().splitlines()[-1]) if answer.returncode == 0 else None
+    except (ValueError, IndexError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    lines = answer.stderr.strip().splitlines() or ["no answer"]
+    return {"error": lines[-1]}
+
+
+def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command that should be short, with nothing of a launcher in its environment; never raise."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no answer within {TIMEOUT_S:.0f} s")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+def linked_libraries(binary: Path, pattern: str) -> list[str]:
+    """Return the shared libraries that an ELF file names and whose names match a pattern."""
+    try:
+        content = binary.read_bytes()
+    except OSError:
+        return []
+    names = re.findall(rb"\0(lib[A-Za-z0-9_+-]{1,60}\.so[.\d]{0,12})(?=\0)", content)
+    return sorted({text for name in names if re.search(pattern, text := name.decode())})

@@ -1,0 +1,11 @@
+"""Configurations: read, checked, compared, and built.
+
+`read`, `hjson_decode`, `plain_values`, `overrides`
+    From a file and ``--set`` to plain values.
+`schema`, `cycles`, `factory_parse`, `factories`
+    The keys; the train cycles; what is to be built.
+`validate`, `signatures`, `argument_types`
+    Names and arguments, checked before anything is built.
+`config_diff`, `reference_docs`
+    What differs between two configurations; the tables of the documentation.
+"""

@@ -1,0 +1,1 @@
+"""Training loops, and how gradients are averaged over ranks."""

@@ -1,0 +1,1 @@
+"""Names that a configuration may use."""
