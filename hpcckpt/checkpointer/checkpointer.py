@@ -79,7 +79,7 @@ class PendingSave:
             The same on every rank, and also of the failure's own class.
         """
         saved = self.result()
-        tiers = self._session.tiers
+        tiers = self._session.scratch_tier
         with raising(self._session):
             return saved if tiers is None else tiers.drains.durable(self._save.number)
 
@@ -259,7 +259,7 @@ class Checkpointer:
         Without ``scratch`` that is `on_saved`; with it `SavedStep.seconds` is the time until then.
         """
         self._session.check_process()
-        tiers = self._session.tiers
+        tiers = self._session.scratch_tier
         if tiers is None:
             return self.on_saved(callback)
         return tiers.drains.listeners.add(callback)
@@ -309,8 +309,8 @@ class Checkpointer:
             step = layout.as_step(step)
         request = Request(step, metrics or {}, objects or {}, overwrite, level)
         with self._call(f"save({request.step})", f"save(overwrite={bool(overwrite)})"):
-            if self._session.tiers is not None:
-                self._make_room(self._session.tiers, request)
+            if self._session.scratch_tier is not None:
+                self._make_room(self._session.scratch_tier, request)
             return PendingSave(self._session, save(self._session.queue, state, request))
 
     def _make_room(self, tiers: ScratchTier, request: Request) -> None:
@@ -357,8 +357,8 @@ class Checkpointer:
             self._session.comm.calls.check()
             self._session.queue.begin_newest()
             self._session.queue.background.poll()
-            if self._session.tiers is not None:
-                self._session.tiers.drains.background.poll()
+            if self._session.scratch_tier is not None:
+                self._session.scratch_tier.drains.background.poll()
             self._session.comm.calls.check()
 
     def wait(self, *, durable: bool = False) -> None:
@@ -381,8 +381,8 @@ class Checkpointer:
     def _wait(self, *, durable: bool) -> None:
         """Wait for all saves, and for all drains. Collective."""
         self._session.queue.make_room(0)
-        if durable and self._session.tiers is not None:
-            self._session.tiers.drains.finish()
+        if durable and self._session.scratch_tier is not None:
+            self._session.scratch_tier.drains.finish()
 
     def latest_step(self) -> int | None:
         """Return the newest restorable step, or ``None`` if the run has no steps. Collective.
@@ -393,7 +393,7 @@ class Checkpointer:
             If the run has steps, and none of them can be restored: then it must not begin at 0 unnoticed.
         """
         with self._call("latest_step()"):
-            if self._session.tiers is None:
+            if self._session.scratch_tier is None:
                 return self._on_root("latest step", lambda: discovery.latest_step(self.directory))
             steps = self._all_steps()
             return steps[-1] if steps else None
@@ -403,7 +403,7 @@ class Checkpointer:
         with self._call("has_steps()"):
             if self._on_root("look for steps", lambda: bool(discovery.step_numbers(self.directory))):
                 return True
-            tiers = self._session.tiers
+            tiers = self._session.scratch_tier
             self._look()
             return tiers is not None and self._on_root(
                 "look for steps", lambda: bool(tiers.infos() or tiers.candidates())
@@ -450,20 +450,20 @@ class Checkpointer:
 
     def _look(self) -> None:
         """Find out what is on scratch. Collective."""
-        if self._session.tiers is not None:
-            self._session.tiers.steps.discover()
+        if self._session.scratch_tier is not None:
+            self._session.scratch_tier.steps.discover()
 
     def _infos(self) -> tuple[discovery.StepInfo, ...]:
         """Return all steps, those on scratch too. Root only."""
-        if self._session.tiers is not None:
-            return self._session.tiers.infos()
+        if self._session.scratch_tier is not None:
+            return self._session.scratch_tier.infos()
         return self._session.rundir.steps.discover()
 
     def _required_infos(self) -> tuple[discovery.StepInfo, ...]:
         """Return all steps, of which one can be restored if there are any. Root only."""
         infos = self._infos()
-        if not infos and self._session.tiers is not None:  # it leaves out what cannot be restored
-            there = self._session.tiers.candidates()
+        if not infos and self._session.scratch_tier is not None:  # it leaves out what cannot be restored
+            there = self._session.scratch_tier.candidates()
             discovery.require_restorable(
                 self.directory, [discovery.inspect_step(each.directory, each.step) for each in there]
             )
@@ -476,7 +476,7 @@ class Checkpointer:
         The pin is of the save that has this number now, and not of a later one of the same number.
         """
         with self._call(f"pin({step})"):
-            if self._session.tiers is not None:
+            if self._session.scratch_tier is not None:
                 self._wait(durable=True)
             self._on_root(f"pin step {step}", lambda: pins.pin_save(self.directory, step))
 

@@ -27,7 +27,7 @@ class Session:
         The saves.
     source : RestoreSource
         Where steps are restored from.
-    tiers : ScratchTier or None
+    scratch_tier : ScratchTier or None
         The scratch tier, if saves go to scratch, with the drains to the run directory.
     pid : int
         The process that opened it; a forked child has a copy that it must not use.
@@ -41,7 +41,7 @@ class Session:
     rundir: RunDirectory
     queue: SaveQueue
     source: RestoreSource
-    tiers: ScratchTier | None = None
+    scratch_tier: ScratchTier | None = None
     pid: int = field(default_factory=os.getpid)
     is_closed: bool = False
     ended_by: tuple[str, int | None, str] | None = None
@@ -54,7 +54,7 @@ class Session:
     @property
     def is_draining(self) -> bool:
         """Whether a step is being drained, as far as known here."""
-        return self.tiers is not None and self.tiers.drains.is_draining
+        return self.scratch_tier is not None and self.scratch_tier.drains.is_draining
 
     @property
     def is_saving(self) -> bool:
@@ -81,5 +81,5 @@ class Session:
         try:
             self.queue.finish()
         finally:
-            if self.tiers is not None:
-                self.tiers.drains.finish()
+            if self.scratch_tier is not None:
+                self.scratch_tier.drains.finish()

@@ -43,7 +43,7 @@ def _release(session: Session, pid: int) -> None:
 
 def release(session: Session) -> None:
     """Remove what was prepared for saves that will not come, and release the locks; may be repeated. Root only."""
-    tiers, is_busy = session.tiers, session.is_saving or session.is_draining
+    tiers, is_busy = session.scratch_tier, session.is_saving or session.is_draining
     if tiers is not None and not tiers.drains.is_draining:
         tiers.persistent.close()
     if is_busy or not (session.is_closed or tiers is None or tiers.drains.is_drained):
@@ -85,7 +85,7 @@ def shortening() -> Iterator[None]:
 def _abandon(session: Session, why: str) -> None:
     """Release the locks without waiting for other ranks, after what is being committed is committed. Independent."""
     session.is_closed = True
-    tiers = session.tiers
+    tiers = session.scratch_tier
     for background in (
         (session.queue.background,) if tiers is None else (session.queue.background, tiers.drains.background)
     ):
@@ -112,7 +112,7 @@ def _finish_all(pid: int) -> None:
     if os.getpid() != pid:
         return
     for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
-        if not session.is_closed and (session.queue.in_flight or session.tiers is not None):
+        if not session.is_closed and (session.queue.in_flight or session.scratch_tier is not None):
             try:
                 session.comm.calls.ending = ENDED
                 with raising(session):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.collective import launchers
-from hpcckpt.collective.communicator import launch_complaint, launched_rank, launched_size
+from hpcckpt.collective.communicator import launch_problem, launched_rank, launched_size
 from hpcckpt.collective.connect import default_communicator
 from hpcckpt.collective.deadlines import SILENT
 from hpcckpt.core.std_streams import write_message
@@ -50,7 +50,7 @@ def run_on_root(act: Callable[[], int]) -> int:
     MpiError
         If it is not clear which rank this is.
     """
-    problem = launch_complaint()
+    problem = launch_problem()
     if problem:
         raise MpiError(problem)
     rank = launched_rank()

@@ -334,9 +334,9 @@ def world_is(rank: int, size: int) -> None:
     _world = (rank, size) if size > 1 else None  # a single process of MPI may still be one of many
 
 
-def launch_complaint() -> str:
+def launch_problem() -> str:
     """Return how the launchers' variables differ, and what to do about it; "" if they do not. Independent."""
-    return "" if _world else launchers.here().complaint()
+    return "" if _world else launchers.here().problem()
 
 
 def usable_cores() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from hpcckpt.collective.communicator import (
     Communicator,
     SerialCommunicator,
-    launch_complaint,
+    launch_problem,
     launched_rank,
     launched_size,
 )
@@ -27,9 +27,9 @@ def default_communicator(patience: Patience | None = None) -> Communicator:
         If a launcher started several ranks and mpi4py is not installed or sees another number of them, or if it is
         not clear which launcher started them.
     """
-    complaint = launch_complaint()
-    if complaint:
-        raise MpiError(complaint)
+    problem = launch_problem()
+    if problem:
+        raise MpiError(problem)
     n_ranks = launched_size()
     if n_ranks is None and launched_rank() is None:
         return SerialCommunicator()

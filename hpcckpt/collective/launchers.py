@@ -83,7 +83,7 @@ class Reading:
     launch: Launch | None
     disagreements: tuple[str, ...] = ()
 
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """Return the disagreements as one text with what to do; "" if there are none."""
         if not self.disagreements:
             return ""

@@ -15,7 +15,7 @@ from hpcckpt.collective.connect import as_communicator
 from hpcckpt.errors import OptionError
 from hpcckpt.lms import messages
 from hpcckpt.lms.graph.filters import Filters
-from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.messages import LmsLog
 from hpcckpt.lms.report.report import Report
 from hpcckpt.lms.runtime import keras_model, process_stats, tf_session
 from hpcckpt.lms.runtime.apply_to_graph import is_edited
@@ -142,7 +142,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         self.autotune_plot = False
         self._comm_given = comm
         self._comm: Communicator | None = None
-        self._voice: Speaker | None = None
+        self._lms_log: LmsLog | None = None
         self._edited: LmsOutcome | None = None
         self._path = FunctionPath(self._options, self._nbytes_learned)
         self._graph: Any = None
@@ -174,13 +174,13 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
             If the batch size is needed and not known, there is a while loop to tune, a scope matches nothing, or no
             plan meets the budget.
         """
-        speaker = self._options().speaker
+        lms_log = self._options().lms_log
         if graph is None:
             if tf.executing_eagerly():
                 self._path.note(messages.EAGER.format(what=messages.EAGER_RUN))
                 return set()
             graph = tf.compat.v1.get_default_graph()
-            speaker.say(messages.NO_GRAPH)
+            lms_log.info(messages.NO_GRAPH)
         outcome = tf_session.edit(self._options(keras=keras), graph)
         if outcome.mode != "none":
             self._edited, self._graph = outcome, graph
@@ -316,8 +316,8 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         if self._comm is None:
             self._comm = as_communicator(self._comm_given)
             debug, level = self.settings.debug, self.settings.debug_level
-            self._voice = Speaker(self._comm.rank, self._comm.size, debug=debug, debug_level=level)
-        assert self._voice is not None
+            self._lms_log = LmsLog(self._comm.rank, self._comm.size, debug=debug, debug_level=level)
+        assert self._lms_log is not None
         return LmsOptions(
             self.settings,
             Filters.of(**{name: getattr(self, name) or None for name in FILTERS}),
@@ -327,7 +327,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
             self.autotune_gpu_mem,
             self.autotune_plot,
             self._comm,
-            self._voice,
+            self._lms_log,
         )
 
     def _nbytes_learned(self) -> int:

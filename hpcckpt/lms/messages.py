@@ -97,22 +97,22 @@ NOT_PLANNED = (
 NOT_VERIFIED = "No step was run to verify this: {why}. The first steps of the training will tell; see lms.report()"
 
 
-class Speaker:
-    """Says the lines of one `LMS`: those of level 0 on rank 0, once per job; those of debugging on every rank."""
+class LmsLog:
+    """The log of one `LMS`: lines of level 0 on rank 0, once per job; lines for debugging on every rank."""
 
     def __init__(self, rank: int = 0, size: int = 1, *, debug: bool = False, debug_level: int = 1) -> None:
         self.rank, self.size = rank, size
         self._level = debug_level if debug else 0
         self._warned: set[str] = set()
 
-    def say(self, text: str, level: int = 0, offset: int = 0) -> None:
-        """Say a line, if its level is asked for."""
+    def info(self, text: str, level: int = 0, offset: int = 0) -> None:
+        """Log a line, if its level is asked for."""
         if level > self._level or (level == 0 and self.rank != 0):
             return
         _log(logging.INFO, f"{self._prefix}[LMS][{level}] {' ' * offset}{text}")
 
     def warn_once(self, text: str) -> None:
-        """Say what a user must know, one time for each text."""
+        """Warn the user, one time for each text."""
         if text in self._warned:
             return
         self._warned.add(text)

@@ -185,7 +185,7 @@ def find_or_build(library: Library = OPS) -> Path:
         raise BackendError(f"{library.words} cannot be built for TensorFlow {wanted.tensorflow}: {error}") from None
 
 
-def find_or_say(library: Library = OPS) -> Path:
+def find_built(library: Library = OPS) -> Path:
     """Return the file of a library that is made for the TensorFlow that is installed; build nothing.
 
     Raises
@@ -225,7 +225,7 @@ def _is_unwanted() -> bool:
 @functools.cache
 def _loaded() -> Ops | str:
     try:
-        return _opened(find_or_say())
+        return _opened(find_built())
     except BackendError as error:
         return str(error)
 
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None, library: Library = OPS) -> int:
     paths = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        path = Path(paths[0]) if paths else find_or_say(library)
+        path = Path(paths[0]) if paths else find_built(library)
         open_library(path, library)
         print(path)
     except BackendError as error:

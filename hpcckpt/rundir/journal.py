@@ -75,7 +75,7 @@ class Journal:
     @functools.cached_property
     def _guard(self) -> contextlib.AbstractContextManager[Any]:
         """Held while lines are written: one that another journal appends while the older half is dropped is lost."""
-        return Workspace.at(self.path.parent, self._system).noting
+        return Workspace.at(self.path.parent, self._system).journal_mutex
 
     # -- what happened ---------------------------------------------------------------------------
 

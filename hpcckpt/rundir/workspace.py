@@ -74,7 +74,7 @@ class Workspace:
         Where the directory is, and this process.
     commit_mutex : context manager
         A lock that is held while names in the directory change.
-    noting : context manager
+    journal_mutex : context manager
         A lock that is held while lines are written to the journal.
     """
 
@@ -82,7 +82,7 @@ class Workspace:
         self.directory = directory
         self.system = system
         self.commit_mutex = system.executor.lock()
-        self.noting = system.executor.lock()
+        self.journal_mutex = system.executor.lock()
         self._reserved: dict[str, _Reservation] = {}
         self._removal: Task | None = None
 

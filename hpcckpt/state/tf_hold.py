@@ -59,12 +59,12 @@ def hold(variables: Sequence[Any]) -> list[Array]:
     ops = tf_ops.loaded_if_built()
     if ops is not None:
         return _hold_at_once(ops, variables)
-    _say_why_each()
+    _log_why_each()
     return _hold_each(variables)
 
 
 @functools.cache
-def _say_why_each() -> None:
+def _log_why_each() -> None:
     """Log once, on root, why variables are read one by one, unless that was asked for.
 
     Nothing is built for this: a save that comes before the end of a job must not wait for a compiler.
@@ -112,7 +112,7 @@ def _numpy_dtypes() -> list[Any]:
 def _hold_each(variables: Sequence[Any]) -> list[Array]:
     """Hold each variable by a separate op."""
     tensors = _read(variables)
-    _check_room([tensor for tensor in tensors if _is_elsewhere(tensor)])
+    _check_memory([tensor for tensor in tensors if _is_elsewhere(tensor)])
     arrays = [stage(tensor) if _is_elsewhere(tensor) else _view(tensor) for tensor in tensors]
     empty = [v for v, array in zip(variables, arrays, strict=True) if not array.size and not v.is_initialized()]
     if empty:  # TensorFlow returns nothing, and raises no error
@@ -206,7 +206,7 @@ def stage(tensor: Any, piece_nbytes: int = PIECE_BYTES) -> Array:
     return array
 
 
-def _check_room(tensors: Sequence[Any]) -> None:
+def _check_memory(tensors: Sequence[Any]) -> None:
     """Refuse, before anything is staged, what the host's memory cannot take."""
     if not tensors:
         return

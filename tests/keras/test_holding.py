@@ -400,7 +400,7 @@ def forged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # as in a process that has not loaded any
     monkeypatch.setattr(tf_ops, "load_ops", tf_ops.load_ops.__wrapped__)
     monkeypatch.setattr(tf_ops, "_loaded", functools.cache(tf_ops._loaded.__wrapped__))
-    monkeypatch.setattr(tf_hold, "_say_why_each", functools.cache(tf_hold._say_why_each.__wrapped__))
+    monkeypatch.setattr(tf_hold, "_log_why_each", functools.cache(tf_hold._log_why_each.__wrapped__))
 
 
 def test_one_op_holds_all_variables(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_a_restored_learning_rate_that_is_not_the_compiled_one_is_reported(
 
 def test_a_callback_that_only_rank_0_has_is_not_missed_on_another_number_of_ranks() -> None:
     training = Training(small())
-    training.room()
+    training.restore_target()
     saved = callback_state.take(
         {"ModelCheckpoint": keras.callbacks.ModelCheckpoint("best.weights.h5", save_weights_only=True)}
     )

@@ -41,7 +41,7 @@ def test_a_library_for_another_tensorflow_is_said_plainly(tmp_path: Path, monkey
     with pytest.raises(
         BackendError, match=rf"LMS are built for TensorFlow 2\.14\.0, and {tf.__version__} is installed"
     ):
-        tf_ops.find_or_say(tf_ops.LMS)
+        tf_ops.find_built(tf_ops.LMS)
 
 
 def test_importing_the_engine_imports_no_tensorflow() -> None:

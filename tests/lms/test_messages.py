@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcckpt.lms import messages
-from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.messages import LmsLog
 
 
 def said(caplog: Any) -> list[str]:
@@ -23,35 +23,35 @@ def lines(caplog: Any) -> Any:
 
 
 def test_a_line_has_the_prefix_of_the_original(lines: Any) -> None:
-    Speaker().say(messages.EDITING)
+    LmsLog().info(messages.EDITING)
     assert said(lines) == ["[LMS][0] Editing model for LMS"]
 
 
 def test_with_several_ranks_the_first_speaks_and_says_its_number(lines: Any) -> None:
     for rank in range(3):
-        Speaker(rank, 3).say(messages.EDITING)
+        LmsLog(rank, 3).info(messages.EDITING)
     assert said(lines) == ["[0] [LMS][0] Editing model for LMS"]
 
 
 def test_lines_of_debugging_are_said_by_every_rank_if_they_are_asked_for(lines: Any) -> None:
     for rank in range(2):
-        Speaker(rank, 2, debug=True, debug_level=1).say("of level 1", 1, 2)
-        Speaker(rank, 2, debug=True, debug_level=1).say("of level 2", 2)
-        Speaker(rank, 2, debug=False, debug_level=2).say("unasked", 1)
+        LmsLog(rank, 2, debug=True, debug_level=1).info("of level 1", 1, 2)
+        LmsLog(rank, 2, debug=True, debug_level=1).info("of level 2", 2)
+        LmsLog(rank, 2, debug=False, debug_level=2).info("unasked", 1)
     assert said(lines) == ["[0] [LMS][1]   of level 1", "[1] [LMS][1]   of level 1"]
 
 
 def test_level_2_says_all(lines: Any) -> None:
-    speaker = Speaker(debug=True, debug_level=2)
-    speaker.say("one", 1)
-    speaker.say("two", 2)
+    lms_log = LmsLog(debug=True, debug_level=2)
+    lms_log.info("one", 1)
+    lms_log.info("two", 2)
     assert said(lines) == ["[LMS][1] one", "[LMS][2] two"]
 
 
 def test_what_a_user_must_know_is_a_warning_and_said_once(lines: Any) -> None:
-    speaker = Speaker()
+    lms_log = LmsLog()
     for _ in range(3):
-        speaker.warn_once("do this")
+        lms_log.warn_once("do this")
     assert said(lines) == ["[LMS][0] do this"]
     assert lines.records[-1].levelno == logging.WARNING
 

@@ -10,7 +10,7 @@ from lmsgraphs import hourglass
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import CollectiveError, OptionError, PlanMismatchError
 from hpcckpt.lms.graph.graph_context import GraphContext
-from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.messages import LmsLog
 from hpcckpt.lms.planner.distance_planner import plan_by_distance
 from hpcckpt.lms.planner.make_plan import PlanRequest, describe, make
 from hpcckpt.lms.planner.plan import Plan
@@ -69,15 +69,15 @@ def test_planning_that_fails_on_one_rank_fails_on_all_alike(n: int) -> None:
 def test_the_lines_are_said_once_per_job(caplog: Any) -> None:
     caplog.set_level("INFO", logger="hpcckpt.lms")
     settings = checked(**vars_of(swapout_threshold=2, swapin_ahead=1, swapin_groupby=0))
-    run_ranks(3, lambda comm: said(PlanRequest(GraphContext(GRAPH), settings), Speaker(comm.rank, comm.size)))
+    run_ranks(3, lambda comm: said(PlanRequest(GraphContext(GRAPH), settings), LmsLog(comm.rank, comm.size)))
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(set(lines))
     assert all(line.startswith("[0] [LMS][0] ") for line in lines)
 
 
-def said(task: PlanRequest, speaker: Speaker) -> str:
-    describe(task.context, 0, speaker)
-    return make(task, "distance", speaker).plan.digest
+def said(task: PlanRequest, lms_log: LmsLog) -> str:
+    describe(task.context, 0, lms_log)
+    return make(task, "distance", lms_log).plan.digest
 
 
 def vars_of(**more: Any) -> dict[str, Any]:

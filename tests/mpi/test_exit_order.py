@@ -48,7 +48,7 @@ if world.rank == 0:
     while ckpt.is_draining:
         ckpt.poll()
 else:
-    (drain,) = ckpt._session.tiers.drains.background.tasks
+    (drain,) = ckpt._session.scratch_tier.drains.background.tasks
     drain.local.join()
     ckpt.poll()  # tells root that its part is done, and hears nothing yet
     assert ckpt.is_draining

@@ -60,13 +60,13 @@ def test_a_library_for_something_else_is_not_loaded_and_the_remedy_is_named(
         assert tf_ops.find(WANTED) == place / WANTED.filename
         return
     with pytest.raises(BackendError, match=f"{text}; run: python -m hpcckpt.native.build"):
-        tf_ops.find_or_say()
+        tf_ops.find_built()
     assert tf_ops.loaded_if_built() is None
 
 
 def test_no_library_at_all_is_said_with_the_remedy(place: Path) -> None:
     with pytest.raises(BackendError, match=rf"not built for TensorFlow 2\.15\.1 \(none in {place}\); run: python -m"):
-        tf_ops.find_or_say()
+        tf_ops.find_built()
 
 
 @pytest.mark.skipif(not HAS_TF, reason="no TensorFlow")

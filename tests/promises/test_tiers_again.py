@@ -258,7 +258,7 @@ def test_an_owner_that_cannot_be_read_once_removes_nothing_from_scratch(
     def body(comm: Any) -> None:
         with where.open(comm) as ckpt, contextlib.suppress(errors.CollectiveError):
             ckpt.restore(state(0, comm.rank))
-            ckpt._session.tiers.open()
+            ckpt._session.scratch_tier.open()
 
     ranks(body)
     assert left[0] <= 0

@@ -72,7 +72,7 @@ def test_a_drain_that_begins_while_the_one_before_is_published_succeeds(tmp_path
     failpoints.install_hook(hook)
     with hc.Checkpointer(run, scratch=tmp_path / "scratch", scratch_keep=3) as ckpt:
         ckpt.save(1, {"w": np.ones(4)}).durable()
-        workspace = ckpt._session.tiers.persistent.workspace
+        workspace = ckpt._session.scratch_tier.persistent.workspace
         workspace.commit_mutex = WatchedLock(workspace.commit_mutex, may_end)
         saves = [ckpt.save(step, {"w": np.full(4, step)}) for step in (2, 3)]
         saves[1].result()

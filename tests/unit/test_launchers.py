@@ -167,9 +167,9 @@ def test_srun_out_of_a_shell_of_mpirun_counts() -> None:
     ],
 )
 def test_what_does_not_fit_together_is_named(environ: Environ, named: list[str]) -> None:
-    complaint = read(environ).complaint()
+    problem = read(environ).problem()
     for words in [*named, "HPCCKPT_LAUNCHER="]:
-        assert words in complaint
+        assert words in problem
 
 
 def test_the_user_says_whom_to_believe() -> None:
@@ -177,8 +177,8 @@ def test_the_user_says_whom_to_believe() -> None:
     assert said({**environ, "HPCCKPT_LAUNCHER": "slurm"})[:2] == (1, 4)
     assert said({**environ, "HPCCKPT_LAUNCHER": "OpenMPI"})[:2] == (1, 2)
     assert read({**environ, "HPCCKPT_LAUNCHER": "none"}) == launchers.Reading(None)
-    assert "HPCCKPT_LAUNCHER=mpirun is no launcher" in read({**environ, "HPCCKPT_LAUNCHER": "mpirun"}).complaint()
-    assert "nothing of it" in read({**environ, "HPCCKPT_LAUNCHER": "pals"}).complaint()
+    assert "HPCCKPT_LAUNCHER=mpirun is no launcher" in read({**environ, "HPCCKPT_LAUNCHER": "mpirun"}).problem()
+    assert "nothing of it" in read({**environ, "HPCCKPT_LAUNCHER": "pals"}).problem()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_mpi_itself_counts_before_any_variable(environ: pytest.MonkeyPatch) -> N
     communicator.world_is(2, 3)
     assert (communicator.launched_rank(), communicator.launched_size()) == (2, 3)
     set_all(environ, {**step(1, "4", local_rank=1), **openmpi(1, 2)})
-    assert communicator.launch_complaint() == ""
+    assert communicator.launch_problem() == ""
 
 
 def test_cores_are_shared_with_the_ranks_of_the_node_alone(environ: pytest.MonkeyPatch) -> None:

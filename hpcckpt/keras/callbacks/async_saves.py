@@ -138,7 +138,7 @@ class Saves:
         if checkpointer is not None:
             checkpointer.close()
 
-    def say(self, *lines: str) -> None:
+    def print_lines(self, *lines: str) -> None:
         """Write lines, once over all ranks. Independent."""
         if self.is_root:  # not asked of `checkpointer`, which would open it again while it closes
             for line in lines:

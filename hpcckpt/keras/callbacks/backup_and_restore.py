@@ -284,7 +284,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         """Report a step that is committed. Independent."""
         epoch = self._running.epochs.pop(saved.step, 0)
         if self.verbose:
-            self._saves.say(saved_line(saved, epoch), *self._running.remarks(saved))
+            self._saves.print_lines(saved_line(saved, epoch), *self._running.remarks(saved))
 
 
 def _schedule_of(

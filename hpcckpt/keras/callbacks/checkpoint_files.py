@@ -107,7 +107,7 @@ class CheckpointFiles:
         if comm is not None:
             comm.free()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Write a line, once over all ranks. Independent."""
         if self.is_root:
             write_wrapped(line)

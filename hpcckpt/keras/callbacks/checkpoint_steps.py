@@ -144,9 +144,9 @@ class CheckpointSteps:
         """Finish what is in the background, and give back the run directory. Collective."""
         self._saves.close()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Write a line, once over all ranks. Independent."""
-        self._saves.say(line)
+        self._saves.print_lines(line)
 
     def _committed(self, saved: SavedStep) -> None:
         """Give a step that is in the run directory its name, and report it. Independent."""
@@ -160,7 +160,7 @@ class CheckpointSteps:
             warnings += filter(None, [link(saved.path.parent, name, saved.step)])
             sweep(saved.path.parent, name)
         if self._is_logging:
-            self._saves.say(saved_line(saved, epoch))
+            self._saves.print_lines(saved_line(saved, epoch))
         finished = self._finished()
         if finished is not None:
             finished(epoch, os.path.join(self._saves.directory, name))

@@ -151,7 +151,7 @@ class FitBackup:
             logged = set(restored.logged)  # the core has done so
             rate = learning_rate_of(getattr(self.model, "optimizer", None))
             rates = learning_rate_lines(compiled_rate, rate)
-            self._say(line, *rates, *_warnings(text for text in start.warnings if text not in logged))
+            self._print_lines(line, *rates, *_warnings(text for text in start.warnings if text not in logged))
         self._read_on(Skipping(is_shown=self.is_talking and ckpt.comm.is_root))
         self._guard = self._watch()
 
@@ -216,7 +216,7 @@ class FitBackup:
         """Remember what was not restored after the first lines were written, and report it once. Independent."""
         new = [text for text in lost if text not in self._exactness.lost]
         self._lose(*new)
-        self._say(*_warnings(new))
+        self._print_lines(*_warnings(new))
 
     def _announce(self) -> None:
         """Say what a resume of this run can promise; the first batch has shown what data this is. Collective."""
@@ -228,8 +228,8 @@ class FitBackup:
         own = [*of_run, *self._exactness.reasons()]
         self.reasons = comm.distinct(own)
         self.level = reproducibility.level_of(self.reasons)
-        self._say_level()
-        self._say(*_warnings(data_source.warnings if data_source is not None else ()))
+        self._print_level()
+        self._print_lines(*_warnings(data_source.warnings if data_source is not None else ()))
 
     def begin_epoch(self, epoch: int) -> None:
         """Count from here; restore what the start of an epoch has reset. Independent."""
@@ -319,11 +319,11 @@ class FitBackup:
         if new and self._is_announced:
             self.reasons += new
             self.level = reproducibility.level_of(self.reasons)
-            self._say_level()
+            self._print_level()
 
-    def _say_level(self) -> None:
+    def _print_level(self) -> None:
         method = self.fit.data_source.method if self.fit.data_source is not None else "none"
-        self._say(level_line(self.level, self.reasons, method, reproducibility.remedy(self.reasons)))
+        self._print_lines(level_line(self.level, self.reasons, method, reproducibility.remedy(self.reasons)))
 
     def _level_now(self) -> Level:
         """Return the level of a state that was just taken: that the place cannot be saved may turn out late. Pure."""
@@ -367,7 +367,7 @@ class FitBackup:
         try:
             self.saves.finish()
         except CollectiveError as error:
-            self._say(*_warnings([f"{error}; step {self.at.step} is saved all the same"]))
+            self._print_lines(*_warnings([f"{error}; step {self.at.step} is saved all the same"]))
             return False
         return self._saved_step == self.at.step
 
@@ -418,9 +418,9 @@ class FitBackup:
             counter.assign(value)
         return int(counter.numpy())
 
-    def _say(self, *lines: str) -> None:
+    def _print_lines(self, *lines: str) -> None:
         if self.is_talking:
-            self.saves.say(*lines)
+            self.saves.print_lines(*lines)
 
 
 def _iterator_of(data_source: DataSource) -> dict[str, Any]:

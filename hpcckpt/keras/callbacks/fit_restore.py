@@ -68,12 +68,12 @@ def restore(ckpt: Checkpointer, training: Training, fork_from: Path | None) -> t
         If model and backup do not fit.
     """
 
-    def room() -> dict[str, Any]:
-        made = training.room()
+    def restore_target() -> dict[str, Any]:
+        made = training.restore_target()
         flatten(made)
         return made
 
-    state = ckpt.comm.agree("fit: read state", room)
+    state = ckpt.comm.agree("fit: read state", restore_target)
     if ckpt.has_steps():
         try:
             return ckpt.restore(state), False

@@ -296,7 +296,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     def _is_wanted(self, epoch: int, logs: Mapping[str, Any], path: str) -> bool:
         """Return True if the value reached is to be saved, and log it. Independent."""
         if not self.save_best_only:
-            self._say(f"\nEpoch {epoch + 1}: saving model to {path}")
+            self._print_line(f"\nEpoch {epoch + 1}: saving model to {path}")
             return True
         current = logs.get(self.monitor)
         if current is None:
@@ -310,9 +310,9 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
             return True
         before = "None" if self.best is None else f"{self.best:.5f}"
         if not is_better(current, self.best, direction(self.monitor, self.mode, self.model)):
-            self._say(f"\nEpoch {epoch + 1}: {self.monitor} did not improve from {before}")
+            self._print_line(f"\nEpoch {epoch + 1}: {self.monitor} did not improve from {before}")
             return False
-        self._say(
+        self._print_line(
             f"\nEpoch {epoch + 1}: {self.monitor} improved from {before} to {current:.5f}, saving model to {path}"
         )
         self.best = current
@@ -350,7 +350,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     def _finished(self, epoch: int, path: str) -> None:
         """Write Keras 3's message about a save that is finished. Independent."""
         if IS_KERAS_3:
-            self._say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
+            self._print_line(f"\nEpoch {epoch + 1}: finished saving model to {path}")
 
     def _take_over_best(self) -> None:
         """Compare with what is best under this path, unless the program sets a threshold. Collective."""
@@ -362,12 +362,12 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         best, step, place = found
         if not self._is_going_on and self._has_threshold:
             text = f"hpcckpt: best {self.monitor} in {place} is {best:.5f} (step {step}); this run is compared with "
-            self._target.say(f"{text}initial_value_threshold={self.best:.5f} instead")
+            self._target.print_line(f"{text}initial_value_threshold={self.best:.5f} instead")
         elif self.best is None or is_better(best, self.best, mode):
             self.best = best
             if self.verbose or not self._is_going_on:
                 worst = "-inf" if mode == "max" else "inf"
-                self._target.say(
+                self._target.print_line(
                     f"hpcckpt: best {self.monitor} so far {best:.5f} (step {step} in {place}): only better models are "
                     f"saved; to ignore it pass initial_value_threshold=float('{worst}')"
                 )
@@ -379,8 +379,8 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         if guard is not None:
             guard.close()
 
-    def _say(self, message: str) -> None:
-        """Say what Keras says, where Keras would, once over all ranks. Independent."""
+    def _print_line(self, message: str) -> None:
+        """Print a line as Keras does, once over all ranks. Independent."""
         if self.verbose > 0 and self._target.is_root:
             from keras.src.utils import io_utils
 

@@ -98,13 +98,13 @@ class Training:
         captured = PerRankArrays(dict(zip(own, held, strict=True)))
         return self._with({name: PerRank(part) for name, part in taken.items()}, captured)
 
-    def room(self) -> dict[str, Any]:
+    def restore_target(self) -> dict[str, Any]:
         """Return a state to restore into. Independent."""
         self._parts = {name: PerRank(NO_STATE) for name in _PARTS}
         self._captured = PerRankArrays()
-        room = self._with(self._parts, self._captured)
-        self._weights = room.get("callbacks", {})
-        return room
+        target = self._with(self._parts, self._captured)
+        self._weights = target.get("callbacks", {})
+        return target
 
     def _saved_variables(self) -> list[Any]:
         """Return the variables of TensorFlow that are saved anyway, whatever the training step uses. Independent."""

@@ -10,7 +10,7 @@ from hpcckpt.lms import messages
 from hpcckpt.lms.graph.graph import Graph, Output
 from hpcckpt.lms.graph.graph_context import GraphContext
 from hpcckpt.lms.graph.levels import Levels, has_loops
-from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.messages import LmsLog
 from hpcckpt.lms.planner.cost_planner import plan_by_cost, simulated
 from hpcckpt.lms.planner.distance_planner import LevelLayout, plan_on, serialize_levels
 from hpcckpt.lms.planner.memory_limits import Limit, budget_for, host_limit, memory_ratio, refused, tensor_bytes
@@ -106,20 +106,20 @@ def planner_of(settings: LmsSettings, *, has_device_limit: bool, is_tuned_by_han
     return "cost" if settings.memory_budget is not None or has_device_limit else "distance"
 
 
-def describe(context: GraphContext, nbytes_learned: int, speaker: Speaker, *, is_gpu: bool = False) -> None:
+def describe(context: GraphContext, nbytes_learned: int, lms_log: LmsLog, *, is_gpu: bool = False) -> None:
     """Log a description of the graph, with the messages of TFLMSv2."""
     for line in messages.size_lines(len(context.graph.ops), context.graph.n_edges, nbytes_learned):
-        speaker.say(line)
+        lms_log.info(line)
     sizes = {name: op_nbytes(context, name) for name in context.graph.ops if context.runs_on_device(name)}
     if sizes:
         name = max(sorted(sizes), key=sizes.__getitem__)
-        speaker.say(messages.largest_line(name, sizes[name], is_gpu=is_gpu))
+        lms_log.info(messages.largest_line(name, sizes[name], is_gpu=is_gpu))
     if has_loops(context.graph):
-        speaker.say(messages.WHILE_LOOP)
-    speaker.say(f"Original categorized topological sort has {len(context.levels)} levels.")
+        lms_log.info(messages.WHILE_LOOP)
+    lms_log.info(f"Original categorized topological sort has {len(context.levels)} levels.")
 
 
-def make(task: PlanRequest, planner: Planner, speaker: Speaker) -> PlanResult:
+def make(task: PlanRequest, planner: Planner, lms_log: LmsLog) -> PlanResult:
     """Return a plan, and log how it was made.
 
     Raises
@@ -128,16 +128,16 @@ def make(task: PlanRequest, planner: Planner, speaker: Speaker) -> PlanResult:
         If there is no batch size, a while loop, a filter that matches nothing, or a budget that no plan can meet.
     """
     for text in task.context.check_filters():
-        speaker.warn_once(text)
-    return (_by_cost if planner == "cost" else _by_distance)(task, speaker)
+        lms_log.warn_once(text)
+    return (_by_cost if planner == "cost" else _by_distance)(task, lms_log)
 
 
-def _by_distance(task: PlanRequest, speaker: Speaker) -> PlanResult:
+def _by_distance(task: PlanRequest, lms_log: LmsLog) -> PlanResult:
     context, settings = task.context, task.settings
     parameters = Parameters(**{each.name: getattr(settings, each.name) for each in fields(Parameters)})
-    level_layout = _serialized_layout(context, settings, speaker)
+    level_layout = _serialized_layout(context, settings, lms_log)
     if is_wanted(parameters):
-        return _searched(task, level_layout, parameters, speaker)
+        return _searched(task, level_layout, parameters, lms_log)
     plan = plan_on(level_layout, parameters)
     memory = Memory(
         simulate(context, level_layout.levels, Plan()).memory, simulate(context, level_layout.levels, plan).memory
@@ -145,29 +145,29 @@ def _by_distance(task: PlanRequest, speaker: Speaker) -> PlanResult:
     return PlanResult(plan, level_layout.levels, settings.memory_budget, memory=memory)
 
 
-def _serialized_layout(context: GraphContext, settings: LmsSettings, speaker: Speaker) -> LevelLayout:
+def _serialized_layout(context: GraphContext, settings: LmsSettings, lms_log: LmsLog) -> LevelLayout:
     level_layout = serialize_levels(context, settings.serialization, settings.serialization_by_size)
     if settings.serialization_by_size:
         size = settings.serialization_by_size
-        speaker.say(f"Serialize topological sort levels consuming more than: {size} GiB", offset=2)
+        lms_log.info(f"Serialize topological sort levels consuming more than: {size} GiB", offset=2)
     if level_layout.serialized:
-        speaker.say(f"Serialize the topological sort for levels: {list(level_layout.serialized)}", offset=2)
-        speaker.say(f"New categorized topological sort has {len(level_layout.levels)} levels.", offset=2)
+        lms_log.info(f"Serialize the topological sort for levels: {list(level_layout.serialized)}", offset=2)
+        lms_log.info(f"New categorized topological sort has {len(level_layout.levels)} levels.", offset=2)
     return level_layout
 
 
-def _searched(task: PlanRequest, level_layout: LevelLayout, parameters: Parameters, speaker: Speaker) -> PlanResult:
+def _searched(task: PlanRequest, level_layout: LevelLayout, parameters: Parameters, lms_log: LmsLog) -> PlanResult:
     """Find the parameters that are left open, as the original does: in the memory there is, but for a part."""
-    speaker.say(messages.SEARCHING)
+    lms_log.info(messages.SEARCHING)
     budget, ratio = _memory(task), memory_ratio()
     available = int(_target(task, budget) * ratio)
-    speaker.say(messages.available_line(available, ratio))
+    lms_log.info(messages.available_line(available, ratio))
     found = search(level_layout, parameters, available)
     for each in found.sets:
-        speaker.say(messages.found_line(asdict(each)))
+        lms_log.info(messages.found_line(asdict(each)))
     memory = Memory(found.without.memory, found.trace.memory)
     if found.is_necessary and found.trace.host_peak > host_limit():
-        speaker.say(messages.host_warning(found.trace.host_peak), offset=2)
+        lms_log.info(messages.host_warning(found.trace.host_peak), offset=2)
     return PlanResult(found.plan, level_layout.levels, budget, found.is_necessary, True, True, memory, task.target)
 
 
@@ -183,7 +183,7 @@ def _memory(task: PlanRequest) -> int:
     return task.limit.nbytes - (task.nbytes_learned if task.limit.is_device else 0)
 
 
-def _by_cost(task: PlanRequest, _: Speaker) -> PlanResult:
+def _by_cost(task: PlanRequest, _: LmsLog) -> PlanResult:
     context = task.context
     budget = _budget(task)
     target = None if budget is None else _target(task, budget)

@@ -46,7 +46,7 @@ def make_tier_ready(options: LmsOptions, spare: int | None = None) -> Any:
     chosen = {name: value for name, value in {**given, "spare": spare}.items() if value is not None}
     note = native_engine.configure(TierConfig(settings.tier, rank=options.comm.rank, **chosen))
     if note:
-        options.speaker.warn_once(note)
+        options.lms_log.warn_once(note)
     if not memory_limits.gpus():
         native_engine.release_freed_memory()  # else malloc keeps what is freed, and swapping frees nothing
     return raw
@@ -91,7 +91,7 @@ def decide(options: LmsOptions, context: GraphContext, nbytes_learned: int, targ
     found: list[PlanResult] = []
 
     def plan() -> Plan:
-        found.append(make(request, planner, options.speaker))
+        found.append(make(request, planner, options.lms_log))
         check(context.graph, found[0].plan)
         if planner == "cost" and request.has_overhead:
             _use_tier_once(options)
@@ -102,7 +102,7 @@ def decide(options: LmsOptions, context: GraphContext, nbytes_learned: int, targ
         check_same_plan(comm, context.graph, plan)
     except StateError as error:  # a fault of the planner on any rank must not end the training
         failure = messages.NOT_PLANNED.format(error=error)
-        options.speaker.warn_once(failure)
+        options.lms_log.warn_once(failure)
         return PlanResult(Plan(), context.levels, options.settings.memory_budget, is_necessary=False, failure=failure)
     return found[0]
 
@@ -126,7 +126,7 @@ def add_trial(options: LmsOptions, trials: Trials, result: PlanResult, measured:
     peak = max(options.comm.allgather(measured.peak))
     trials.all.append(Trial(result, measured, peak))
     if result.budget is not None:
-        options.speaker.say(messages.verified_line(peak, result.budget))
+        options.lms_log.info(messages.verified_line(peak, result.budget))
 
 
 def decide_again(options: LmsOptions, context: GraphContext, nbytes_learned: int, trials: Trials) -> PlanResult | None:

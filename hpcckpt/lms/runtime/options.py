@@ -9,7 +9,7 @@ from typing import Any
 from hpcckpt.collective.communicator import Communicator, SerialCommunicator
 from hpcckpt.lms.graph.filters import Filters
 from hpcckpt.lms.graph.graph_context import GraphContext
-from hpcckpt.lms.messages import Speaker
+from hpcckpt.lms.messages import LmsLog
 from hpcckpt.lms.planner.make_plan import PlanResult
 from hpcckpt.lms.planner.verify_step import Measured
 from hpcckpt.lms.report.report import Mode
@@ -31,7 +31,7 @@ class LmsOptions:
     autotune_gpu_mem: float | None = None
     autotune_plot: bool = False
     comm: Communicator = field(default_factory=SerialCommunicator)
-    speaker: Speaker = field(default_factory=Speaker)
+    lms_log: LmsLog = field(default_factory=LmsLog)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from hpcckpt.lms.runtime.collective_plan import (
 )
 from hpcckpt.lms.runtime.keras_model import is_half
 from hpcckpt.lms.runtime.options import LmsOptions, LmsOutcome
-from hpcckpt.lms.runtime.tf_session import say_plan
+from hpcckpt.lms.runtime.tf_session import log_plan
 from hpcckpt.lms.runtime.trial_step import Trials
 
 _LARGE_LOOP = 0.5
@@ -91,7 +91,7 @@ class FunctionPath:
         """Log once what cannot be planned, and keep it for the report."""
         if text not in self.notes:
             self.notes.append(text)
-        self._options_of().speaker.warn_once(text)
+        self._options_of().lms_log.warn_once(text)
 
     # -- within the call that makes a function ready to run
 
@@ -105,16 +105,16 @@ class FunctionPath:
         return self._planned(graph, info.name, alone(options) if self._is_alone else options)
 
     def _planned(self, graph: Graph, name: str, options: LmsOptions) -> Plan | None:
-        options.speaker.say(messages.EDITING)
+        options.lms_log.info(messages.EDITING)
         n_inside = len(loop_ops(graph))
         if n_inside > _LARGE_LOOP * len(graph.ops):
             self.note(messages.FRAMES.format(n_ops=n_inside, function=name))
         context = graph_context_of(options, graph, is_optimized=True)
         if self.outcome is None:
-            describe(context, self._nbytes_learned(), options.speaker, is_gpu=gpu_name(options.settings) is not None)
+            describe(context, self._nbytes_learned(), options.lms_log, is_gpu=gpu_name(options.settings) is not None)
         result = self._kept_for(graph) or decide(options, context, self._nbytes_learned(), self._target)
         self._is_alone = True  # a short batch may make one rank retrace: it must not wait for the others then
-        say_plan(options, context, result)
+        log_plan(options, context, result)
         n_attempts = max(1, len(self._trials.all) + (not self._is_settled))
         mode: Mode = "none" if result.failure else "pass" if result.is_necessary else "off"
         self.outcome = LmsOutcome(mode, name, context, result, n_attempts=n_attempts)
@@ -157,7 +157,7 @@ class FunctionPath:
         self._is_settled = True
         best, last = self._trials.best, self._trials.all[-1]
         if best.result.budget is not None and best.peak > best.result.budget:
-            options.speaker.warn_once(messages.not_kept(best.peak, best.result.budget))
+            options.lms_log.warn_once(messages.not_kept(best.peak, best.result.budget))
         return None if best is last else best.result
 
 

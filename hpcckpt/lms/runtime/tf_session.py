@@ -35,46 +35,46 @@ def edit(options: LmsOptions, graph: Any) -> LmsOutcome:
     CodeError
         If the graph is finalized.
     """
-    say = options.speaker.say
+    info = options.lms_log.info
     check_editable(graph)
     if is_edited(graph):
-        say(messages.ALREADY)
+        info(messages.ALREADY)
         return LmsOutcome()
-    say(messages.EDITING)
+    info(messages.EDITING)
     start = time.perf_counter()
     context = graph_context_of(options, from_graph(graph))
-    describe(context, nbytes_learned(graph), options.speaker, is_gpu=gpu_name(options.settings) is not None)
+    describe(context, nbytes_learned(graph), options.lms_log, is_gpu=gpu_name(options.settings) is not None)
     result, measured, n_attempts = _verified(options, graph, context)
-    say_plan(options, context, result)
+    log_plan(options, context, result)
     if not result.is_necessary:
         return LmsOutcome("none" if result.failure else "off", _name(graph), context, result, measured, n_attempts)
     added = apply(graph, result.plan, swap_ops_of(options))
-    say(f"Editing model for LMS, took: {(time.perf_counter() - start) * 1000} ms")
+    info(f"Editing model for LMS, took: {(time.perf_counter() - start) * 1000} ms")
     return LmsOutcome("graph", _name(graph), context, result, measured, n_attempts, added)
 
 
-def say_plan(options: LmsOptions, context: GraphContext, result: PlanResult) -> None:
+def log_plan(options: LmsOptions, context: GraphContext, result: PlanResult) -> None:
     """Say what was decided, in the words of the original, and write its histogram if it is wanted."""
-    say = options.speaker.say
+    info = options.lms_log.info
     if not result.is_necessary:
         if not result.failure:
-            say(messages.NOT_NECESSARY)
+            info(messages.NOT_NECESSARY)
         return
     plan = result.plan
     if plan.planner == "distance":
-        say(messages.USES_FOUND if result.is_found else messages.USES_GIVEN)
+        info(messages.USES_FOUND if result.is_found else messages.USES_GIVEN)
         for line in messages.parameter_lines(dict(plan.parameters)):
-            say(line, offset=2)
+            info(line, offset=2)
     else:
-        say(messages.USES_GIVEN)
+        info(messages.USES_GIVEN)
         for line in messages.planned_lines(plan.parameters, result.budget, result.needs):
-            say(line, offset=2)
+            info(line, offset=2)
     if options.autotune_plot and options.comm.is_root:
-        say(f"A histogram of distances was written to {write_histogram(histogram(context.graph, context.levels))}")
+        info(f"A histogram of distances was written to {write_histogram(histogram(context.graph, context.levels))}")
     if options.settings.debug:
         for each in debug_lines(context.graph, result.levels, plan):
-            say(*each)
-    say(messages.added_line(len(plan.swap_outs), plan.nbytes_out, len(plan.swap_ins), plan.nbytes_in))
+            info(*each)
+    info(messages.added_line(len(plan.swap_outs), plan.nbytes_out, len(plan.swap_ins), plan.nbytes_in))
 
 
 def _name(graph: Any) -> str:
@@ -147,7 +147,7 @@ def _verified(options: LmsOptions, graph: Any, context: GraphContext) -> tuple[P
 def _refuse_or_warn(options: LmsOptions, peak: int, budget: int) -> None:
     if options.settings.memory_budget is not None and peak < OUT_OF_MEMORY:
         raise refused(budget, peak + peak // 20)
-    options.speaker.warn_once(messages.not_kept(peak, budget))
+    options.lms_log.warn_once(messages.not_kept(peak, budget))
 
 
 def _dry(options: LmsOptions, graph: Any, result: PlanResult, level: int | None) -> Measured | None:
@@ -159,6 +159,6 @@ def _dry(options: LmsOptions, graph: Any, result: PlanResult, level: int | None)
     reasons = options.comm.allgather(outcome.why_not)
     whys = [why for why in reasons if why]
     if whys:
-        options.speaker.say(messages.NOT_VERIFIED.format(why=whys[0]))
+        options.lms_log.info(messages.NOT_VERIFIED.format(why=whys[0]))
         return None
     return outcome.measured

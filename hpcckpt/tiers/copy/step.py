@@ -106,19 +106,19 @@ def copy_step(
     clock, files = rules.system.clock, rules.system.files
     began = clock.monotonic()
     where = f"copy {source}"
-    with _Held() as held:
-        task = comm.on_root(where, _translated(lambda: _begin(held, source, destination, rules)))  # step 1
+    with _Resources() as resources:
+        task = comm.on_root(where, _translated(lambda: _begin(resources, source, destination, rules)))  # step 1
         if task.staged is None and rules.is_replacing and _is_rotten(comm, source, destination, task, rules, progress):
-            task = comm.on_root(where, _translated(lambda: _begin_again(held, destination, task, rules)))
+            task = comm.on_root(where, _translated(lambda: _begin_again(resources, destination, task, rules)))
         manifest, staged, n_written = task.manifest, task.staged, 0
         if staged is not None:
             pieces = share(pieces_of(manifest.files), comm.rank, comm.size, _piece_nbytes)
             copying = _translated(lambda: copy_pieces(source, staged.path, pieces, rules, task.is_resumed, progress))
             n_written = sum(comm.allgather(comm.agree(where, copying)))  # step 2
             comm.agree(f"{where}: sync", _translated(lambda: sync_files(staged.path, {p.path for p in pieces}, files)))
-            _verify_all(comm, held, source, task, rules, progress)  # step 3
+            _verify_all(comm, resources, source, task, rules, progress)  # step 3
             comm.on_root(
-                f"{where}: commit", _translated(lambda: _commit(held, source, manifest, staged, rules))
+                f"{where}: commit", _translated(lambda: _commit(resources, source, manifest, staged, rules))
             )  # step 4
     path = destination / layout.step_dirname(manifest.step)
     seconds = clock.monotonic() - began
@@ -150,7 +150,7 @@ def planned(source: Path, destination: Path, *, is_replacing: bool = False) -> b
     return _conflicts(manifest, destination, POSIX, is_replacing=is_replacing) is not None
 
 
-class _Held(ExitStack):
+class _Resources(ExitStack):
     """What root holds until the copy has ended: the lock of the destination, the step, what it replaces."""
 
     lock: RunLock
@@ -158,31 +158,31 @@ class _Held(ExitStack):
     conflicts: commit.Conflicts | None
 
 
-def _begin(held: _Held, source: Path, destination: Path, rules: Rules) -> _Task:
-    """Hold the source and lock the destination, as long as `held` is open; make the directory. Root only."""
+def _begin(resources: _Resources, source: Path, destination: Path, rules: Rules) -> _Task:
+    """Hold the source and lock the destination, as long as `resources` is open; make the directory. Root only."""
     system, files = rules.system, rules.system.files
     if files.real_path(source.parent) == files.real_path(destination):
         raise OptionError(f"{destination} is where the step is already; give another run directory")
     make_directory(destination, files)
-    held.lock = held.enter_context(RunLock.take(destination, system=system))
-    held.workspace = Workspace.at(destination, system)
-    held.callback(held.workspace.release_all, held)
-    reader = held.enter_context(held_step(source, rules.jobs))
-    held.conflicts = _conflicts(reader.manifest, destination, files, is_replacing=rules.is_replacing)
-    if held.conflicts is None:
+    resources.lock = resources.enter_context(RunLock.take(destination, system=system))
+    resources.workspace = Workspace.at(destination, system)
+    resources.callback(resources.workspace.release_all, resources)
+    reader = resources.enter_context(held_step(source, rules.jobs))
+    resources.conflicts = _conflicts(reader.manifest, destination, files, is_replacing=rules.is_replacing)
+    if resources.conflicts is None:
         return _Task(reader.manifest, reader.index if rules.is_replacing else {}, None)
-    return _staged(held, destination, reader.manifest, reader.index, rules)
+    return _staged(resources, destination, reader.manifest, reader.index, rules)
 
 
-def _staged(held: _Held, destination: Path, manifest: Manifest, entries: Index, rules: Rules) -> _Task:
+def _staged(resources: _Resources, destination: Path, manifest: Manifest, entries: Index, rules: Rules) -> _Task:
     """Make the staging directory of the copy, if there is space for it. Root only."""
     staged = staging_of(destination, manifest)
-    held.workspace.reserve(staged.name, held)
+    resources.workspace.reserve(staged.name, resources)
     files = rules.system.files
     is_resumed = open_staging(staged.path, manifest.files, files)
     there = sum(512 * found.st_blocks for found in files.tree(staged.path))
     need = SavePlan((), manifest.tensors, manifest.nbytes, ())
-    held.workspace.check_space(need, 1, min(there, manifest.nbytes))
+    resources.workspace.check_space(need, 1, min(there, manifest.nbytes))
     failpoints.reached("copy-begun", 0)
     return _Task(manifest, entries, staged, is_resumed)
 
@@ -202,10 +202,10 @@ def _is_rotten(
     return any(comm.allgather(comm.agree(f"copy {source}: verify what is there", look)))
 
 
-def _begin_again(held: _Held, destination: Path, task: _Task, rules: Rules) -> _Task:
+def _begin_again(resources: _Resources, destination: Path, task: _Task, rules: Rules) -> _Task:
     """Copy what is there already but rotten: that one is kept aside, as evidence. Root only."""
-    held.conflicts = commit.Conflicts(existing="bad")
-    return _staged(held, destination, task.manifest, task.entries, rules)
+    resources.conflicts = commit.Conflicts(existing="bad")
+    return _staged(resources, destination, task.manifest, task.entries, rules)
 
 
 def _conflicts(
@@ -230,14 +230,14 @@ def _conflicts(
 
 
 def _verify_all(
-    comm: Communicator, held: _Held, source: Path, task: _Task, rules: Rules, progress: Progress | None
+    comm: Communicator, resources: _Resources, source: Path, task: _Task, rules: Rules, progress: Progress | None
 ) -> None:
     """Read the copy back; one of a damaged step goes, for no other attempt will make it whole. Collective."""
     try:
         comm.agree(f"copy {source}: verify", _translated(lambda: _verify(comm, source, task, rules, progress)))
     except CorruptError:
         if comm.is_root and task.staged is not None:
-            held.workspace.abort(task.staged)
+            resources.workspace.abort(task.staged)
         raise
 
 
@@ -260,10 +260,10 @@ def _entry_nbytes(entry: StoredEntry) -> int:
     return entry.nbytes
 
 
-def _commit(held: _Held, source: Path, manifest: Manifest, staged: commit.Staged, rules: Rules) -> None:
+def _commit(resources: _Resources, source: Path, manifest: Manifest, staged: commit.Staged, rules: Rules) -> None:
     """Commit the copy, and record it in the journal there; what it replaces is removed. Root only."""
-    assert held.conflicts is not None
-    commit_staged(staged, manifest, held.lock, held.conflicts, rules.system)
+    assert resources.conflicts is not None
+    commit_staged(staged, manifest, resources.lock, resources.conflicts, rules.system)
     Journal(staged.directory, by="copy", system=rules.system).copied(
         manifest.step, manifest.save_id, manifest.nbytes, source
     )

@@ -48,7 +48,7 @@ class BackupCallback(BackupAndRestore):
         epoch = self._running.epochs.pop(saved.step, 0)
         lines = [saved_line(saved, epoch)] if self.logs_steps else []
         if self.verbose:
-            self._saves.say(*lines, *self._running.remarks(saved))
+            self._saves.print_lines(*lines, *self._running.remarks(saved))
         for on_commit in self.listeners:
             on_commit(saved, epoch)
 

@@ -94,11 +94,11 @@ def write_down(run: TrainingRun, start: resume_point.ResumePoint, wanted: str) -
 
     run.team.comm.on_root("write run directory", write)
     for change in start.changes:
-        run.say(f"changed {change}")
+        run.print_line(f"changed {change}")
     for path in start.aside:
-        run.say(f"moved aside {path}")
+        run.print_line(f"moved aside {path}")
     if start.n_complete == len(run.cycles):
-        run.say(f"complete cycles={start.n_complete} in {run.directory.path}: nothing is left to train")
+        run.print_line(f"complete cycles={start.n_complete} in {run.directory.path}: nothing is left to train")
 
 
 def tell_of(run: TrainingRun, error: BaseException) -> None:

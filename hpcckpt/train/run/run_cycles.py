@@ -62,7 +62,7 @@ class TrainingRun:
     verbose: int = 1
     model: Any = None
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Write a line, once over all ranks. Independent."""
         if self.verbose and self.team.is_root:
             write_wrapped(f"hpcckpt: {line}")
@@ -95,7 +95,7 @@ def train_cycle(run: TrainingRun, cycle: Cycle) -> Any:
     if not has_begun(run, cycle):
         take_weights(run, built)
     compile_for(built, run.catalogue, run.team)
-    run.say(f"{title(run, cycle)} {submodels.summary(built.model, built.frozen)} ranks={run.team.size}")
+    run.print_line(f"{title(run, cycle)} {submodels.summary(built.model, built.frozen)} ranks={run.team.size}")
     backup = fit(run, built)
     tell_of_swaps(run, built)
     keep(run, built, backup)
@@ -125,10 +125,10 @@ def take_weights(run: TrainingRun, built: Built) -> None:
             lambda: weights.fill(built.model, path, team.rank, team.size, is_partial=is_other),
         )
         left = f", {len(filled.problems)} do not fit" if filled.problems else ""
-        run.say(f"{title(run, cycle)} {filled.n_taken} tensors of cycle {before.index + 1}{left}")
+        run.print_line(f"{title(run, cycle)} {filled.n_taken} tensors of cycle {before.index + 1}{left}")
         run.log("weights", cycle=cycle.index + 1, taken=filled.n_taken, left=list(filled.problems))
     for line in submodel_weights.load(built, run.directory, run.team.comm):
-        run.say(f"{title(run, cycle)} {line}")
+        run.print_line(f"{title(run, cycle)} {line}")
 
 
 # -- the training ------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _showing(run: TrainingRun, built: Built, backup: BackupCallback) -> list[Any
 
 def _warn(run: TrainingRun, cycle: Cycle, text: str) -> None:
     """Say what is wrong and ends nothing, and write it down. Root only."""
-    run.say(f"{title(run, cycle)} warning: {text}")
+    run.print_line(f"{title(run, cycle)} warning: {text}")
     run.log("warning", cycle=cycle.index + 1, text=text)
 
 
@@ -200,7 +200,7 @@ def tell_of_swaps(run: TrainingRun, built: Built) -> None:
     report = built.swaps.report()
     every = run.team.comm.gather(lms_callback.facts(report))
     run.log("lms", cycle=built.cycle.index + 1, ranks=every)
-    run.say(f"{title(run, built.cycle)} {lms_callback.line(report)}")
+    run.print_line(f"{title(run, built.cycle)} {lms_callback.line(report)}")
 
 
 def backup_options(checkpoint: CheckpointSettings) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def keep(run: TrainingRun, built: Built, backup: BackupCallback) -> None:
     cycle, checkpoint = built.cycle, built.cycle.checkpoint
     storage = weights.Storage(checkpoint.backend, checkpoint.backend_options or None, checkpoint.batch_norm)
     for line in submodel_weights.save(built, run.directory, run.team.comm, backup.step, storage):
-        run.say(f"{title(run, cycle)} {line}")
+        run.print_line(f"{title(run, cycle)} {line}")
     about = {
         "number": cycle.index + 1,
         "epochs": backup.epoch,
@@ -246,7 +246,7 @@ def keep(run: TrainingRun, built: Built, backup: BackupCallback) -> None:
     path = run.directory.final(cycle.index, checkpoint.directory)
     weights.save(built.model, path, run.team.comm, backup.step, storage=storage, objects={"cycle": about})
     run.log("complete", cycle=cycle.index + 1, epochs=backup.epoch, step=backup.step)
-    run.say(f"{title(run, cycle)} complete epochs={backup.epoch} step={backup.step} weights={Path(path)}")
+    run.print_line(f"{title(run, cycle)} complete epochs={backup.epoch} step={backup.step} weights={Path(path)}")
 
 
 def title(run: TrainingRun, cycle: Cycle) -> str:
