@@ -119,14 +119,15 @@ def test_of_several_processes_one_builds_and_the_others_wait_for_it(
 
 def test_of_all_that_wait_one_writes_a_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder, first = (place / f".{WANTED.filename}{suffix}" for suffix in (".lock", ".waiting"))
-    with builder.open("w") as lock, first.open("w") as speaker:
-        for file in (lock, speaker):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        monkeypatch.setenv("CXX", "/bin/true")
-        second = start()
-        wait_for(lambda: has_open(second.pid, ".waiting"))
-        (place / WANTED.filename).write_text("built", encoding="utf-8")
-    assert second.communicate(timeout=LIMIT_S) == ("built\n", "")
+    monkeypatch.setenv("CXX", "/bin/true")
+    with first.open("w") as speaker:  # locked until the process has ended: it may open the file long before it looks
+        fcntl.flock(speaker, fcntl.LOCK_EX)
+        with builder.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            second = start()
+            wait_for(lambda: has_open(second.pid, ".waiting"))
+            (place / WANTED.filename).write_text("built", encoding="utf-8")
+        assert second.communicate(timeout=LIMIT_S) == ("built\n", "")
 
 
 def test_after_a_killed_builder_another_one_builds_and_removes_what_it_left(
