@@ -37,7 +37,7 @@ RENAMED = {
     "Held": "Snapshot", "InFile": "LinkSource", "landed": "written", "let_go": "release",
     "look_ahead": "check_conflicts", "Matter": "CollectiveTask", "next_ticket": "next_slot", "Open": "DynamicPart",
     "regain": "reacquire", "tenure": "lock_token", "there": "existing", "Ticket": "StagingSlot", "ticket": "slot",
-    "tickets": "slots", "told": "reported", "unasked": "ignored", "Underway": "InFlightSave",
+    "tickets": "slots", "tiers": "scratch_tier", "told": "reported", "unasked": "ignored", "Underway": "InFlightSave",
     "underway": "in_flight", "way": "conflicts", "Way": "Conflicts",
 }  # fmt: skip
 """Identifiers of the old tree -> of the new one."""
@@ -77,6 +77,8 @@ TESTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The tests of each package, below ``tests/``: those that use most of it in the least time, the fastest first."""
 MAX_PER_FUNCTION = 4
+FAILED = re.compile(r"(?:FAILED|ERROR) tests/(.+?)(?: - |$)")
+"""A line of pytest's summary, with the test that failed."""
 
 
 @dataclass(frozen=True)
@@ -307,8 +309,8 @@ def chosen(found: list[Mutant], seed: int, count: int) -> list[Mutant]:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float) -> dict[str, Any]:
-    """Run tests in a tree until one fails; return how that ended, and the seconds."""
+def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float, *, or_none: bool = False) -> dict[str, Any]:
+    """Run tests in a tree until one fails; return how that ended, and the seconds; `or_none`: there may be none."""
     tests = tuple(test for test in tests if (tree / "tests" / test.partition("::")[0]).exists())
     command = ["nice", "scripts/dev/in-venv.sh", "python", "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     began = time.monotonic()
@@ -329,6 +331,8 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float) -> dict[str, A
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    if code in {4, 5} and or_none:
+        return {"result": "not run"}
     if code in {4, 5}:
         raise SystemExit(f"{tree}: pytest cannot run {tests}:\n{output[-2000:]}")
     seconds = round(time.monotonic() - began, 1)
@@ -336,9 +340,17 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float) -> dict[str, A
     return {"result": result, "by": by[0] if by else output[-200:] if code else "", "seconds": seconds}
 
 
+def run_same_test(tree: Path, by: str, limit_s: float) -> dict[str, Any]:
+    """Run the test that caught the mutant in the other tree, if it is in this one by the same name."""
+    failed = FAILED.match(by)
+    if failed is None or not (tree / "tests" / failed[1].partition("::")[0]).exists():
+        return {"result": "not run"}
+    return run_tests(tree, (failed[1],), limit_s, or_none=True)
+
+
 def require_pass(tree: Path, package: str, by: str, limit_s: float) -> None:
     """End the program if the test that caught a mutant fails without it too."""
-    failed = re.match(r"(?:FAILED|ERROR) tests/(.+?)(?: - |$)", by)
+    failed = FAILED.match(by)
     found = run_tests(tree, (failed[1],) if failed else TESTS[package], limit_s)
     if found["result"] == "caught":
         raise SystemExit(f"{tree}: without a mutant the tests fail too: {found['by']}")
@@ -355,7 +367,9 @@ def run_mutant(mutant: Mutant, old: Path, new: Path, limit_s: float, *, both: bo
         status = (tree / site.file).stat()
         before = site.apply(tree)
         try:
-            result = run_tests(tree, TESTS[mutant.package], limit_s)
+            result = run_same_test(tree, row.get("old", {}).get("by", ""), limit_s)
+            if result["result"] != "caught":
+                result = run_tests(tree, TESTS[mutant.package], limit_s)
         finally:
             (tree / site.file).write_bytes(before)
             os.utime(tree / site.file, ns=(status.st_atime_ns, status.st_mtime_ns))
