@@ -98,13 +98,13 @@ class Payload:
         Whether the view shows the program's own buffer, which the program copies before it changes it.
     """
 
-    __slots__ = ("_before", "_data", "is_held", "is_unchanged", "item", "known")
+    __slots__ = ("_before", "_data", "is_held", "is_unchanged", "item", "record")
 
     def __init__(self, item: WriteItem, data: Bytes, is_held: bool = False) -> None:
         self.item = item
         self.is_held = is_held
         self.is_unchanged = False
-        self.known: BlockRecord | None = None
+        self.record: BlockRecord | None = None
         self._data: Bytes | None = data
         self._before: BlockRecord | None = None
 
@@ -150,7 +150,7 @@ class Payload:
             own = tuple(crcs)
             seems_frozen = self._before is not None and self._before.crcs == own
             where = LinkSource(file, n_in_file, own) if file is not None else None
-            self.known = BlockRecord(own, self._data if seems_frozen else None, where)
+            self.record = BlockRecord(own, self._data if seems_frozen else None, where)
         self._data = None
 
     let_go = renamed("let_go", "release")

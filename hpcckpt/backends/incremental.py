@@ -17,28 +17,28 @@ from hpcckpt.backends.base import BlockRecord, Payload
 from hpcckpt.core.plan import WriteItem
 
 
-class Unchanged:
+class BlockRecords:
     """What this rank knows of the tensors of the newest committed step."""
 
     def __init__(self) -> None:
-        self._known: dict[WriteItem, BlockRecord] = {}
+        self._records: dict[WriteItem, BlockRecord] = {}
         self._in_flight: dict[int, Sequence[Payload]] = {}
 
     def mark(self, number: int, payloads: Sequence[Payload]) -> None:
         """Tell the payloads of a save what is known of them, and whether the newest committed step has the same."""
-        known, self._known = self._known, {}  # until this save is committed too, nothing is known
+        records, self._records = self._records, {}  # until this save is committed too, nothing is known
         self._in_flight[number] = payloads
         for payload in payloads:
             if payload.is_held:
-                payload.compare_with(known.get(payload.item))
+                payload.compare_with(records.get(payload.item))
 
     def ended(self, number: int, *, is_committed: bool) -> None:
         """Remember what the step of a save holds if it was committed just now, and release its payloads."""
         payloads = self._in_flight.get(number, ())
         if is_committed:
-            self._known = {payload.item: payload.known for payload in payloads if payload.known is not None}
+            self._records = {payload.item: payload.record for payload in payloads if payload.record is not None}
         self._in_flight.pop(number, None)
 
     def forget(self) -> None:
         """Release everything that is held."""
-        self._known = {}
+        self._records = {}

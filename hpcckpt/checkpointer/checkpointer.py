@@ -347,7 +347,7 @@ class Checkpointer:
         shown = "" if step is None else f"step={step}"
         with self._call(f"restore({shown})", f"restore(step={step}, strict={bool(strict)})"):
             self._wait(durable=True)
-            self._session.queue.unchanged.forget()
+            self._session.queue.block_records.forget()
             return restore(self._session.source, state, step, strict=strict)
 
     def poll(self) -> None:

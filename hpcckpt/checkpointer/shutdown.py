@@ -60,7 +60,7 @@ def raising(session: Session) -> Iterator[None]:
             yield
     except (CollectiveMisuseError, PeerTimeoutError) as error:
         if not session.is_closed:
-            _abandon(session, type(error).__name__)
+            _abort(session, type(error).__name__)
         raise
 
 
@@ -82,7 +82,7 @@ def shortening() -> Iterator[None]:
         raise
 
 
-def _abandon(session: Session, why: str) -> None:
+def _abort(session: Session, why: str) -> None:
     """Release the locks without waiting for other ranks, after what is being committed is committed. Independent."""
     session.is_closed = True
     tiers = session.scratch_tier

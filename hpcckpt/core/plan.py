@@ -1,4 +1,4 @@
-"""What each rank will write or read, and where it landed: frozen data between the layers."""
+"""What each rank will write or read, and where it was written: frozen data between the layers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class WriteReport:
 
 
 class StoredEntry(NamedTuple):
-    """Where an item landed: what it is, and file, byte offset and one CRC32C per block."""
+    """Where an item was written: what it is, and file, byte offset and one CRC32C per block."""
 
     item: WriteItem
     rank: int

@@ -192,7 +192,7 @@ def _end(queue: SaveQueue, this: InFlightSave, result: SaveOutcome) -> None:
     if result.ticket is not None:
         reserve_part(queue.rundir, result.ticket.name)
         queue.slots[this.number + queue.options.max_in_flight] = result.ticket
-    queue.unchanged.ended(this.number, is_committed=result.saved is not None)
+    queue.block_records.ended(this.number, is_committed=result.saved is not None)
     if result.saved is not None:
         if not queue.comm.is_root:  # root did when it committed the step
             queue.rundir.lineage = queue.rundir.lineage.after(this.staged.job)

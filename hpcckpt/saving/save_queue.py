@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hpcckpt.backends.base import Backend
-from hpcckpt.backends.incremental import Unchanged
+from hpcckpt.backends.incremental import BlockRecords
 from hpcckpt.collective.background import BackgroundTasks
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.outcomes import Outcome
@@ -85,7 +85,7 @@ class SaveQueue:
         Saves whose outcome was not returned or raised, the oldest first.
     n_saves : int
         The number of the next save.
-    unchanged : Unchanged
+    block_records : BlockRecords
         Which tensors did not change since the newest step.
     listeners : Listeners
         Called with each committed step, when this rank receives the outcome.
@@ -100,7 +100,7 @@ class SaveQueue:
         self.slots: dict[int, StagingSlot] = {}
         self.in_flight: list[InFlightSave] = []
         self.n_saves = 0
-        self.unchanged = Unchanged()
+        self.block_records = BlockRecords()
         self.listeners = Listeners()
         self.drains: Drains | None = None
 

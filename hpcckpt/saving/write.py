@@ -144,7 +144,7 @@ def _get_ready(queue: SaveQueue, this: InFlightSave, contribution: Contribution)
     failpoints.reached("2-write", queue.comm.rank)
     payloads = contribution.snapshot.payloads
     if queue.options.incremental:
-        queue.unchanged.mark(this.number, payloads)
+        queue.block_records.mark(this.number, payloads)
     return _non_finite(payloads, queue.backend.threads) if queue.options.nan_guard else ()
 
 

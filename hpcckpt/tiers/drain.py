@@ -178,9 +178,9 @@ class DrainTasks:
         need = SavePlan((), manifest.tensors, manifest.nbytes, ())
         workspace.check_space(need, persistent.n_ranks)
 
-    def conclude_copy(self, drain: Drain, outcomes: Sequence[Outcome]) -> DrainOutcome:
+    def reduce_copy(self, drain: Drain, outcomes: Sequence[Outcome]) -> DrainOutcome:
         """Return what is to be read back, if all ranks copied their shares. Root only."""
-        return self._concluded(drain, outcomes, lambda: self._entries(drain, [outcome.value for outcome in outcomes]))
+        return self._reduced(drain, outcomes, lambda: self._entries(drain, [outcome.value for outcome in outcomes]))
 
     def _entries(self, drain: Drain, reports: Sequence[CopyReport]) -> DrainOutcome:
         """Return the entries of all nodes; raise if files are on none of them any more. Root only."""
@@ -206,11 +206,11 @@ class DrainTasks:
         headers = files if self._scratch.is_leading else ()  # one look at them is enough
         copy.verify_files(source, staged.path, manifest, headers, mine, self._rules)  # D3
 
-    def conclude(self, drain: Drain, outcomes: Sequence[Outcome]) -> DrainOutcome:
+    def reduce_commit(self, drain: Drain, outcomes: Sequence[Outcome]) -> DrainOutcome:
         """Commit what all ranks copied and verified. Root only."""
-        return self._concluded(drain, outcomes, lambda: DrainOutcome(self._commit(drain)))
+        return self._reduced(drain, outcomes, lambda: DrainOutcome(self._commit(drain)))
 
-    def _concluded(self, drain: Drain, outcomes: Sequence[Outcome], fn: Callable[[], DrainOutcome]) -> DrainOutcome:
+    def _reduced(self, drain: Drain, outcomes: Sequence[Outcome], fn: Callable[[], DrainOutcome]) -> DrainOutcome:
         """Return what `fn` returns, unless it or a rank failed: the copy is removed then. Root only."""
         failures = failures_of(outcomes)
         if not failures:

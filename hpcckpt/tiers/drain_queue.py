@@ -79,7 +79,7 @@ class DrainQueue:
                 2 * number,
                 f"drain step {drain.saved.step}",
                 copy,
-                lambda outcomes: self._tasks.conclude_copy(drain, outcomes),
+                lambda outcomes: self._tasks.reduce_copy(drain, outcomes),
                 lambda outcome: self._verify(drain, number, outcome),
             )
         )
@@ -96,7 +96,7 @@ class DrainQueue:
                 2 * number + 1,
                 f"drain step {drain.saved.step}",
                 lambda: self._tasks.verify(drain, result.entries),
-                lambda outcomes: self._tasks.conclude(drain, outcomes),
+                lambda outcomes: self._tasks.reduce_commit(drain, outcomes),
                 lambda outcome: self._end(drain, outcome),
             )
         )

@@ -155,7 +155,7 @@ def _a_pointer_is_enough() -> None:
     def written(self: Any, crcs: Sequence[int], file: Any = None, n_in_file: int = 0) -> None:
         if self.is_held:
             where = base.LinkSource(file, n_in_file, tuple(crcs)) if file is not None else None
-            self.known = base.BlockRecord(tuple(crcs), _unowned(self._data), where)
+            self.record = base.BlockRecord(tuple(crcs), _unowned(self._data), where)
         self._data = None
 
     _replace(base.Payload, "release", release)

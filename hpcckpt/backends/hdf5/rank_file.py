@@ -35,7 +35,7 @@ def rank_path(rank: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Known:
+class _FileLayout:
     """How a file was laid out: its items and their datasets; `base` has those that other ranks share."""
 
     items: tuple[WriteItem, ...]
@@ -55,19 +55,19 @@ class RankFile:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._known: _Known | None = None
+        self._last: _FileLayout | None = None
 
     def write(
         self, job: SaveJob, path: Path, rank: int, payloads: Sequence[Payload]
     ) -> tuple[FileRecord, tuple[StoredDataset, ...]]:
         """Write a file, durable on return; return its record, and the datasets of the payloads. Independent."""
-        known = self._known = self._lay_out(path, rank, tuple(payload.item for payload in payloads))  # step a
-        layout = known.layout
+        laid_out = self._last = self._lay_out(path, rank, tuple(payload.item for payload in payloads))  # step a
+        layout = laid_out.layout
         where = str(path / rank_path(rank))
         fd, is_new = open_to_write(where, is_forced=self._driver.is_recycling_forced)  # step b
         try:
             make_room(fd, layout.nbytes, where)
-            placed = [(p, layout.offsets[each.path]) for p, each in zip(payloads, known.stored, strict=True)]
+            placed = [(p, layout.offsets[each.path]) for p, each in zip(payloads, laid_out.stored, strict=True)]
             driver = self._driver
             crcs = write_payloads(  # step c
                 fd, placed, block_bytes=job.block_bytes, threads=driver.threads, nice=driver.nice, where=where
@@ -86,21 +86,21 @@ class RankFile:
             os.close(fd)
         if is_new:
             native.fsync_dir(os.path.dirname(where))
-        return FileRecord(rank_path(rank), around.nbytes, around.table_crc), known.stored
+        return FileRecord(rank_path(rank), around.nbytes, around.table_crc), laid_out.stored
 
-    def _lay_out(self, path: Path, rank: int, items: tuple[WriteItem, ...]) -> _Known:
+    def _lay_out(self, path: Path, rank: int, items: tuple[WriteItem, ...]) -> _FileLayout:
         """Return how to write the items: as at the previous save, as far as they are the same."""
-        known = self._known
-        if known is not None and known.items == items:
-            return known
+        last = self._last
+        if last is not None and last.items == items:
+            return last
         stored = arrange_rank(items, rank)
-        if known is not None and _differ_in_sizes_only(known.items, items):
-            base = known.base
+        if last is not None and _differ_in_sizes_only(last.items, items):
+            base = last.base
         else:
             shared = [each for each in stored if each.rank is None]
             alignment = self._driver.options.alignment_at(path)
             base = extend(Layout(), shared, root=self._driver.root_attributes(), alignment=alignment)
-        return _Known(items, stored, base, extend(base, [each for each in stored if each.rank is not None]))
+        return _FileLayout(items, stored, base, extend(base, [each for each in stored if each.rank is not None]))
 
 
 def _differ_in_sizes_only(old: Sequence[WriteItem], new: Sequence[WriteItem]) -> bool:

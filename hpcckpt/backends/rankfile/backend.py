@@ -68,9 +68,9 @@ class RankfileBackend(Backend):
         """Write this rank's file, and unchanged tensors into separate files; durable on return. Independent."""
         items = [payload.item for payload in payloads]
         linked = link_unchanged(payloads, base, path) if base is not None else []
-        linked_nbytes = sum(payload.item.nbytes for payload in payloads if payload.known is not None)
+        linked_nbytes = sum(payload.item.nbytes for payload in payloads if payload.record is not None)
         frozen = [*linked, *self._write_unchanged(job, path, rank, worth_a_file(payloads), linked)]
-        rest = [payload for payload in payloads if payload.known is None]
+        rest = [payload for payload in payloads if payload.record is None]
         record, is_new = self._write_file(job, path, _File(file_path(rank), rank, rest, tuple(frozen)))
         if is_new or frozen:
             native.fsync_dir(str(path / layout.DATA))

@@ -69,5 +69,5 @@ def _is_same_file(path: Path, record: FileRecord) -> bool:
 
 def worth_a_file(payloads: Sequence[Payload]) -> list[Payload]:
     """Return the unchanged payloads that are not linked, if they are large enough for a file of their own."""
-    unchanged = [payload for payload in payloads if payload.is_unchanged and payload.known is None]
+    unchanged = [payload for payload in payloads if payload.is_unchanged and payload.record is None]
     return unchanged if sum(payload.item.nbytes for payload in unchanged) >= MIN_BYTES else []

@@ -25,7 +25,7 @@ class Key(NamedTuple):
     block_bytes: int
 
 
-class _Known(NamedTuple):
+class _Header(NamedTuple):
     header: memoryview
     entries: Callable[[], Sequence[StoredEntry]]
 
@@ -35,7 +35,7 @@ class KnownHeaders:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._kept: OrderedDict[Key, _Known] = OrderedDict()
+        self._kept: OrderedDict[Key, _Header] = OrderedDict()
         self._nbytes = 0
 
     def find(self, key: Key, header: bytes) -> Sequence[StoredEntry] | None:
@@ -53,7 +53,7 @@ class KnownHeaders:
         with self._guard:
             before = self._kept.pop(key, None)
             self._nbytes += header.nbytes - (before.header.nbytes if before else 0)
-            self._kept[key] = _Known(header, entries)
+            self._kept[key] = _Header(header, entries)
             while self._nbytes > MAX_BYTES:
                 _, oldest = self._kept.popitem(last=False)
                 self._nbytes -= oldest.header.nbytes
