@@ -2,6 +2,7 @@
 
     mutants.py OLD NEW --list                       # the candidates per package, and the mutants that are chosen
     mutants.py OLD NEW --count 150 --out FILE       # run them; again with the same FILE: the rest of them
+    mutants.py OLD NEW --from 90 --out FILE         # without the first 90, which ran elsewhere
     mutants.py OLD NEW --summary --out FILE         # what has been found
 
 OLD and NEW are checkouts with environments, used for nothing else meanwhile: files in ``hpcckpt`` are changed and put
@@ -419,6 +420,7 @@ def main() -> int:
     parser.add_argument("new", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--from", dest="start", type=int, default=0, metavar="N", help="leave out the first N of them")
     parser.add_argument("--out", type=Path, default=Path("build/mutants.jsonl"))
     parser.add_argument("--limit", type=float, default=900, help="seconds for the tests of one mutant in one tree")
     parser.add_argument("--both", action="store_true", help="run in NEW too what survives in OLD")
@@ -433,7 +435,7 @@ def main() -> int:
     require_clean(old)
     require_clean(new)
     found = mutants(old, new)
-    wanted = chosen(found, args.seed, args.count)
+    wanted = chosen(found, args.seed, args.count)[args.start :]
     if args.list:
         for mutant in wanted:
             print(f"{mutant.key} {mutant.operator:9} {mutant.new.file}:{mutant.new.line}: {mutant.new.text!r}"
