@@ -49,7 +49,7 @@ def open_session(
     if options.scratch is None:
         return _session(comm, RunDirectory(directory, comm.rank, NodeMap(comm.size), backend, options, system))
     path, nodes = find_scratch(comm, directory, Path(os.path.abspath(options.scratch)), system.files)
-    on_scratch = replace(options, max_to_keep=options.scratch_keep, keep_best=None, keep_period=None)
+    on_scratch = options.on_scratch()
     if not nodes.is_shared:
         _check_files_apart(backend)
         on_scratch = replace(on_scratch, recycle=False)

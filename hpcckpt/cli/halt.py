@@ -56,6 +56,7 @@ def command(
 
     if not directory.is_dir():
         raise StepNotFoundError(explain_no_directory(directory))
+    options.existing_run(directory)
     if sum((after_step is not None, moment is not None, is_cancelling)) > 1:
         raise click.UsageError("--after-step, --at and --cancel exclude one another")
     before = _present_request(directory)

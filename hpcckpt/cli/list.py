@@ -37,7 +37,7 @@ def command(
     Their bytes are checked by 'hpcckpt verify'. The step marked * is the one a restart would use.
     Other directories that take space are named below the table, with what removes them, and the size of all.
     """
-    run = summary.summarize(options.existing(directory), options.read_metric(metric))
+    run = summary.summarize(options.existing_run(directory), options.read_metric(metric))
     rows = [row for row in run.checkpoints if row.valid or not is_valid_only]
     if not rows:
         what = "restorable checkpoint" if is_valid_only else "checkpoint"

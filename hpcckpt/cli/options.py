@@ -14,6 +14,7 @@ from hpcckpt.cli.failures import Declined
 from hpcckpt.core.options import Best, parse_best
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepNotFoundError
+from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest
 from hpcckpt.rundir import discovery
 
@@ -63,6 +64,21 @@ def existing(directory: Path) -> Path:
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise StepNotFoundError(f"{directory} {what}: give the directory of a run, or of one of its steps")
+    return directory
+
+
+def existing_run(directory: Path) -> Path:
+    """Return a directory that exists and is not that of one step.
+
+    Raises
+    ------
+    StepNotFoundError
+        If it does not exist, or is something else, or a step.
+    """
+    whole = existing(directory).resolve()
+    is_step = layout.parse_step(whole.name) is not None and (whole / layout.DATA).is_dir()
+    if is_step or (whole / layout.MANIFEST).is_file():
+        raise StepNotFoundError(f"{directory} is the directory of one step: give that of the run, {whole.parent}")
     return directory
 
 

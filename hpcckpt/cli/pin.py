@@ -22,6 +22,7 @@ def pin(directory: Path, steps: tuple[str, ...], metric: str | None, *, is_json:
 
     Each STEP is a number, 'latest' or 'best'.
     """
+    options.existing_run(directory)
     chosen = [options.find(directory, step, metric).step for step in steps]
     for step in chosen:
         pins.pin_save(directory, step)
@@ -39,7 +40,7 @@ def unpin(directory: Path, steps: tuple[int, ...], *, is_json: bool, is_quiet: b
 
     Exits with 4 if one of them was not pinned.
     """
-    options.existing(directory)
+    options.existing_run(directory)
     taken = [step for step in steps if pins.unpin(directory, step)]
     _write_result(directory, "unpinned", taken, is_json=is_json, is_quiet=is_quiet)
     absent = [str(step) for step in steps if step not in taken]

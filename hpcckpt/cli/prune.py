@@ -71,7 +71,7 @@ def command(
         words = " ".join(steps)
         raise click.UsageError(f"prune removes by rules; to remove steps by number: hpcckpt rm {directory} {words}")
     rules = _Rules(_options(keep_last, keep_best, keep_period), _kinds(has_aside=has_aside, has_bad=has_bad))
-    options.existing(directory)
+    options.existing_run(directory)
     plan = _plan(directory, rules, is_dry_run=is_dry_run)
     if not plan.removals and (places := elsewhere.hint(directory)):
         raise StepNotFoundError(f"no checkpoint in {directory}{places}")

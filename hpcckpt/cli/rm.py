@@ -40,6 +40,7 @@ def command(
     Each STEP is a number, 'latest' or 'best'; damaged ones can be removed too. Pinned steps are refused. It takes the
     run's lock, and exits with 8 while a job is writing. 'hpcckpt prune' removes by rules, and what killed jobs left.
     """
+    options.existing_run(directory)
     chosen = {options.find_silently(directory, step, metric).step for step in steps}
     plan = _plan(directory, chosen)
     if not is_dry_run and not is_yes:

@@ -1,7 +1,11 @@
 """The table of the tool's own verbs.
 
-A verb is added by one row here and one file beside this one.  The summaries are here so that
-``hpcckpt --help`` loads no verb; a test compares them with the verbs' own help.
+A verb is added by one row here and one file beside this one; help, completion, hints for misspelt verbs, exit codes
+and mpirun need nothing more.  It also gets a row and a section in ``docs/cli.md``, and a place in the list in
+``README.md``.  Tests compare these with the table, and so they do with the summaries, which are here because
+``hpcckpt --help`` loads no verb.
+
+Arguments that verbs share are in `options`, printing in `output`, errors in `failures`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def command(directory: Path, every_s: float, *, is_once: bool, is_until_end: boo
     command, with exit code 130, and does not affect the job: the command only reads.
     """
     if is_once or directory.exists():
-        options.existing(directory)
+        options.existing_run(directory)
     looks = _looks(directory, every_s, is_once=is_once)
     show = _live if output.is_fancy(sys.stdout) else _print_news
     try:

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -165,18 +166,35 @@ def remove_tree(path: PathLike) -> None:
             errors.append(error)
 
     handler: dict[str, Any] = {_HANDLER: note}
-    shutil.rmtree(path, **handler)
+    try:
+        shutil.rmtree(path, **handler)
+    except RecursionError:  # no program of ours makes such directories
+        text = (
+            f"its directories are nested too deeply to be removed here; remove it by: rm -rf {shlex.quote(str(path))}"
+        )
+        errors.append(OSError(errno.ENAMETOOLONG, text, os.fspath(path)))
     if errors:
         raise errors[0]
 
 
 def tree(path: PathLike) -> list[os.stat_result]:
-    """Return the status of all that is below a directory, without what vanishes meanwhile; follow no link."""
-    found = []
-    for parent, directories, names in os.walk(path):
-        for name in (*directories, *names):
-            with contextlib.suppress(OSError):
-                found.append(os.lstat(os.path.join(parent, name)))
+    """Return the status of all that is below a directory; follow no link, not even `path`.
+
+    What vanishes meanwhile, and what may not be read, is left out.
+    """
+    found: list[os.stat_result] = []
+    waiting = [os.fspath(path)]
+    while waiting:  # no recursion: however deep a stranger's directories are
+        parent = waiting.pop()
+        with contextlib.suppress(OSError):
+            if not stat.S_ISDIR(os.lstat(parent).st_mode):
+                continue
+            for name in os.listdir(parent):
+                where = os.path.join(parent, name)
+                with contextlib.suppress(OSError):
+                    found.append(os.lstat(where))
+                    if stat.S_ISDIR(found[-1].st_mode):
+                        waiting.append(where)
     return found
 
 

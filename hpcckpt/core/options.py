@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -103,9 +103,6 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, Real) and float(value) > 0
 
 
-_FLAGS = ("async_save", "incremental", "nan_guard")
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """Everything that is decided once, when a checkpointer is made.
@@ -170,6 +167,10 @@ class Options:
     scratch_bandwidth: float | None = None
     scratch_keep: int = 1
 
+    def on_scratch(self) -> Options:
+        """Return the options of the run directory on scratch, which only keeps the newest steps."""
+        return replace(self, max_to_keep=self.scratch_keep, keep_best=None, keep_period=None)
+
     def problems(self) -> list[Problem]:
         """Return everything that is wrong with these options."""
         best = Best("") if self.keep_best is None else self.keep_best
@@ -213,3 +214,6 @@ class Options:
         if problems:
             raise OptionError(errors.list_problems(problems))
         return self
+
+
+_FLAGS = tuple(each.name for each in fields(Options) if each.type == "bool")

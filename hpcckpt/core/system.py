@@ -224,7 +224,10 @@ class FileSystem(Protocol):
         """Return the names in a directory."""
 
     def tree(self, path: PathLike) -> list[os.stat_result]:
-        """Return the status of all that is below a directory, without what vanishes meanwhile; follow no link."""
+        """Return the status of all that is below a directory; follow no link, not even `path`.
+
+        What vanishes meanwhile, and what may not be read, is left out.
+        """
 
     def mkdir(self, path: PathLike) -> None:
         """Make a directory; one that exists is no error."""

@@ -52,4 +52,4 @@ lint "clang-format" clang-format --dry-run -Werror "${cxx[@]}"
 lint "clang for AArch64" cross_compile
 lint "codespell" codespell
 lint "words" python scripts/dev/check_words.py
-[ "${#failed[@]}" = 0 ] || die "lint failed: ${failed[*]}"
+[ "${#failed[@]}" = 0 ] || die "lint failed: ${failed[*]} ('make fix' mends the formatting)"

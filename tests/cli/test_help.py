@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -48,6 +50,19 @@ def test_each_verb_prints_json_on_request(verb: Verb) -> None:
     command = load_own(verb)
     for each in command.commands.values() if isinstance(command, click.Group) else [command]:
         assert "--json" in {option for param in each.params for option in param.opts}
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_pages_have_the_verbs_of_the_table() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    listed = (ROOT / "README.md").read_text("utf-8").rpartition("\n`list`, ")[2].partition("See\n")[0]
+    table = page.partition("## Manners")[0]
+    for name in (verb.name for verb in VERBS):
+        assert f"[`{name}`](#" in table, "docs/cli.md has a row for each verb"
+        assert re.search(rf"^## .*\b{name}\b", page, re.MULTILINE), "docs/cli.md has a section for each verb"
+        assert f"`{name}`" in f"`list`, {listed}", "README.md lists the verbs"
 
 
 def test_version(cli: Cli, spawn: Cli) -> None:

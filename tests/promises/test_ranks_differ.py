@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors
+from hpcckpt.checkpointer.open import MAY_DIFFER
+from hpcckpt.core.options import Options
 from hpcckpt.restoring import restore as restoring
 
 
@@ -301,6 +304,11 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "scratch_bandwidth": (None, 1.0),
     "scratch_keep": (1, 2),
 }
+
+
+def test_the_table_has_every_option_that_must_not_differ():
+    named = {field.name for field in fields(Options)}
+    assert named - MAY_DIFFER - {"backend"} == set(DIFFERING)
 
 
 @pytest.mark.counts(3)

@@ -6,6 +6,8 @@ import ast
 import ctypes
 import errno
 import os
+import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,26 @@ def test_a_transfer_that_is_cut_short_is_continued(monkeypatch, tmp_path, name):
     assert files.read_at(fd, 10, 0) == b"0123456789"
     assert files.read_at(fd, 10, 4) == b"456789"
     os.close(fd)
+
+
+def test_a_link_in_place_of_a_directory_has_no_size(place):
+    (place / "link").symlink_to(place / "a")
+    (place / "a" / "link").symlink_to(place)
+    assert files.tree(place / "link") == []
+    assert sorted(stat.S_ISREG(each.st_mode) for each in files.tree(place / "a")) == [False, True]
+
+
+def test_directories_nested_deeper_than_python_recurses_are_seen_and_named(place):
+    deep, here = 1200, place / "a"
+    for _ in range(deep):
+        here = here / "d"
+        os.mkdir(here)
+    try:
+        assert len(files.tree(place / "a")) == deep + 1
+        with pytest.raises(OSError, match=r"nested too deeply.*rm -rf"):
+            files.remove_tree(place / "a")
+    finally:
+        subprocess.run(["rm", "-rf", str(place / "a")], check=True)
 
 
 RAW = {("os", name) for name in ("rename", "renames", "replace", "link", "unlink", "remove")} | {("shutil", "rmtree")}

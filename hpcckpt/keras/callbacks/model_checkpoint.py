@@ -83,8 +83,8 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         The format of the files: those of Keras, TensorFlow checkpoints (``tf``: weights, as ``model.save_weights`` of
         Keras 2.15 writes them) or SavedModels. By default the end of the path decides.
     max_to_keep : int, optional
-        How many of the newest are kept; all with placeholders, one without. This and the next six are for checkpoints
-        of hpcckpt.
+        How many of the newest are kept; all with placeholders, one without. This and what follows
+        up to `async_save` are for checkpoints of hpcckpt.
     keep_best : Best or str, optional
         Keep the best by a metric besides.
     every_n_minutes : float or "auto", optional
