@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -324,11 +324,12 @@ def latest_checkpoint(directory: PathLike) -> Path | None:
 
 def best_of(steps: tuple[StepInfo, ...], best: Best) -> list[int]:
     """Return the restorable steps with the best finite values of a metric, best first. Pure."""
-    valued = [
-        (info.manifest.metrics[best.metric], info.step)
-        for info in steps
-        if info.manifest and info.is_restorable and best.metric in info.manifest.metrics
-    ]
+    return best_by({info.step: info.manifest.metrics for info in steps if info.manifest and info.is_restorable}, best)
+
+
+def best_by(metrics: Mapping[int, Mapping[str, float]], best: Best) -> list[int]:
+    """Return the steps with the best finite values of a metric, best first; `metrics` has those of each step. Pure."""
+    valued = [(own[best.metric], step) for step, own in metrics.items() if best.metric in own]
     finite = [(value, step) for value, step in valued if abs(value) < float("inf")]
     sign = -1.0 if best.largest else 1.0
     return [step for _, step in sorted(finite, key=lambda pair: (sign * pair[0], -pair[1]))][: best.count]

@@ -11,14 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from hpcckpt.checkpointer import Checkpointer, PendingSave
-from hpcckpt.core.options import Best, OnNewer
+from hpcckpt.core.options import Best, OnNewer, parse_best
 from hpcckpt.core.results import Restored, SavedStep
 from hpcckpt.errors import ClosedError, NoRestorableStepError, OptionError, StateError
 from hpcckpt.format import layout
 from hpcckpt.tensorflow import retention as clock
 from hpcckpt.tensorflow.checkpoint import assign_comm, comm_of, enable_steps, is_step, restore_from
 from hpcckpt.tensorflow.collect import is_checkpoint
-from hpcckpt.tensorflow.retention import Keeping, look
+from hpcckpt.tensorflow.retention import Keeping, SavedAt, look
 from hpcckpt.tensorflow.state import be_lenient, last_status
 
 Number = int | Any  # an int, or an integer variable or tensor of TensorFlow's
@@ -121,8 +121,8 @@ class CheckpointManager:
         self._step_counter, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
         self._last_step = last_checkpoint_step
         self._restored: Restored | None = None
-        self._keeping = Keeping(max_to_keep, keep_checkpoint_every_n_hours)
-        self._times: dict[int, float] = {}
+        self._keeping = Keeping(max_to_keep, keep_checkpoint_every_n_hours, parse_best(keep_best))
+        self._in_flight: dict[int, SavedAt] = {}
         self._look()
         self._checkpointer.on_drained(self._on_drained)
         be_lenient(self._checkpoint)
@@ -163,7 +163,7 @@ class CheckpointManager:
         """The checkpoints that the manager may delete, the oldest first; not those that it keeps for good."""
         with contextlib.suppress(ClosedError):  # what is known is known
             self._checkpointer.poll()
-        return [self._path(step) for step in self._keeping.times]
+        return [self._path(step) for step in self._keeping.steps]
 
     def save(
         self,
@@ -209,7 +209,7 @@ class CheckpointManager:
         counter = self._checkpoint.save_counter
         counter.assign_add(1)
         number = int(counter) if given is None else given
-        self._preserve(number)
+        self._preserve(number, metrics or {})
         self._save(number, metrics, objects)
         return self._path(number)
 
@@ -312,7 +312,7 @@ class CheckpointManager:
         """Take up what an earlier manager has left. Collective."""
         comm, keeping = self._checkpointer.comm, self._keeping
         found = comm.on_root("manager: look", lambda: look(self._checkpointer.directory, clock.now()))
-        keeping.times, keeping.last_preserved, self._problem = dict(found.times), found.last_preserved, found.problem
+        keeping.steps, keeping.last_preserved, self._problem = dict(found.steps), found.last_preserved, found.problem
 
     def _has_any(self) -> bool:
         """Return True if there is any checkpoint, even damaged or on scratch only. Collective."""
@@ -328,24 +328,25 @@ class CheckpointManager:
         self._last_step = now
         return True
 
-    def _preserve(self, number: int) -> None:
+    def _preserve(self, number: int, metrics: Mapping[str, float]) -> None:
         """Pin those of the steps that are about to go that are to stay for good. Collective."""
         if self._keeping.every_n_hours is None:
             return
         self._checkpointer.wait(durable=True)
         comm, keeping = self._checkpointer.comm, self._keeping
-        stay = comm.bcast(keeping.preserved(keeping.going(number)))
+        stay = comm.bcast(keeping.preserved(keeping.going(number, metrics)))
         keeping.last_preserved = comm.bcast(keeping.last_preserved)
         for step in stay:
             self._checkpointer.pin(step)
 
     def _save(self, number: int, metrics: Mapping[str, float] | None, objects: Mapping[str, Any] | None) -> PendingSave:
-        now = self._times[number] = clock.now()
+        now = clock.now()
+        self._in_flight[number] = SavedAt(now, dict(metrics) if isinstance(metrics, Mapping) else {})
         values = {**(objects or {}), **self._keeping.note(number, now)}
         return self._checkpointer.save(number, self._checkpoint, metrics=metrics, objects=values, overwrite=True)
 
     def _on_drained(self, saved: SavedStep) -> None:
-        self._keeping.took(saved.step, self._times.pop(saved.step, clock.now()))
+        self._keeping.took(saved.step, self._in_flight.pop(saved.step, SavedAt(clock.now(), {})))
 
     def _restore(self, save_path: str | os.PathLike[str] | int | None) -> Restored:
         if not isinstance(save_path, str | os.PathLike):

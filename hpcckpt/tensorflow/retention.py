@@ -1,4 +1,4 @@
-"""Which checkpoints TensorFlow's manager keeps: the newest, and one every N hours permanently.
+"""Which checkpoints TensorFlow's manager keeps: the newest, the best, and one every N hours permanently.
 
 What it must remember between runs is stored in each step, and steps that are kept permanently are pinned.
 """
@@ -12,8 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcckpt.core.options import Best
 from hpcckpt.errors import NoRestorableStepError
-from hpcckpt.rundir.discovery import StepInfo, require_restorable, scan
+from hpcckpt.rundir.discovery import StepInfo, best_by, require_restorable, scan
 from hpcckpt.rundir.pins import pins
 
 NOTE = "tensorflow.CheckpointManager"
@@ -22,10 +23,17 @@ _PRESERVED, _TIMES = "last_preserved_timestamp", "timestamps"
 _HOUR_S = 3600.0
 
 
-class RetentionRecord(NamedTuple):
-    """The time of each step, when one was kept for good, and why none can be restored ("" if one can)."""
+class SavedAt(NamedTuple):
+    """When a step was saved, and its metrics."""
 
-    times: dict[int, float]
+    time_s: float
+    metrics: Mapping[str, float]
+
+
+class RetentionRecord(NamedTuple):
+    """The steps, when one was kept for good, and why none can be restored ("" if one can)."""
+
+    steps: dict[int, SavedAt]
     last_preserved: float
     problem: str = ""
 
@@ -37,7 +45,7 @@ def now() -> float:
 
 def look(directory: Path, when: float) -> RetentionRecord:
     """Return what an earlier manager has left in a directory. Root only."""
-    kept, times = pins(directory), {}
+    kept, steps = pins(directory), {}
     last: float | None = None
     infos = scan(directory)
     for info in infos:
@@ -45,11 +53,12 @@ def look(directory: Path, when: float) -> RetentionRecord:
             note = info.manifest.objects.get("user", {}).get(NOTE)
             note = note if isinstance(note, Mapping) else {}
             created = datetime.fromisoformat(info.manifest.created).timestamp()
-            times[info.step] = min(_number(note.get(_TIMES, {}).get(str(info.step)), created), when)
+            time_s = min(_number(note.get(_TIMES, {}).get(str(info.step)), created), when)
+            steps[info.step] = SavedAt(time_s, info.manifest.metrics)
             last = _number(note.get(_PRESERVED), last)
     # a little back, so that what is saved at once counts as later
-    oldest = min(times.values(), default=when) - 1.0
-    deletable = {step: time_s for step, time_s in times.items() if step not in kept}
+    oldest = min((saved.time_s for saved in steps.values()), default=when) - 1.0
+    deletable = {step: saved for step, saved in steps.items() if step not in kept}
     return RetentionRecord(deletable, oldest if last is None else last, _problem(directory, infos))
 
 
@@ -76,39 +85,47 @@ class Keeping:
         How many stay.
     every_n_hours : float or None
         How often one of those that go stays for good.
-    times : dict of int to float
-        When each step was saved, by number.
+    best : Best or None
+        Which stay besides, as long as a metric is best there.
+    steps : dict of int to SavedAt
+        The steps by number.
     last_preserved : float
         When the last one was saved that stays for good.
     """
 
     max_to_keep: int | None
     every_n_hours: float | None
-    times: dict[int, float] = field(default_factory=dict)
+    best: Best | None = None
+    steps: dict[int, SavedAt] = field(default_factory=dict)
     last_preserved: float = 0.0
 
-    def going(self, step: int) -> list[int]:
+    def going(self, step: int, metrics: Mapping[str, float]) -> list[int]:
         """Return the steps that go when this one is saved, the oldest first. Pure."""
         if self.max_to_keep is None:
             return []
-        after = [other for other in self.times if other != step]
-        return after[: max(0, len(after) + 1 - self.max_to_keep)]
+        others = [other for other in self.steps if other != step]
+        oldest = others[: max(0, len(others) + 1 - self.max_to_keep)]
+        if self.best is None:
+            return oldest
+        best = best_by({**{other: self.steps[other].metrics for other in others}, step: metrics}, self.best)
+        return [other for other in oldest if other not in best]
 
     def preserved(self, going: list[int]) -> list[int]:
         """Return those of the steps that go that are to stay for good, and remember so. Root only."""
         stay = []
         for step in going if self.every_n_hours is not None else ():
-            if self.times[step] - float(self.every_n_hours or 0) * _HOUR_S >= self.last_preserved:
-                self.last_preserved = self.times[step]
+            time_s = self.steps[step].time_s
+            if time_s - float(self.every_n_hours or 0) * _HOUR_S >= self.last_preserved:
+                self.last_preserved = time_s
                 stay.append(step)
         return stay
 
-    def took(self, step: int, when: float) -> None:
+    def took(self, step: int, saved: SavedAt) -> None:
         """Remember that a step was saved, and that others went for it: old ones, or newer ones aside. Independent."""
-        for gone in [*self.going(step), *(other for other in self.times if other > step)]:
-            self.times.pop(gone, None)
-        self.times.pop(step, None)
-        self.times[step] = when
+        for gone in [*self.going(step, saved.metrics), *(other for other in self.steps if other > step)]:
+            self.steps.pop(gone, None)
+        self.steps.pop(step, None)
+        self.steps[step] = saved
 
     def note(self, step: int, when: float) -> dict[str, Any]:
         """Return what the next manager has to know of a step. Independent."""

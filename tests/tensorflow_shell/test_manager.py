@@ -17,6 +17,7 @@ import hpcckpt as hc
 from hpcckpt.core import failpoints
 from hpcckpt.errors import CorruptError, NewerStepError, NoRestorableStepError, OptionError, StateError
 from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.rundir.pins import pins
 from hpcckpt.tensorflow import Checkpoint, CheckpointManager
 
 KINDS = {"TensorFlow's": tf.train.CheckpointManager, "ours": CheckpointManager}
@@ -305,6 +306,36 @@ def test_best_checkpoints_are_kept_by_a_metric(run_dir):
         for accuracy in (0.5, 0.9, 0.7):
             manager.save(metrics={"accuracy": accuracy})
     assert sorted(path.name[-1] for path in run_dir.glob("step-*")) == ["2", "3"]
+
+
+def test_the_best_are_among_the_checkpoints_for_as_long_as_they_stay(run_dir):
+    def manager():
+        return CheckpointManager(tf.train.Checkpoint(w=tf.Variable(1.0)), run_dir, 2, keep_best="min:loss")
+
+    def kept(manager):
+        manager.sync()
+        listed = [number(path) for path in manager.checkpoints]
+        assert listed == step_numbers(run_dir)
+        return listed
+
+    with manager() as first:
+        for loss in (1.0, 2.0, 3.0, 4.0):
+            first.save(metrics={"loss": loss})
+        assert kept(first) == [1, 3, 4]
+    with manager() as second:
+        assert kept(second) == [1, 3, 4]
+        second.save(5)
+        assert kept(second) == [1, 4, 5]
+        second.save(6, metrics={"loss": 0.5})
+        assert kept(second) == [5, 6]
+
+
+def test_the_best_are_not_taken_for_checkpoints_that_go_and_kept_for_good(run_dir):
+    keeping = {"keep_best": "min:loss", "keep_checkpoint_every_n_hours": 1e-9}
+    with CheckpointManager(tf.train.Checkpoint(w=tf.Variable(1.0)), run_dir, 2, **keeping) as manager:
+        for loss in (0.0, 1.0, 2.0):
+            manager.save(metrics={"loss": loss})
+    assert pins(run_dir) == set()
 
 
 @pytest.mark.counts(2)
