@@ -103,8 +103,8 @@ def _check_files_apart(backend: Backend) -> None:
     if "own-files" not in backend.features:
         raise OptionError(
             f"options.scratch: ranks see different scratch directories, and backend {backend.name!r} as asked for may "
-            "have them write into one: use rankfile, or hdf5 with driver='per-rank', or give one scratch directory "
-            "that all ranks see, or none"
+            "have them write into one: use one with the feature own-files (rankfile, or hdf5 with driver='per-rank'), "
+            "or give one scratch directory that all ranks see, or none"
         )
 
 

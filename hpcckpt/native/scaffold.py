@@ -73,7 +73,9 @@ def write_project(name: str, lang: str, directory: Path) -> list[Path]:
     OptionError
         If the name is invalid, or a file is in the way.
     """
-    if not NAME.fullmatch(name) or name in (_BUILT_IN if lang == "python" else _RESERVED):
+    if lang == "python" and name in _BUILT_IN:
+        raise OptionError(f"{name!r} is the name of a built-in backend: take another one, such as my_store")
+    if not NAME.fullmatch(name) or (lang != "python" and name in _RESERVED):
         raise OptionError(f"{name!r} cannot be a plugin's name: take a C identifier such as my_store")
     if lang not in LANGUAGES:
         raise OptionError(f"--lang: {lang!r} is not one of {', '.join(LANGUAGES)}")

@@ -40,7 +40,7 @@ from hpcckpt.errors import (
 )
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest, decode, encode
-from hpcckpt.restoring.reader import StepReader
+from hpcckpt.restoring.reader import StepReader, make_reader
 from hpcckpt.rundir import discovery
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.workspace import Workspace
@@ -185,7 +185,7 @@ def _examine_whole(path: Path, threads: int, progress: Progress | None) -> Repai
     discovery.check_files(path, manifest)
     if not is_aside(path.name):
         return RepairFinding(path, manifest)
-    reader = StepReader(path, manifest, RankfileBackend(threads))
+    reader = StepReader(path, manifest, make_reader(manifest, threads))
     return RepairFinding(path, manifest, damage=tuple(reader.verify(progress)), final=_final(path, manifest))
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hpcckpt import native
+from hpcckpt.backends import registry
+from hpcckpt.backends.base import Payload
+from hpcckpt.core.plan import FileRecord, SaveJob, WriteItem
+from hpcckpt.core.tensors import Extent, TensorSpec
+from hpcckpt.errors import CorruptError
 from hpcckpt.native import plugins
-from hpcckpt.native.scaffold import LANGUAGES
+from hpcckpt.native.scaffold import LANGUAGES, write_project
 
 Cli = Callable[..., Any]
 has_samples = pytest.mark.skipif("posix" not in plugins.available(), reason="the samples are not built")
@@ -35,7 +45,53 @@ def test_new_writes_a_project_with_nothing_left_to_fill_in(cli: Cli, tmp_path: P
 
 
 def test_new_refuses_a_python_backend_with_the_name_of_a_built_in_one(cli: Cli, tmp_path: Path) -> None:
-    assert cli("plugin", "new", "hdf5", str(tmp_path / "x"), "--lang", "python").code == 2
+    built_in = [info.name for info in registry.discover() if info.origin == "hpcckpt" and ":" not in info.name]
+    assert len(built_in) >= 2
+    for name in built_in:
+        result = cli("plugin", "new", name, str(tmp_path / "x"), "--lang", "python")
+        assert (result.code, "is the name of a built-in backend" in result.err) == (2, True)
+
+
+def _no_offsets(table: Any) -> Any:
+    table["entries"][0][8] = None
+    return table
+
+
+HOSTILE: dict[str, Callable[[Any], Any]] = {
+    "of another save": lambda table: {**table, "save_id": "f" * 32},
+    "no entries": lambda table: {"save_id": table["save_id"]},
+    "a list": lambda _: [1, 2],
+    "a number": lambda _: 7,
+    "short rows": lambda table: {**table, "entries": [[1, 2]]},
+    "offsets that are none": _no_offsets,
+    "no raw file": lambda table: table,
+}
+
+
+@pytest.mark.parametrize("harm", HOSTILE)
+def test_a_python_backend_calls_a_table_that_does_not_fit_corrupt(tmp_path: Path, harm: str) -> None:
+    write_project("my_store", "python", tmp_path / "project")
+    spec = importlib.util.spec_from_file_location("hpcckpt_my_store", tmp_path / "project" / "hpcckpt_my_store.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    backend, step, data = module.MyStoreBackend(), tmp_path / "step", np.arange(4.0)
+    step.mkdir()
+    backend.prepare(step)
+    item = WriteItem(TensorSpec("w", "float64", (4,), "replicated"), Extent((0,), (4,)), 0, 4)
+    job = SaveJob("a" * 32, 1, 1)
+    raw, table = backend.write(job, step, 0, [Payload(item, data.view(np.uint8))]).files
+    manifest = SimpleNamespace(save_id=job.save_id, block_bytes=job.block_bytes, files=[raw, table])
+    (entry,) = backend.index(step, manifest)["w"]
+    assert (entry.item, entry.file) == (item, raw.path)
+
+    text = json.dumps(HOSTILE[harm](json.loads((step / table.path).read_bytes()))).encode()
+    (step / table.path).write_bytes(text)
+    sealed = FileRecord(table.path, len(text), native.crc32c(text))
+    manifest.files = [sealed] if harm == "no raw file" else [raw, sealed]
+    with pytest.raises(CorruptError):
+        backend.index(step, manifest)
 
 
 def test_new_goes_into_a_folder_of_its_name(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

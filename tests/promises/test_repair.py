@@ -318,6 +318,22 @@ def test_a_directory_that_was_moved_aside_gets_its_name_back(run_dir, name, has_
     assert not (run_dir / name).exists()
 
 
+def test_a_step_of_another_backend_gets_its_name_back_too(run_dir):
+    pytest.importorskip("h5py")
+    steps = save(run_dir, 10, 20, backend="hdf5")
+    moved = run_dir / ".aside-step-0000000020-0123456789ab"
+    steps[20].rename(moved)
+    assert repair(moved).is_good
+    assert hc.latest_checkpoint(run_dir) == steps[20]
+
+
+def test_the_files_of_another_backend_are_not_called_damaged_for_want_of_a_manifest(run_dir):
+    pytest.importorskip("h5py")
+    steps = save(run_dir, 10, 20, backend="hdf5")
+    lose(steps[20])
+    assert "rebuilt from rankfile's files only" in repair(steps[20]).problems[-1]
+
+
 def test_a_name_that_is_taken_is_not_given_back(run_dir):
     steps = save(run_dir, 10, 20)
     shutil.copytree(steps[20], run_dir / ".bad-0123456789ab")

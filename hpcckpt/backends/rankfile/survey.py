@@ -214,7 +214,12 @@ def choose(found: Survey, step: int | None) -> FileSet:
     """
     sets = [_set_of(found, files, step) for files in found.own.values()]
     if not sets:
-        return FileSet(problems=(*found.problems.values(), "no data file of a rank can be read"))
+        return FileSet(
+            problems=(
+                *found.problems.values(),
+                "no data file of a rank can be read; a lost manifest is rebuilt from rankfile's files only",
+            )
+        )
     best = min(sets, key=lambda each: (len(each.problems) > 0, -len(each.files)))
     every = {file.record.path for files in found.own.values() for file in files.values()}
     others = {*every, *found.frozen, *found.problems} - {record.path for record in best.records}
