@@ -41,7 +41,7 @@ _HOME = {
     "latest_checkpoint": "rundir.discovery",
     "load": "restoring.reader",
 }
-_ROOMS = {"errors", "horovod", "interval", "keras", "lms", "plugins", "preemption", "tensorflow", "tmci", "torch"}
+_MODULES = {"errors", "horovod", "interval", "keras", "lms", "plugins", "preemption", "tensorflow", "tmci", "torch"}
 
 __all__ = [
     "Best",
@@ -72,5 +72,5 @@ __all__ = [
     "torch",
 ]
 
-__getattr__, __dir__ = attach(__name__, __all__, _HOME, {*_ROOMS, *moved.IN_ROOT})
+__getattr__, __dir__ = attach(__name__, __all__, _HOME, {*_MODULES, *moved.IN_ROOT})
 moved.install()

@@ -36,7 +36,7 @@ _HOME = {
     "TrainLoop": "loop.train_loop",
     "export_config": "names.export_config",
 }
-_ROOMS = {"datasets", "losses", "models"}
+_MODULES = {"datasets", "losses", "models"}
 
 __all__ = [
     "CustomTrainLoop",
@@ -49,4 +49,4 @@ __all__ = [
     "models",
 ]
 
-__getattr__, __dir__ = attach(__name__, __all__, _HOME, _ROOMS)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME, _MODULES)

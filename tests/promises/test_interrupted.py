@@ -16,6 +16,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors
+from hpcckpt.collective import waits
 from hpcckpt.collective.deadlines import Patience
 from hpcckpt.restoring import restore
 from hpcckpt.rundir import discovery
@@ -23,8 +24,8 @@ from hpcckpt.testing.ranks import run_ranks
 
 PACKAGE = str(Path(hc.__file__).parent)
 FOLLOWED = (
-    "checkpointer", "save", "background", "outcome", "node_local", "restore", "communicator", "calls", "waits",
-    "interrupts", "write",
+    "checkpointer", "session", "save", "save_queue", "pending", "background", "thread_tasks", "outcomes", "outcome",
+    "node_local", "restore", "communicator", "calls", "waits", "interrupts", "write",
 )  # fmt: skip
 """Modules that wait, or keep what came from other ranks and threads."""
 N_RANKS = 3
@@ -252,6 +253,42 @@ def test_a_rank_interrupted_while_others_do_not_come_is_an_error_on_them(run_dir
     steps = loaded(run_dir)
     assert steps == {step: {float(step)} for step in steps}
     assert {2 if call == "close after a save" else 1} <= set(steps)
+
+
+def test_a_rank_that_hears_late_of_an_interrupt_does_not_go_on_with_the_call_alone(run_dir, monkeypatch):
+    """Rank 2 is held up in its wait until root's news of rank 1 and the result that it waits for are both there."""
+    has_left, is_waiting, is_sent = (threading.Event() for _ in range(3))
+    tick, n_held = waits._tick, [0]
+
+    def slow_tick(comm: Any, *args: Any) -> None:
+        tick(comm, *args)
+        if comm.rank == 2 and has_left.is_set() and not is_sent.is_set():
+            n_held[0] += 1
+            is_waiting.set()
+            assert is_sent.wait(60)
+
+    monkeypatch.setattr(waits, "_tick", slow_tick)
+
+    def body(comm: Any) -> str:
+        ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=60.0)
+        ckpt.save(1, state(1)).result()
+        ckpt.save(2, state(2))
+        if comm.rank == 1:
+            with pytest.raises(KeyboardInterrupt):
+                Interrupting(0, "_tick").during(lambda: ckpt.save(3, state(3)))
+            has_left.set()
+        else:
+            assert has_left.wait(60)
+            assert comm.rank == 2 or is_waiting.wait(60)
+            with pytest.raises(errors.CollectiveError, match="KeyboardInterrupt"):
+                ckpt.save(3, state(3))
+        pending = ckpt.save(4, state(4))
+        if comm.rank == 0:
+            is_sent.set()
+        return error_of(lambda: (pending.result(), ckpt.close()))
+
+    found = run_ranks(3, body, timeout_s=60.0, patience=Patience(interrupt_s=0.1, status_s=0.02), main_rank=1)
+    assert (found, n_held) == ([""] * 3, [1])
 
 
 def twice(ckpt: Any) -> None:

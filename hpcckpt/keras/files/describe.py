@@ -12,9 +12,11 @@ from hpcckpt.state.tree import is_json
 def describe(model: Any) -> dict[str, Any]:
     """Return the objects of a checkpoint that describe a model: its class, and as far as Keras knows them its parts.
 
-    ``model``         Class and module; for a model that cannot be built again, why that is.
-    ``architecture``  What ``model.to_json()`` and ``model.get_compile_config()`` give, and for a class of the user's
-                      the shape of its input; none for a model that has no config.
+    ``model``
+        Class and module; for a model that cannot be built again, why that is.
+    ``architecture``
+        What ``model.to_json()`` and ``model.get_compile_config()`` give, and for a class of the user's the shape of
+        its input; none for a model that has no config.
     """
     about = {"class": type(model).__name__, "module": type(model).__module__, "name": model.name}
     try:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hpcckpt.train.models.one_head_net import OneHeadNet
 
 _HOME = {"LeNet5": "lenet5", "OneHeadNet": "one_head_net"}
-_ROOMS = ("components", "networks")
+_MODULES = ("components", "networks")
 
 __all__ = ["LeNet5", "OneHeadNet", "components", "networks"]
 
-__getattr__, __dir__ = attach(__name__, __all__, _HOME, _ROOMS)
+__getattr__, __dir__ = attach(__name__, __all__, _HOME, _MODULES)
