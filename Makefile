@@ -1,6 +1,6 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-all campaign lint fix setup setup-b bench clean
+.PHONY: help demo examples test test-all campaign lint fix docs setup setup-b bench clean
 # Arguments of the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
 RANKS ?= 2
@@ -30,6 +30,9 @@ lint:  ## ruff, mypy, import-linter, shellcheck, clang-format, clang for AArch64
 fix:  ## let the formatters mend what they can, then lint
 	@scripts/dev/lint.sh --fix
 
+docs: setup  ## the documentation site in build/site, with warnings as errors
+	@scripts/dev/docs.sh
+
 setup:  ## stack A in .venv: TensorFlow 2.15, Horovod, MPI; builds the native part if it changed
 	@scripts/dev/setup.sh a
 
@@ -40,6 +43,6 @@ bench:  ## measure against C and other libraries, tables and plots in build/benc
 	@RANKS=$(RANKS) bench/run.sh $(ARGS)
 
 clean:  ## remove the environments and what was built; your runs stay
-	rm -rf .venv .venv-b .venv-lint .venv-peers .venv-fuzz build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-b .venv-lint .venv-peers .venv-fuzz .venv-docs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f hpcckpt/native/_tf_ops-*.so hpcckpt/native/_lms_ops-*.so
 	find hpcckpt tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +

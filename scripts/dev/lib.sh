@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 export PYTHONNOUSERSITE=1
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-# use_stack a|b|peers|fuzz|lint: which environment the steps work on, and where their logs lie.
+# use_stack a|b|peers|fuzz|lint|docs: which environment the steps work on, and where their logs lie.
 use_stack() {
     STACK=$1
     case $STACK in
@@ -17,7 +17,8 @@ use_stack() {
         peers) VENV=$ROOT/.venv-peers CONSTRAINTS=$ROOT/constraints/peers.txt ;;
         fuzz) VENV=$ROOT/.venv-fuzz CONSTRAINTS=$ROOT/constraints/fuzz.txt ;;
         lint) VENV=$ROOT/.venv-lint CONSTRAINTS=$ROOT/constraints/lint.txt ;;
-        *) die "no stack '$STACK': one of a, b, peers, fuzz, lint" ;;
+        docs) VENV=$ROOT/.venv-docs CONSTRAINTS=$ROOT/constraints/docs.txt ;;
+        *) die "no stack '$STACK': one of a, b, peers, fuzz, lint, docs" ;;
     esac
     LOGS=$ROOT/build/logs/setup-$STACK
     STAMPS=$VENV/.stamps

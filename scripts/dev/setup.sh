@@ -5,6 +5,7 @@
 #   setup.sh peers  .venv-peers the libraries that the benchmarks compare with: Orbax, torch DCP, TensorFlow, safetensors
 #   setup.sh fuzz   .venv-fuzz  atheris, and the native part built with sanitizers
 #   setup.sh lint   .venv-lint  the linters alone
+#   setup.sh docs   .venv-docs  Sphinx, beside the packages of stack A, which must be there
 # Variables, all optional:
 #   HPCCKPT_PYTHON  the Python to use           HPCCKPT_MPI     site | apt | pypi: where MPI comes from
 #   HDF5_DIR        a parallel HDF5             HPCCKPT_PURE=1  leave out the native part
@@ -278,6 +279,18 @@ stack_lint() {
     step "the linters" packages "$(hash_of <"$CONSTRAINTS")" "$NETWORK" "$VENV/bin/python" -m pip install -r "$CONSTRAINTS"
 }
 
+# Sphinx reads the docstrings of imported modules, so it needs all that they import.
+stack_docs() {
+    step "Sphinx" packages "$(hash_of <"$CONSTRAINTS") $ROOT" "$NETWORK" install_sphinx
+}
+
+install_sphinx() {
+    [ -x "$ROOT/.venv/bin/python" ] || die "no .venv yet: run scripts/dev/setup.sh a first"
+    "$ROOT/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+        >"$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stack-a.pth"
+    "$VENV/bin/python" -m pip install -r "$CONSTRAINTS"
+}
+
 # Two runs at once would tear one environment: the second waits, then finds the work done.
 mkdir -p build
 exec 9>"build/setup-$STACK.lock"
@@ -289,7 +302,7 @@ find_python
 choose_mpi
 PATH=$VENV/bin:$PATH
 TEST_TOOLS=${HPCCKPT_TEST_TOOLS:-0}
-case $STACK in a) STEP_OF=$((TEST_TOOLS == 1 ? 12 : 10)) ;; b) STEP_OF=4 ;; peers) STEP_OF=5 ;; fuzz) STEP_OF=3 ;; lint) STEP_OF=2 ;; esac
+case $STACK in a) STEP_OF=$((TEST_TOOLS == 1 ? 12 : 10)) ;; b) STEP_OF=4 ;; peers) STEP_OF=5 ;; fuzz) STEP_OF=3 ;; lint | docs) STEP_OF=2 ;; esac
 # An environment survives neither being moved or copied, nor the loss of its Python.
 step "$("$PYTHON" -V) in ${VENV##*/}" venv "$VENV $PYTHON" \
     "apt-get install python3.11-venv python3.11-dev, or name another Python: HPCCKPT_PYTHON=..." make_venv
