@@ -111,6 +111,40 @@ def test_the_pace_is_kept_by_all_threads_together_until_it_is_lifted() -> None:
     assert time.monotonic() - began < 250
 
 
+class CountedSleeps:
+    """A clock that stands while nobody sleeps; `lift_at` is the sleep during which a pace is lifted."""
+
+    def __init__(self) -> None:
+        self.now_s, self.n_sleeps, self.lift_at = 0.0, 0, -1
+        self.pace: Any = None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert 0 < seconds <= 0.1, "it looks often enough whether the pace was lifted"
+        self.now_s += seconds
+        self.n_sleeps += 1
+        if self.n_sleeps == self.lift_at:
+            self.pace.lift()
+
+
+def test_a_pace_that_was_lifted_is_kept_again_without_spinning() -> None:
+    clock = CountedSleeps()
+    clock.pace = Pace(1000.0, OperatingSystem(POSIX, clock=clock))
+    clock.lift_at = 3
+    clock.pace.spend(1_000_000)
+    assert clock.n_sleeps == 3
+    clock.pace.limit()
+    began = clock.now_s
+    clock.pace.spend(2000)
+    assert clock.now_s - began == pytest.approx(2.0)
+    assert 20 <= clock.n_sleeps - 3 < 60
+
+
 # -- a copy ------------------------------------------------------------------------------------------
 
 

@@ -39,13 +39,17 @@ class Piece(NamedTuple):
     file_nbytes: int
 
 
+LOOK_S = 0.05
+"""How long a thread that keeps to a pace sleeps at most, until it looks whether there still is one."""
+
+
 class Pace:
     """How fast threads may write, in bytes per second together; ``None`` is no limit."""
 
     def __init__(self, bytes_per_s: float | None = None, system: OperatingSystem = REAL) -> None:
         self._rate, self._clock, self._executor = bytes_per_s, system.clock, system.executor
         self._free_at = 0.0
-        self._guard, self._wake = self._executor.lock(), self._executor.flag()
+        self._guard = self._executor.lock()
         self._is_lifted = False
 
     @property
@@ -60,7 +64,7 @@ class Pace:
         with self._guard:
             until = self._free_at = max(self._free_at, self._clock.monotonic()) + nbytes / self._rate
         while (wait_s := self._wait_s(until)) > 0:
-            self._wake.wait(min(wait_s, 0.1))
+            self._clock.sleep(min(wait_s, LOOK_S))
 
     def _wait_s(self, until: float) -> float:
         is_over = self._is_lifted or self._executor.is_ending()
@@ -70,7 +74,6 @@ class Pace:
         """Have no limit from now on."""
         self._is_lifted = True
         self._free_at = 0.0
-        self._wake.set()
 
     def limit(self) -> None:
         """Keep to the pace again."""
