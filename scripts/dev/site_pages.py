@@ -104,17 +104,19 @@ def _toctree(title: str, pages: list[str]) -> str:
 def commands_page() -> str:
     """Return the help of every command, as the program prints it."""
 
-    def blocks(command: click.Command, name: str) -> Iterator[str]:
-        with click.Context(command, info_name=name, terminal_width=100, max_content_width=100) as context:
-            yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
-        if isinstance(command, click.Group) and command is not tool:
-            for below, each in sorted(command.commands.items()):
-                yield from blocks(each, f"{name} {below}")
+    def blocks(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
+        width = 100
+        settings = {**command.context_settings, "terminal_width": width, "max_content_width": width}
+        with click.Context(command, parent, name, **settings) as context:
+            yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+            below = (
+                {verb.name: load_own(verb) for verb in VERBS} if command is tool else getattr(command, "commands", {})
+            )
+            for each, inner in below.items():
+                yield from blocks(inner, each, context)
 
     text = ["# Commands and options\n", "What `--help` prints. [The command line](../cli.md) has examples.\n"]
-    text += blocks(tool, "hpcckpt")
-    for verb in VERBS:
-        text += blocks(load_own(verb), f"hpcckpt {verb.name}")
+    text += blocks(tool, "hpcckpt", None)
     return "\n".join(text)
 
 
