@@ -54,6 +54,6 @@ def skip(_app: Any, _what: str, _name: str, member: Any, is_skipped: bool, _opti
 
 
 def setup(app: Any) -> None:
-    """Let Sphinx know Hjson, and what to leave out."""
+    """Register the lexer, and what to leave out."""
     app.add_lexer("hjson", HjsonLexer)
     app.connect("autodoc-skip-member", skip)

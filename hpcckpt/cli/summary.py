@@ -1,4 +1,4 @@
-"""What ``list`` says of a run: its steps, the unfinished ones, their tags."""
+"""What ``list`` shows of a run: its steps, the unfinished ones, their tags."""
 
 from __future__ import annotations
 

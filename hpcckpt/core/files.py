@@ -168,7 +168,7 @@ def remove_tree(path: PathLike) -> None:
     handler: dict[str, Any] = {_HANDLER: note}
     try:
         shutil.rmtree(path, **handler)
-    except RecursionError:  # no program of ours makes such directories
+    except RecursionError:  # hpcckpt itself makes no such directories
         text = (
             f"its directories are nested too deeply to be removed here; remove it by: rm -rf {shlex.quote(str(path))}"
         )
@@ -184,7 +184,7 @@ def tree(path: PathLike) -> list[os.stat_result]:
     """
     found: list[os.stat_result] = []
     waiting = [os.fspath(path)]
-    while waiting:  # no recursion: however deep a stranger's directories are
+    while waiting:  # not recursive: directories of other users may be nested deeply
         parent = waiting.pop()
         with contextlib.suppress(OSError):
             if not stat.S_ISDIR(os.lstat(parent).st_mode):

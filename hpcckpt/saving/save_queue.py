@@ -180,7 +180,7 @@ class SaveQueue:
         while len(self.in_flight) > n_left:
             oldest = self.in_flight[0]
             self.wait(oldest)
-            self.comm.calls.check()  # a rank may have left this call meanwhile: then no rank goes on with it
+            self.comm.calls.check()  # if another rank has left this call, no rank begins the save
             self.planned = oldest.planned
             try:
                 if oldest.state < SaveState.REPORTED:

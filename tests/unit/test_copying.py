@@ -112,7 +112,7 @@ def test_the_pace_is_kept_by_all_threads_together_until_it_is_lifted() -> None:
 
 
 class CountedSleeps:
-    """A clock that stands while nobody sleeps; `lift_at` is the sleep during which a pace is lifted."""
+    """A clock that advances in `sleep` only; `lift_at` is the number of the sleep in which a pace is lifted."""
 
     def __init__(self) -> None:
         self.now_s, self.n_sleeps, self.lift_at = 0.0, 0, -1
@@ -125,7 +125,7 @@ class CountedSleeps:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        assert 0 < seconds <= 0.1, "it looks often enough whether the pace was lifted"
+        assert 0 < seconds <= 0.1, "a lifted pace takes effect soon"
         self.now_s += seconds
         self.n_sleeps += 1
         if self.n_sleeps == self.lift_at:

@@ -27,7 +27,7 @@ def site() -> Any:
 
 
 def value_of(name: str) -> Any:
-    """Return what a documented name stands for; ``None`` where it needs what is not installed."""
+    """Return the value of a documented name; ``None`` if it needs a package that is not installed."""
     parts = name.split(".")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # old names

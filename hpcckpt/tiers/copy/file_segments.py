@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 LOOK_S = 0.05
-"""How long a thread that keeps to a pace sleeps at most, until it looks whether there still is one."""
+"""The longest sleep of a thread that keeps to a pace; then it checks whether the limit was lifted."""
 
 
 class Pace:
