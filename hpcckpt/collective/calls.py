@@ -89,6 +89,8 @@ class Calls:
         What this rank raises, and the other ranks know.
     ending : str
         What to report as the end of this rank if it waits meanwhile: others may wait for it in a call.
+    has_begun : bool
+        Whether this rank has begun, in this call, a task that all ranks finish in the background.
     peers : Peers
         What is known of the other ranks.
     """
@@ -102,6 +104,7 @@ class Calls:
         self.ending = ""
         self.peers = Peers(comm)
         self.n_operations = 0
+        self.has_begun = False
         self.n_calls = 0
         self._recent: deque[Call] = deque(maxlen=N_REMEMBERED)
         self._early: dict[int, dict[int, Call]] = {}
@@ -151,6 +154,7 @@ class Calls:
         self.n_calls += 1
         self.current = Call(self.n_calls, key or text, text)
         self.n_operations = 0
+        self.has_begun = False
         self.left = None
         self.peers.begins_call()
         if self._comm.size > 1:
@@ -171,7 +175,12 @@ class Calls:
         if error is None and call is not None and call.number in self._left:
             self._completed(self._left[call.number])
         if error is not None and is_own and is_noticed and call and self._comm.size > 1 and self.failure is None:
-            self._send_note(Left(call, self.n_operations, self._comm.rank, as_failure(error), is_interrupt))
+            self._send_note(Left(call, self._position, self._comm.rank, as_failure(error), is_interrupt))
+
+    @property
+    def _position(self) -> int:
+        """How far this rank is in its call: a rank that left at a later one has done what this rank comes to."""
+        return self.n_operations + self.has_begun
 
     def next_operation(self) -> int:
         """Return the index of the next operation of this call, if all ranks can come to it. Independent."""
@@ -188,7 +197,7 @@ class Calls:
             return
         self.check_ended(call)
         left = self._left.get(call.number)
-        if left is not None and left.rank != self._comm.rank and left.operation <= self.n_operations:
+        if left is not None and left.rank != self._comm.rank and left.operation <= self._position:
             self.left = left
             raise collective_error(call.text, {left.rank: left.failure})
 

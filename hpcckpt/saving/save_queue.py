@@ -149,6 +149,7 @@ class SaveQueue:
         snapshot = None if this.contribution is None else this.contribution.snapshot
         try:
             self.in_flight.append(this)
+            self.comm.calls.has_begun = True  # a rank that is interrupted from now on is no reason not to begin it
             self.begin_newest()
             go.set()  # last, because from now on the thread that writes uses the GIL too
             if interrupt is not None:
@@ -156,6 +157,7 @@ class SaveQueue:
             if snapshot is not None and snapshot.is_view:
                 self.background.wait_for_local(this.task)
         except BaseException as error:
+            self.comm.calls.has_begun = this in self.in_flight
             if snapshot is not None and snapshot.is_view:
                 snapshot.interrupt = error
             go.set()

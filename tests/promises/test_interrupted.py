@@ -20,6 +20,7 @@ from hpcckpt.collective import waits
 from hpcckpt.collective.deadlines import Patience
 from hpcckpt.restoring import restore
 from hpcckpt.rundir import discovery
+from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import run_ranks
 
 PACKAGE = str(Path(hc.__file__).parent)
@@ -289,6 +290,37 @@ def test_a_rank_that_hears_late_of_an_interrupt_does_not_go_on_with_the_call_alo
 
     found = run_ranks(3, body, timeout_s=60.0, patience=Patience(interrupt_s=0.1, status_s=0.02), main_rank=1)
     assert (found, n_held) == ([""] * 3, [1])
+
+
+def test_a_rank_that_receives_late_that_another_left_a_save_it_began_begins_it_too(run_dir, monkeypatch):
+    """Rank 1 is held up until root has committed step 2, begun step 3, and been interrupted."""
+    has_left, is_waiting = threading.Event(), threading.Event()
+    tick = waits._tick
+
+    def slow_tick(comm: Any, *args: Any) -> None:
+        tick(comm, *args)
+        if comm.rank == 1 and not has_left.is_set() and ckpts[1]._session.queue.in_flight[0].task.is_reported:
+            is_waiting.set()
+            assert has_left.wait(60)
+
+    def body(comm: Any) -> list[str]:
+        ckpt = ckpts[comm.rank] = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=60.0)
+        ckpt.save(1, state(1)).result()
+        ckpt.save(2, state(2))
+        comm.barrier()
+        monkeypatch.setattr(waits, "_tick", slow_tick)
+        if comm.rank == 0:
+            assert is_waiting.wait(60)
+            with armed(Fault("0-plan", "raise", 0, error=KeyboardInterrupt())), pytest.raises(KeyboardInterrupt):
+                ckpt.save(3, state(3))
+            has_left.set()
+        else:
+            ckpt.save(3, state(3))
+        return [error_of(ckpt.wait), error_of(lambda: ckpt.save(4, state(4)).result()), error_of(ckpt.close)]
+
+    ckpts: dict[int, Any] = {}
+    assert run_ranks(2, body, timeout_s=60.0) == [["CollectiveError", "", ""]] * 2
+    assert set(loaded(run_dir)) == {1, 2, 4}
 
 
 def twice(ckpt: Any) -> None:
