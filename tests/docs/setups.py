@@ -671,7 +671,6 @@ SETUPS["docs/theta.md"] = Setup(
     exempt=[
         Exempt("qsub ", is_submission, "needs Cobalt; tests/jobs runs these scripts with simulated commands"),
         Exempt("cat ", is_log, LOG),
-        Exempt("tail ", is_shell, LOG),
     ],
     quick=True,
 )
