@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from listing import listed
-from mpi_launch import PROGRAMS, mpirun
 
 import hpcckpt as hc
 from hpcckpt.format import layout
 from hpcckpt.rundir.discovery import step_numbers
+from tests.support.listing import listed
+from tests.support.mpi.launch import PROGRAMS, mpirun
 
 
 @pytest.mark.parametrize(("n_ranks", "saving"), [(1, "at-once"), (2, "at-once"), (2, "background"), (3, "background")])
