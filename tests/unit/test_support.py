@@ -1,4 +1,4 @@
-"""The package of what tests share: programs in other directories find it, and nothing imports it by bare names."""
+"""The layout of the tests: programs anywhere find what tests share, and unit tests mirror the package."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import hpcckpt
 from tests.support import examples, programs
 from tests.support.paths import EXAMPLES, ROOT, TESTS
 
@@ -47,3 +48,10 @@ def test_no_test_imports_a_file_of_the_tests_by_its_bare_name() -> None:
     bare = {path.stem for path in files} - set(sys.stdlib_module_names)
     assert len(files) > 400
     assert [(path.name, name) for path in files for name in sorted(imported(path) & bare)] == []
+
+
+def test_each_directory_of_unit_tests_is_a_package_of_hpcckpt() -> None:
+    package, unit = Path(hpcckpt.__file__).parent, TESTS / "unit"
+    found = [path.parent.relative_to(unit) for path in sorted(unit.rglob("test_*.py"))]
+    assert len(set(found)) > 10
+    assert [str(path) for path in found if not (package / path / "__init__.py").is_file()] == []
