@@ -17,6 +17,7 @@ from hpcckpt.lms import LMS
 from hpcckpt.lms.runtime import native_engine, saved_graphs
 from hpcckpt.native import tf_ops
 from tests.support.lms import models
+from tests.support.programs import environment
 
 v1 = tf.compat.v1
 ROWS = 4096  # 256 KiB in each layer: tensors that leave memory
@@ -45,10 +46,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def printed_by(program: str, saved: Path, **environment: str) -> list[str]:
-    env = environment(TF_CPP_MIN_LOG_LEVEL="2")
+def printed_by(program: str, saved: Path, **variables: str) -> list[str]:
+    env = environment(TF_CPP_MIN_LOG_LEVEL="2", **variables)
     command = [sys.executable, "-W", "ignore", "-c", program, os.fspath(saved)]
-    done = subprocess.run(command, env=env | environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -12,6 +12,8 @@ import pytest
 from tests.support.jobs.batch_server import BIN, ROOT, BatchServer
 from tests.support.jobs.laptop import dry_run
 from tests.support.mpi.launch import find_mpirun
+from tests.support.paths import TESTS
+from tests.support.programs import python_path
 
 PBS, THETA = ROOT / "scripts" / "pbs", ROOT / "scripts" / "theta"
 BOUND = "python -m hpcckpt.jobs.binding hpcckpt train -c c.hjson --run runs/c"
@@ -43,7 +45,7 @@ TRAINING = """[{
     "ktf.train.KerasTrainLoop": { "num_epochs": 3, "callbacks": [{ "Slow": { "seconds": 1.0, "file": "c.held" } }] }
   }
 }]"""
-ALLOWED = "--allow tests.support.slurm.pieces"
+ALLOWED = "--allow slurmpieces"
 
 
 # -- rehearsals ------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def events(run: Path, kind: str) -> list[dict[str, object]]:
 def prepare(server: BatchServer) -> None:
     """Have a configuration where jobs are submitted, and what it names."""
     (server.work / "c.hjson").write_text(TRAINING, encoding="utf-8")
-    server.extra["PYTHONPATH"] = str(ROOT)
+    server.extra["PYTHONPATH"] = python_path(str(TESTS / "schedulers" / "slurm"))
 
 
 def modules(server: BatchServer) -> list[str]:

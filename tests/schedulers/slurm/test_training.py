@@ -41,7 +41,7 @@ EXAMPLE = SCRIPTS.parents[1] / "examples" / "configs" / "slurm.hjson"
 
 def train(cluster: Cluster, place: Path, run: str, name: str, *options: str) -> str:
     """Submit a training on two ranks; return the id of the job."""
-    words = ("--ntasks=2", "--nodes=1", *options, SCRIPT, name, "--allow", "tests.support.slurm.pieces")
+    words = ("--ntasks=2", "--nodes=1", *options, SCRIPT, name, "--allow", "slurmpieces")
     return cluster.sbatch(*words, cwd=place, **environment(HPCCKPT_MPI="pmix", HPCCKPT_RUN=run))
 
 

@@ -13,7 +13,9 @@ from tests.support.slurm.cluster import Cluster, Job
 from tests.support.slurm.loop import left_alone
 
 SCRIPTS = ROOT / "scripts" / "slurm"
-LOOP = TESTS / "schedulers" / "slurm" / "loop.sbatch"
+MODULES = TESTS / "schedulers" / "slurm"
+"""Where the module is that configurations of these tests name."""
+LOOP = MODULES / "loop.sbatch"
 BIN = Path(sys.executable).parent
 SIZE = ("--ntasks=2", "--nodes=1", "--time=60")
 IDLE_S = 900.0
@@ -24,7 +26,7 @@ def environment(**more: str) -> dict[str, str]:
     """Return what jobs find in their environment: what a user would have exported."""
     found = {
         "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{MODULES}:{ROOT}",
         "HPCCKPT_HOME": str(ROOT),
         "HPCCKPT_SETUP": "/dev/null",
         "OMP_NUM_THREADS": "1",

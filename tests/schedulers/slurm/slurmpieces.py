@@ -1,4 +1,4 @@
-"""What configurations of these tests name besides Keras' own: a callback that makes a batch take its time."""
+"""What configurations of these tests name besides Keras' own, a user's module: a callback that delays batches."""
 
 from __future__ import annotations
 
