@@ -13,6 +13,8 @@ from hpcckpt.state import tree
 class Unreadable:
     """A tensor that cannot be copied on the rank where `is_bad`."""
 
+    __module__ = "unreadable"  # an adapter is found by the first part of its classes' module
+
     def __init__(self, *, is_bad: bool) -> None:
         self.is_bad = is_bad
 
@@ -29,4 +31,4 @@ def leaves(obj: Unreadable, name: str) -> Iterator[tree.Leaf]:
     yield tree.TensorLeaf(tree.declare(array, name, "replicated"), read, lambda new: None)
 
 
-tree.ADAPTERS["unreadable"] = "unreadable"
+tree.ADAPTERS[Unreadable.__module__] = __name__
