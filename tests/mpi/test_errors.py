@@ -32,6 +32,7 @@ def test_an_error_in_any_phase_of_one_rank_is_the_same_on_all(tmp_path: Path, n_
         assert outcome["kept"], outcome
         assert outcome["intact"], outcome
         assert outcome["left"] == [], outcome
+    assert "no memory for a copy" in outcomes[-1]["texts"][0], outcomes[-1]
 
 
 def test_a_rank_that_raises_elsewhere_ends_the_job(tmp_path: Path) -> None:
