@@ -167,7 +167,7 @@ def test_subclassed_models(tmp_path: Path) -> None:
     model = small_models.subclassed()
     run = save(tmp_path / "run", {"model": model})
     for name in ("m.weights.h5", "cp.ckpt"):
-        hc.export_checkpoint(run, tmp_path / name, model="small_models:subclassed")
+        hc.export_checkpoint(run, tmp_path / name, model="tests.support.convert.small_models:subclassed")
         done = hc.import_checkpoint(tmp_path / name, tmp_path / f"back-{name}", model=small_models.subclassed())
         assert_same(loaded(run), loaded(done.path))
 
