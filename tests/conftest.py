@@ -15,19 +15,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import caller
-import levels
 import pytest
 from hypothesis import settings
 
 from hpcckpt import native
 from hpcckpt.core import failpoints
 from hpcckpt.testing.groups import MpiRanks, ThreadRanks, is_with_mpi, make_ranks
+from tests import levels
+from tests.support import caller
+from tests.support.paths import TESTS
+from tests.support.tier_fixtures import holding, nodes, places, trap  # noqa: F401 - fixtures
 
-HERE = Path(__file__).parent
 THREAD_COUNTS = (1, 2, 5)
 """Three ranks are processes: the suite runs all promises on them too."""
-LONG_FIRST = ("slurm", "jobs", "functional", "train_run", "horovod_shell", "lms", "keras", "campaign", "mpi")
+LONG_FIRST = (
+    "schedulers/slurm", "schedulers/jobs", "frameworks/train/functional", "frameworks/train/run", "frameworks/horovod",
+    "frameworks/lms", "frameworks/keras", "campaign", "mpi",
+)  # fmt: skip
 """Directories whose tests take long, or wait: at the end of a run in parallel nothing long is to be left."""
 
 settings.register_profile("default", max_examples=60, deadline=None, derandomize=True, database=None)
@@ -75,15 +79,15 @@ def _marked(counts: tuple[int, ...]) -> list[Any]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import what `make test` leaves out: importing is most of the work of a collection."""
-    if config.option.markexpr != levels.QUICK or not collection_path.is_relative_to(HERE):
+    if config.option.markexpr != levels.QUICK or not collection_path.is_relative_to(TESTS):
         return None
-    return None if levels.has_quick(collection_path.relative_to(HERE).as_posix()) else True
+    return None if levels.has_quick(collection_path.relative_to(TESTS).as_posix()) else True
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what the table calls slow."""
-    if item.path.is_relative_to(HERE):
-        path, test = item.path.relative_to(HERE).as_posix(), item.nodeid.partition("::")[2]
+    if item.path.is_relative_to(TESTS):
+        path, test = item.path.relative_to(TESTS).as_posix(), item.nodeid.partition("::")[2]
         if levels.is_slow(f"{path}::{test}"):
             item.add_marker(pytest.mark.slow)
 
@@ -108,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _turn(item: pytest.Item) -> int:
     """Return when the tests of a directory have their turn; within it nothing changes places."""
-    directory = item.path.parent.name
+    directory = item.path.parent.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
     return LONG_FIRST.index(directory) if directory in LONG_FIRST else len(LONG_FIRST)
 
 

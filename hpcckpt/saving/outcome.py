@@ -84,9 +84,9 @@ def _abort(
 ) -> SaveOutcome:
     """Remove what was written, and log what failed. Root only."""
     queue.rundir.abort(this.staged)
-    # without a ticket the next save plans with all ranks
-    ticket = None if is_new else queue.rundir.next_slot(this.planned.file_layout)
-    result = SaveOutcome(None, phase, failures, ticket)
+    # without a slot the next save plans with all ranks
+    slot = None if is_new else queue.rundir.next_slot(this.planned.file_layout)
+    result = SaveOutcome(None, phase, failures, slot)
     queue.rundir.journal.failed(this.request.step, phase, failures)
     if queue.is_in_background:
         _log.error("hpcckpt: %s", collective_error(f"save step {this.request.step}: {phase}", failures))
@@ -136,7 +136,7 @@ def _commit_step(
     if queue.drains is not None:
         queue.drains.committed(saved.step)
     queue.rundir.journal.saved(saved, contribution.content, this.staged.job)
-    return SaveOutcome(saved, ticket=queue.rundir.next_slot(this.planned.file_layout))
+    return SaveOutcome(saved, slot=queue.rundir.next_slot(this.planned.file_layout))
 
 
 def _replan(queue: SaveQueue, this: InFlightSave, proposals: tuple[tuple[Declaration, ...], ...]) -> SaveOutcome:
@@ -189,9 +189,9 @@ def report(queue: SaveQueue, this: InFlightSave, outcome: Outcome) -> None:
 def _end(queue: SaveQueue, this: InFlightSave, result: SaveOutcome) -> None:
     """Keep or remove this node's part, begin the drain, and release what the save holds. Independent."""
     finish_part(queue.rundir, this, is_committed=result.saved is not None)
-    if result.ticket is not None:
-        reserve_part(queue.rundir, result.ticket.name)
-        queue.slots[this.number + queue.options.max_in_flight] = result.ticket
+    if result.slot is not None:
+        reserve_part(queue.rundir, result.slot.name)
+        queue.slots[this.number + queue.options.max_in_flight] = result.slot
     queue.block_records.ended(this.number, is_committed=result.saved is not None)
     if result.saved is not None:
         if not queue.comm.is_root:  # root did when it committed the step

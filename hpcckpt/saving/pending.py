@@ -118,13 +118,13 @@ class SaveOutcome(NamedTuple):
     """What root sends all ranks about a save: the step, the failures by rank, or what is left to do.
 
     Left to do: plan again by the requests of all ranks, with this `file_layout`; or commit the parts of several nodes.
-    `ticket` is for a later save.
+    `slot` is for a later save.
     """
 
     saved: SavedStep | None = None
     phase: str = ""
     failures: Mapping[int, Failure] = {}
-    ticket: StagingSlot | None = None
+    slot: StagingSlot | None = None
     proposals: tuple[tuple[Declaration, ...], ...] = ()
     file_layout: Any = None
     parts: NodeParts | None = None

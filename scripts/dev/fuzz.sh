@@ -16,5 +16,5 @@ preload=$("$VENV/bin/python" -c 'import atheris; print(atheris.path())')/asan_wi
 # Python leaks on purpose at its end; numpy must get NULL for what is too large, not be ended.
 # The compiler aligns frames of 64-byte vectors as if stacks were never faked (GCC bug 110027).
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-LD_PRELOAD=$preload exec "$VENV/bin/python" "$ROOT/tests/fuzz/fuzz_readers.py" "$target" corpus \
+LD_PRELOAD=$preload exec "$VENV/bin/python" "$ROOT/tests/format/fuzz/fuzz_readers.py" "$target" corpus \
     -max_total_time="${2:-60}" -timeout=20 -rss_limit_mb=4096 -max_len=8192 -len_control=0 -artifact_prefix="$place/" -print_final_stats=1

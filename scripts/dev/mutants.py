@@ -49,34 +49,37 @@ _PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, as
 SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
 TESTS: dict[str, tuple[str, ...]] = {
     "saving": (
-        "promises/test_steps.py", "promises/test_ranks_differ.py", "promises/test_round_trip.py",
-        "promises/test_storage.py", "promises/test_recycling.py", "promises/test_tiers_nodes.py",
-        "promises/test_async.py", "promises/test_faults.py",
+        "unit/checkpointer/test_steps.py", "unit/saving/test_ranks_differ.py", "unit/checkpointer/test_round_trip.py",
+        "faults/test_storage.py", "unit/rundir/test_recycling.py", "unit/tiers/test_tiers_nodes.py",
+        "unit/saving/test_async.py", "faults/test_faults.py",
     ),
     "restoring": (
-        "unit/test_loading.py", "promises/test_mismatch.py", "promises/test_round_trip.py",
-        "promises/test_fallback.py", "promises/test_none_restorable.py", "unit/test_statedicts.py",
-        "promises/test_scalars.py", "promises/test_reading.py", "promises/test_elastic.py",
+        "unit/restoring/test_loading.py", "unit/restoring/test_mismatch.py", "unit/checkpointer/test_round_trip.py",
+        "unit/restoring/test_fallback.py", "unit/restoring/test_none_restorable.py", "unit/state/test_statedicts.py",
+        "unit/restoring/test_scalars.py", "unit/restoring/test_reading.py", "unit/restoring/test_elastic.py",
     ),
     "rundir": (
-        "promises/test_steps.py", "promises/test_workspace.py", "promises/test_links.py", "promises/test_retention.py",
-        "promises/test_storage.py", "unit/test_journal.py", "promises/test_pins.py", "promises/test_collisions.py",
-        "promises/test_none_restorable.py", "promises/test_lost_answers.py", "promises/test_damage_records.py",
-        "promises/test_lock.py", "promises/test_reading.py",
+        "unit/checkpointer/test_steps.py", "unit/rundir/test_workspace.py", "unit/rundir/test_links.py",
+        "unit/rundir/test_retention.py", "faults/test_storage.py", "unit/rundir/test_journal.py",
+        "unit/rundir/test_pins.py", "unit/rundir/test_collisions.py", "unit/restoring/test_none_restorable.py",
+        "faults/test_lost_answers.py", "unit/rundir/test_damage_records.py", "unit/rundir/test_lock.py",
+        "unit/restoring/test_reading.py",
     ),
     "tiers": (
-        "promises/test_tiers.py", "promises/test_tiers_again.py", "unit/test_copying.py",
-        "promises/test_tiers_nodes.py", "promises/test_tiers_owner.py", "promises/test_tiers_races.py",
-        "promises/test_side_directories.py", "cli/test_copy.py", "promises/test_exit.py",
+        "unit/tiers/test_tiers.py", "faults/test_tiers_again.py", "unit/tiers/test_copying.py",
+        "unit/tiers/test_tiers_nodes.py", "unit/tiers/test_tiers_owner.py", "unit/tiers/test_tiers_races.py",
+        "unit/rundir/test_side_directories.py", "cli/test_copy.py", "faults/test_exit.py",
     ),
     "backends": (
-        "unit/test_safetensors.py", "unit/test_known_headers.py", "promises/test_backends.py",
-        "promises/test_round_trip.py", "promises/test_storage.py", "promises/test_repair.py",
-        "promises/test_recycling.py", "promises/test_hdf5_files.py", "unit/test_rankfile_format.py",
-        "promises/test_plugin_backend.py", "promises/test_hdf5_hostile.py", "promises/test_hdf5_suite.py",
+        "unit/backends/test_safetensors.py", "unit/backends/test_known_headers.py", "unit/backends/test_backends.py",
+        "unit/checkpointer/test_round_trip.py", "faults/test_storage.py", "faults/test_repair.py",
+        "unit/rundir/test_recycling.py", "unit/backends/test_hdf5_files.py", "unit/backends/test_rankfile_format.py",
+        "conformance/test_plugin_backend.py", "format/test_hdf5_hostile.py", "conformance/test_hdf5_suite.py",
     ),
 }  # fmt: skip
 """The tests of each package, below ``tests/``: those that use most of it in the least time, the fastest first."""
+OLD_DIRECTORIES = ("promises", "unit")
+"""Where a tree of before the layout of tests by package has them, below ``tests/``, under the same names."""
 MAX_PER_FUNCTION = 4
 FAILED = re.compile(r"(?:FAILED|ERROR) tests/(.+?)(?: - |$)")
 """A line of pytest's summary, with the test that failed."""
@@ -310,9 +313,20 @@ def chosen(found: list[Mutant], seed: int, count: int) -> list[Mutant]:
 # -- running ---------------------------------------------------------------------------------------
 
 
+def test_in(tree: Path, test: str) -> str | None:
+    """Return the name of a test in a tree, below ``tests/``, or None; `test` may have the path of the other tree."""
+    path, *case = test.split("::", 1)
+    name = Path(path).name
+    known = (each for tests in TESTS.values() for each in tests if Path(each).name == name)
+    for each in (path, *known, *(f"{directory}/{name}" for directory in OLD_DIRECTORIES)):
+        if (tree / "tests" / each).is_file():
+            return "::".join([each, *case])
+    return None
+
+
 def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float, *, or_none: bool = False) -> dict[str, Any]:
     """Run tests in a tree until one fails; return how that ended, and the seconds; `or_none`: there may be none."""
-    tests = tuple(test for test in tests if (tree / "tests" / test.partition("::")[0]).exists())
+    tests = tuple(test for test in (test_in(tree, each) for each in tests) if test)
     command = ["nice", "scripts/dev/in-venv.sh", "python", "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     began = time.monotonic()
     process = subprocess.Popen(
@@ -344,7 +358,7 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit_s: float, *, or_none: bo
 def run_same_test(tree: Path, by: str, limit_s: float) -> dict[str, Any]:
     """Run the test that caught the mutant in the other tree, if it is in this one by the same name."""
     failed = FAILED.match(by)
-    if failed is None or not (tree / "tests" / failed[1].partition("::")[0]).exists():
+    if failed is None or test_in(tree, failed[1]) is None:
         return {"result": "not run"}
     return run_tests(tree, (failed[1],), limit_s, or_none=True)
 

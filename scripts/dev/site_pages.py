@@ -1,6 +1,6 @@
 """Write the pages of the documentation site that Sphinx reads:  site_pages.py DIRECTORY  (`make docs` calls it).
 
-* the pages of ``docs``, and ``README.md`` and ``CHANGELOG.md`` as home page and changes
+* the pages of ``docs``, and ``README.md``, ``CHANGELOG.md`` and ``CONTRIBUTING.md``
 * the reference: every public name of the modules in `REFERENCE`, from the docstrings, and the help of every command
 * a page for each file outside of ``docs`` to which a page links, so that links work on the site as in the repository
 """
@@ -25,13 +25,19 @@ from hpcckpt.cli.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Get started": ("numpy", "keras", "horovod", "tensorflow", "torch", "train", "lms", "operating", "plugins"),
-    "Guides": (
-        "preemption", "tiers", "hdf5", "convert", "slow-training", "slurm", "pbs", "theta", "jobscript", "containers",
-        "tmci", "train-parts", "doctor",
+    "Get started": (
+        "numpy", "start-keras", "start-horovod", "start-tensorflow", "start-torch", "start-train", "start-lms",
+        "start-operating", "start-plugins",
     ),
-    "Reference": ("cli", "reference/commands", "train-config", "reference/python", "backends", "format"),
-    "Design": ("architecture", "glossary", "benchmarks", "peers", "decisions/index", "changes"),
+    "Guides": (
+        "keras", "horovod", "tensorflow", "torch", "train", "train-parts", "lms", "operating", "preemption", "tiers",
+        "hdf5", "convert", "slow-training", "slurm", "pbs", "theta", "jobscript", "containers", "plugins", "tmci",
+        "doctor",
+    ),
+    "Reference": ("cli", "reference/commands", "train-config", "reference/python", "backends", "format", "support"),
+    "Development": (
+        "contributing", "architecture", "glossary", "benchmarks", "peers", "releasing", "decisions/index", "changes",
+    ),
 }  # fmt: skip
 """The side bar: captions -> pages."""
 REFERENCE: dict[str, tuple[str, ...]] = {
@@ -52,7 +58,7 @@ REFERENCE: dict[str, tuple[str, ...]] = {
     "hpcckpt.jobs": ("hpcckpt.jobs.binding", "hpcckpt.jobs.schedulers"),
 }
 """Pages of the reference -> the modules whose public names they have."""
-FIXED = {"README.md": "index.md", "CHANGELOG.md": "changes.md", ".": "index.md"}
+FIXED = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md", ".": "index.md"}
 HOMES = dict.fromkeys(FIXED.values(), "")
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 LANGUAGES = {".py": "python", ".sh": "bash", ".cpp": "cpp", ".hpp": "cpp", ".c": "c", ".h": "c", ".yaml": "yaml"}

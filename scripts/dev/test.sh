@@ -2,17 +2,31 @@
 # Runs parts of the suite. All of them run even if one fails; a summary follows.
 #   test.sh quick              what `make test` runs: every promise at its cheapest level, on stack A, in under 5 minutes
 #   test.sh serial mpi b       what `make test-all` runs:
-# serial: every test, with threads as ranks; some start MPI jobs.   mpi: the promises on 1, 2 and 3 processes.
+# serial: every test, with threads as ranks; some start MPI jobs.   mpi: what is tested with ranks, on 1, 2 and 3 processes.
 # b: what holds for both stacks, on TensorFlow 2.21, Keras 3 and NumPy 2.
 set -euo pipefail
 # shellcheck source=scripts/dev/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
-# One rank under MPI is much like one without: there the promises about ranks and files will do.
-ONE_RANK_TESTS=(tests/promises/test_{backends,elastic,hdf5_mpio,preemption,round_trip}.py tests/mpi)
-MPI_TESTS=(tests/promises tests/mpi)
+# Under mpirun: what is tested with ranks in the packages of the engine, the conformance tests and the faults.
+# One rank under MPI is much like one without: there the tests with the mark one_rank will do.
+ENGINE=(tests/unit/{backends,checkpointer,preemption,restoring,rundir,saving,state,tiers})
+MPI_TESTS=("${ENGINE[@]}" tests/conformance tests/faults)
 # Of the promises, stack B runs those in which NumPy 2, another h5py or another interpreter could tell.
-B_TESTS=(tests/unit/test_{background,imports,loading,manifest,planner,rankfile_format,safetensors,sharding,statedicts,words}.py tests/promises/test_{round_trip,elastic,reading,mismatch,backends,hdf5_suite,hdf5_files}.py tests/format tests/native/test_{block_io,choice,copying,dlpack,nonfinite,plugin_calls,tf_ops,tfinfo,views}.py tests/keras tests/tmci tests/tensorflow_shell tests/exporting tests/lms/test_{importers,class,session,pass,keras_path,equality,tiers}.py tests/train_config/test_{allow_list,cycles}.py tests/train_parts/test_{models,positions}.py tests/train_run/test_{environment,custom_loop}.py tests/train_run/test_killed.py::test_two_ranks_that_are_killed_at_two_of_these_places_end_with_the_same_bits tests/fuzz tests/campaign/test_fuzz.py)
+B_TESTS=(
+    tests/unit/test_imports.py tests/unit/collective/test_{background,planner,sharding}.py tests/unit/core/test_words.py
+    tests/unit/format tests/unit/backends/test_{backends,hdf5_files,rankfile_format,safetensors}.py
+    tests/unit/checkpointer/test_round_trip.py tests/unit/restoring/test_{elastic,loading,mismatch,reading}.py
+    tests/unit/state/test_statedicts.py tests/unit/tools/convert tests/conformance/test_hdf5_suite.py
+    tests/unit/native/test_{block_io,choice,copying,dlpack,nonfinite,plugin_calls,tf_ops,tfinfo,views}.py
+    tests/format/{test_golden,test_hdf5_golden}.py tests/format/fuzz
+    tests/frameworks/keras tests/frameworks/tmci tests/frameworks/tensorflow
+    tests/frameworks/lms/test_{importers,class,session,pass,keras_path,equality,tiers}.py
+    tests/frameworks/train/config/test_{allow_list,cycles}.py tests/frameworks/train/parts/test_{models,positions}.py
+    tests/frameworks/train/run/test_{environment,custom_loop}.py
+    tests/frameworks/train/run/test_killed.py::test_two_ranks_that_are_killed_at_two_of_these_places_end_with_the_same_bits
+    tests/campaign/test_fuzz.py
+)
 # Limits in seconds, in addition to pytest's own time-out per test, for what hangs outside a test.
 QUICK_S=1800 SERIAL_S=3600 MPI_S=600 B_S=1800
 # One test more at a time than there are cores, for some always wait (for Slurm, for a disk, for a process to end); up to
@@ -25,7 +39,7 @@ PARTS=("$@")
 RESULTS=$ROOT/build/logs/test
 rm -rf "$RESULTS"
 mkdir -p "$RESULTS"
-# The tests themselves read and write UTF-8; what they start has the caller's locale (see tests/caller.py).
+# The tests themselves read and write UTF-8; what they start has the caller's locale (see tests/support/caller.py).
 export PYTHONUTF8=1
 # Blanks are too much for LD_PRELOAD, a long name for the sockets of MPI.
 export TMPDIR=${TMPDIR:-/tmp}
@@ -69,12 +83,11 @@ total() {
 existing() { local path; for path in "$@"; do if [ -e "${path%%::*}" ]; then echo "$path"; fi; done; }
 
 pytest_under_mpi() { # ranks
-    local logs=$RESULTS/ranks-$1 rc=0 tests=("${MPI_TESTS[@]}")
-    [ "$1" != 1 ] || tests=("${ONE_RANK_TESTS[@]}")
+    local logs=$RESULTS/ranks-$1 rc=0 selected=()
+    [ "$1" != 1 ] || selected=(-m one_rank)
     mkdir -p "$logs"
-    # shellcheck disable=SC2046 # paths without blanks
     timeout --kill-after=20 "$MPI_S" "$HPCCKPT_MPIRUN" -n "$1" scripts/dev/rank.sh "$logs" \
-        python -m pytest --with-mpi -p no:cacheprovider $(existing "${tests[@]}") || rc=$?
+        python -m pytest --with-mpi -p no:cacheprovider "${selected[@]}" "${MPI_TESTS[@]}" || rc=$?
     if [ "$rc" != 0 ]; then tail -n 40 "$logs"/rank-*.log 2>/dev/null || true; fi
     return "$rc"
 }

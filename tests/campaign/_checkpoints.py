@@ -15,12 +15,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from _reference_state import Variable
 
 import hpcckpt as hc
 from hpcckpt.backends.rankfile import frozen
 from hpcckpt.format import layout
 from hpcckpt.testing.ranks import run_ranks
+from tests.campaign._reference_state import Variable
 
 STEPS = (10, 20, 30)
 _FIRST = (1, 2)  # saved before and retired: an unchanged tensor gets its own file with the third save

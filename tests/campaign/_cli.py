@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import _report
-from _common import DEFAULT_SEED, FAILURES, Campaign, Outcome, load, names
-from _driver import BrokenCampaignError, run_cases
-from _report import Tally
+from tests.campaign import _report
+from tests.campaign._common import DEFAULT_SEED, FAILURES, Campaign, Outcome, load, names
+from tests.campaign._driver import BrokenCampaignError, run_cases
+from tests.campaign._report import Tally
 
 REPORTS = Path(__file__).resolve().parents[2] / "build" / "campaign"
 _LINE_EVERY_S = 30.0

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from _common import HERE, Campaign, Outcome
+from tests.campaign._common import HERE, Campaign, Outcome
 
 Report = Callable[[int, Outcome], None]
 PREPARATION_FACTOR = 10

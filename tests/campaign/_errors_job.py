@@ -21,10 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import _mutants
-from _reference_state import State, differences
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import hpcckpt as hc
 from hpcckpt.core import failpoints
@@ -33,6 +30,8 @@ from hpcckpt.format import layout
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import discovery
 from hpcckpt.testing.ranks import run_ranks
+from tests.campaign import _mutants
+from tests.campaign._reference_state import State, differences
 
 HERE = Path(__file__)
 CHILD_TIMEOUT_S = 150.0

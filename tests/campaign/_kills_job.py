@@ -20,15 +20,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import _mutants
-from _reference_state import State
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import hpcckpt as hc
 from hpcckpt.core import failpoints
 from hpcckpt.errors import StepNotFoundError
 from hpcckpt.testing import faults
+from tests.campaign import _mutants
+from tests.campaign._reference_state import State
 
 HERE = Path(__file__)
 BOARD_BYTES = 4096

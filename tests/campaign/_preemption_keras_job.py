@@ -15,10 +15,9 @@ import sys
 import time
 from typing import Any
 
-from _preemption_job import Board, Order, write
-
 import hpcckpt as hc
 from hpcckpt.core import failpoints
+from tests.campaign._preemption_job import Board, Order, write
 
 N_FEATURES, N_ROWS = 8, 4
 

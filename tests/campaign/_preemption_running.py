@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import _preemption_job as job
-from _common import HERE
-from _preemption_job import Order, Shown
-
 import hpcckpt as hc
-
-sys.path.insert(0, str(HERE.parent / "mpi"))
-
-from mpi_launch import clean_environment, find_mpirun
+from tests.campaign import _preemption_job as job
+from tests.campaign._common import HERE
+from tests.campaign._preemption_job import Order, Shown
+from tests.support.mpi.launch import clean_environment, find_mpirun
 
 JOB_TIMEOUT_S = 480.0
 SCRIPT = HERE.parents[1] / "examples" / "requeue.sh"

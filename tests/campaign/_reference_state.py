@@ -31,6 +31,8 @@ def values(seed: Sequence[int], name: str, shape: tuple[int, ...], dtype: Any = 
 class Variable:
     """A tensor that is copied by an update if somebody holds it, and else updated in place: as in TensorFlow."""
 
+    __module__ = "_reference_state"  # an adapter is found by the first part of its classes' module
+
     def __init__(self, array: Array) -> None:
         self._buffer = array.copy()
 
@@ -59,7 +61,7 @@ def leaves(variable: Variable, name: str) -> Iterator[Leaf]:
     yield TensorLeaf(declaration, variable.view, variable.assign, source=variable, holder=hold)
 
 
-snapshot.ADAPTERS[__name__] = __name__
+snapshot.ADAPTERS[Variable.__module__] = __name__
 
 
 def _replicated(size: str, step: int, version: int) -> dict[str, Array]:

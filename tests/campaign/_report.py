@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import FAILURES, Campaign, Outcome
+from tests.campaign._common import FAILURES, Campaign, Outcome
 
 _SHOWN_FAILURES = 50
 

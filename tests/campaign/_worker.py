@@ -19,9 +19,9 @@ import warnings
 from pathlib import Path
 from typing import IO, Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from _common import Campaign, Case, Outcome, load_file
+from tests.campaign._common import Campaign, Case, Outcome, load_file
 
 
 def run_case(campaign: Campaign, case: Case) -> Outcome:

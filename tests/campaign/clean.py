@@ -13,14 +13,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from _checkpoints import same
-from _common import Campaign, Case, Outcome
 
 import hpcckpt as hc
 from hpcckpt import cli
 from hpcckpt.format import layout
 from hpcckpt.restoring.reader import open_step, rank_name
 from hpcckpt.testing.ranks import run_ranks
+from tests.campaign._checkpoints import same
+from tests.campaign._common import Campaign, Case, Outcome
 
 Values = dict[str, tuple[str, Any]]
 """By name: how ranks share a tensor, and its values; of a per-rank one those of each rank."""

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _common import DEFAULT_SEED, load
-from _driver import run_cases
-from _report import Tally
+
+from tests.campaign._common import DEFAULT_SEED, load
+from tests.campaign._driver import run_cases
+from tests.campaign._report import Tally
 
 
 @pytest.fixture

@@ -13,11 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import _damage
-from _checkpoints import STEPS, Run, make_runs, picture, same, same_all
-from _common import Campaign, Case, Outcome
-from _reference_state import Variable
-
 import hpcckpt as hc
 from hpcckpt import cli, errors
 from hpcckpt.format import layout
@@ -25,6 +20,10 @@ from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.state.tree import PerRank, RootOnly, Sharded
 from hpcckpt.testing.ranks import run_ranks
+from tests.campaign import _damage
+from tests.campaign._checkpoints import STEPS, Run, make_runs, picture, same, same_all
+from tests.campaign._common import Campaign, Case, Outcome
+from tests.campaign._reference_state import Variable
 
 Picture = dict[str, Any]
 

@@ -19,15 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import _errors_job as job
-from _common import HERE, Campaign, Case, Outcome
-from _errors_job import SCENES, Trial
-
 from hpcckpt.core.failpoints import PHASES
-
-sys.path.insert(0, str(HERE.parent / "mpi"))
-
-from mpi_launch import find_mpirun, mpirun
+from tests.campaign import _errors_job as job
+from tests.campaign._common import HERE, Campaign, Case, Outcome
+from tests.campaign._errors_job import SCENES, Trial
+from tests.support.mpi.launch import find_mpirun, mpirun
 
 POSITIONS = {
     "first save": 140,

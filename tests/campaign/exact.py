@@ -1,9 +1,9 @@
 """Trainings of random elements that are killed and resumed: whichever says ``exact`` ends with the same bits.
 
-One case is one training, put together from the elements of ``tests/keras/training_elements.py``: layers, loss, class
-of the model, callbacks, data, optimizer, options.  It is trained to its end twice, which has to give the same bits;
-killed with SIGKILL within an epoch, once or twice; and resumed.  What it ends with, all variables of the model, of its
-optimizer and of its training step, is compared.
+One case is one training, put together from the elements of ``tests/support/keras/training_elements.py``: layers,
+loss, class of the model, callbacks, data, optimizer, options.  It is trained to its end twice, which has to give the
+same bits; killed with SIGKILL within an epoch, once or twice; and resumed.  What it ends with, all variables of the
+model, of its optimizer and of its training step, is compared.
 
 Even cases have only elements of which everything can be saved: they have to be ``exact``.  Odd ones have one at least
 of which that is not so: they have to be ``state``, with its reason.
@@ -27,9 +27,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from _common import HERE, Campaign, Case, Outcome
+from tests.campaign._common import Campaign, Case, Outcome
 
-sys.path.insert(0, str(HERE.parent / "keras"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 N_BATCHES = 30
 EXACT = "share reported exact"
@@ -141,7 +141,7 @@ def _suits_xla(names: list[str]) -> bool:
 
 
 def _elements() -> dict[str, Any]:
-    from training_elements import ELEMENTS
+    from tests.support.keras.training_elements import ELEMENTS
 
     return {name: {"part": one.part, "reason": one.reason, "claimed": one.is_claimed} for name, one in ELEMENTS.items()}
 
@@ -160,7 +160,7 @@ def _trained(directory: Path, names: list[str], every: int, kill_at: int) -> dic
     from hpcckpt.state.tree import flatten
 
     hc.enable_exact_resume(seed=7)
-    import training_elements
+    from tests.support.keras import training_elements
 
     @hc.keras.stateless
     class Kill(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

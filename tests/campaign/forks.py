@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from _common import Campaign, Case, Outcome
 
 import hpcckpt as hc
 from hpcckpt.errors import ForkedError
+from tests.campaign._common import Campaign, Case, Outcome
 
 SAVES = 5
 CHILD_S = 30.0

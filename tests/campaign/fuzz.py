@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
-from _common import HERE, Campaign, Case, Outcome
-
-sys.path.insert(0, str(HERE.parent / "fuzz"))
-
-import _cases
-import _readers
+from tests.campaign._common import Campaign, Case, Outcome
+from tests.support.fuzz import cases as fuzz_cases, readers as fuzz_readers
 
 PER_CASE = 12
 
 
 def prepare(scratch: Path) -> tuple[dict[str, Any], ...]:
     """Return the descriptions that all cases start from."""
-    return _cases.seeds()
+    return fuzz_cases.seeds()
 
 
 def run(case: Case) -> Outcome:
@@ -32,7 +27,7 @@ def run(case: Case) -> Outcome:
     base = case.rng.choice(case.prepared)
     accepted = 0
     for number in range(PER_CASE):
-        made_up = _cases.mutated(case.rng, base)
+        made_up = fuzz_cases.mutated(case.rng, base)
         try:
             is_accepted = _read(case, made_up, case.scratch / str(number))
         except Exception:  # noqa: BLE001 - any is a fault of a reader
@@ -45,13 +40,13 @@ def run(case: Case) -> Outcome:
 
 
 def _read(case: Case, made_up: dict[str, Any], scratch: Path) -> bool:
-    step = _readers.step_path(scratch, made_up)
-    nbytes = _cases.build(made_up, step)
+    step = fuzz_readers.step_path(scratch, made_up)
+    nbytes = fuzz_cases.build(made_up, step)
     manifest = (step / "manifest.json").read_bytes()
-    _readers.read_manifest(manifest)
-    is_accepted = _readers.read_step(step, nbytes, case.rng)
+    fuzz_readers.read_manifest(manifest)
+    is_accepted = fuzz_readers.read_step(step, nbytes, case.rng)
     if case.rng.random() < 0.2:
-        _readers.run_verb(step, case.rng.choice(_readers.VERBS))
+        fuzz_readers.run_verb(step, case.rng.choice(fuzz_readers.VERBS))
     shutil.rmtree(scratch)
     return is_accepted
 

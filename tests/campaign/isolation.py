@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import _mutants
 import numpy as np
-from _common import Campaign, Case, Outcome
-from _isolation_subjects import KINDS, NUMPY, TF, TORCH, Subject, subject
 
 import hpcckpt as hc
 from hpcckpt.core import failpoints
 from hpcckpt.testing.ranks import run_ranks
+from tests.campaign import _mutants
+from tests.campaign._common import Campaign, Case, Outcome
+from tests.campaign._isolation_subjects import KINDS, NUMPY, TF, TORCH, Subject, subject
 
 SAVES = 5
 Copies = list[dict[str, Any]]

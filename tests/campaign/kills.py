@@ -20,22 +20,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import _kills_job as job
-import _mutants
-from _common import HERE, Campaign, Case, Outcome
-from _kills_job import Order, Strike
-from _reference_state import differences
-
 import hpcckpt as hc
 from hpcckpt.core.failpoints import PHASES
 from hpcckpt.format import layout
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import discovery, pins
 from hpcckpt.testing.ranks import run_ranks
-
-sys.path.insert(0, str(HERE.parent / "mpi"))
-
-from mpi_launch import clean_environment, find_mpirun, is_running
+from tests.campaign import _kills_job as job, _mutants
+from tests.campaign._common import Campaign, Case, Outcome
+from tests.campaign._kills_job import Order, Strike
+from tests.campaign._reference_state import differences
+from tests.support.mpi.launch import clean_environment, find_mpirun, is_running
 
 KILLS = 5
 MAX_JOBS = 100

@@ -8,18 +8,13 @@ no error.  Every fifth case runs under mpirun, the others as threads; `peer_time
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-
-from _common import HERE, Campaign, Case, Outcome
-from _misuse_job import KINDS, N_RANKS, play
 
 import hpcckpt as hc
 from hpcckpt.testing.ranks import run_ranks
-
-sys.path.insert(0, str(HERE.parent / "mpi"))
-
-from mpi_launch import mpirun
+from tests.campaign._common import Campaign, Case, Outcome
+from tests.campaign._misuse_job import KINDS, N_RANKS, play
+from tests.support.mpi.launch import mpirun
 
 SECONDS = 60.0
 EXPECTED = {"option": "OptionError", "stop": "none"}

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _common import Campaign, Case, Outcome, Verdict
-from peers.harness import OUTCOMES, Server, Subject, judge, kill_in_a_save, resume
-from peers.subjects import KILLS, SUBJECTS
+from tests.campaign._common import Campaign, Case, Outcome, Verdict
+from tests.campaign.peers.harness import OUTCOMES, Server, Subject, judge, kill_in_a_save, resume
+from tests.campaign.peers.subjects import KILLS, SUBJECTS
 
 VERDICTS: dict[str, Verdict] = dict(zip(OUTCOMES, ("good", "lost", "lost", "wrong", "lost"), strict=True))
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _common import Campaign, Case, Outcome
-from powerloss.check import Checker
-from powerloss.losses import HARSH, Model, State, states
-from powerloss.recording import reason_to_skip, record
-from powerloss.scenarios import SCENARIOS
+from tests.campaign._common import Campaign, Case, Outcome
+from tests.campaign.powerloss.check import Checker
+from tests.campaign.powerloss.losses import HARSH, Model, State, states
+from tests.campaign.powerloss.recording import reason_to_skip, record
+from tests.campaign.powerloss.scenarios import SCENARIOS
 
 QUOTA = 800
 """Of how many states random ones are sought in each scenario, beside the systematic ones."""

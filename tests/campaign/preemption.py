@@ -16,17 +16,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import _preemption_job as job
 import numpy as np
-from _common import Campaign, Case, Outcome
-from _preemption_job import Order, Shown
-from _preemption_running import BrokenPromiseError, Plan, Request, Running, ask, find_mpirun, is_in
 
 import hpcckpt as hc
 from hpcckpt.format import layout
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import discovery, journal
 from hpcckpt.testing.ranks import run_ranks
+from tests.campaign import _preemption_job as job
+from tests.campaign._common import Campaign, Case, Outcome
+from tests.campaign._preemption_job import Order, Shown
+from tests.campaign._preemption_running import BrokenPromiseError, Plan, Request, Running, ask, find_mpirun, is_in
 
 SITUATIONS = ("warm-up", "step", "validation", "drain", "any time")
 RESERVE_S = 600.0

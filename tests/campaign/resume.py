@@ -21,15 +21,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import _resume_job as job
-from _common import HERE, Campaign, Case, Outcome
-from _resume_job import Order
-
 from hpcckpt.rundir import discovery
-
-sys.path.insert(0, str(HERE.parent / "mpi"))
-
-from mpi_launch import clean_environment, find_mpirun, is_running
+from tests.campaign import _resume_job as job
+from tests.campaign._common import Campaign, Case, Outcome
+from tests.campaign._resume_job import Order
+from tests.support.mpi.launch import clean_environment, find_mpirun, is_running
 
 KINDS = ("keras", "horovod", "mpi4py", "torch")
 RANKS = {"keras": 1, "horovod": 2, "mpi4py": 2, "torch": 1}

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import HERE, Campaign, Case, Outcome
-
 from hpcckpt import native
+from tests.campaign._common import HERE, Campaign, Case, Outcome
 
 SOURCES = Path(native.__file__).resolve().parent
 ADDRESS, THREAD = "address,undefined", "thread"
@@ -30,7 +29,7 @@ PROGRAMS = {
         "blockio child_signal copying copying_x86 crc32c crc32c_arm crc32c_x86 file nonfinite prefault workers",
         False,
     ),
-    "parts": (HERE.parent / "lms/native/parts.cpp", "lms_src", "pool io_queue extents file_store", False),
+    "parts": (HERE.parent / "frameworks/lms/native/parts.cpp", "lms_src", "pool io_queue extents file_store", False),
     "swap_engine": (
         HERE / "_stress_swap_engine.cpp",
         "lms_src",
@@ -41,7 +40,11 @@ PROGRAMS = {
 KINDS = [(name, sanitizer) for name in PROGRAMS for sanitizer in (ADDRESS, THREAD)]
 OPS_EVERY = 50
 """One case in this many runs the tests of the ops."""
-OPS_TESTS = ("tests/lms/test_tiers.py", "tests/native/test_tf_ops.py", "tests/tmci/test_calls.py")
+OPS_TESTS = (
+    "tests/frameworks/lms/test_tiers.py",
+    "tests/unit/native/test_tf_ops.py",
+    "tests/frameworks/tmci/test_calls.py",
+)
 # The last reference to a buffer is counted by code of TensorFlow, which is not instrumented.
 SUPPRESSED = "race:hpcckpt::lms::MappedBuffer::~MappedBuffer\n"
 

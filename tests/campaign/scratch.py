@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Campaign, Case, Outcome
 
 import hpcckpt as hc
 from hpcckpt.format import layout
@@ -20,6 +19,7 @@ from hpcckpt.rundir import discovery
 from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tiers import copy
 from hpcckpt.tools.inspect import check_step
+from tests.campaign._common import Campaign, Case, Outcome
 
 SAVES = 250
 _commit = copy.commit_staged

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Campaign, Case, Outcome
 
 import hpcckpt as hc
 from hpcckpt import errors
 from hpcckpt.restoring.reader import open_step
+from tests.campaign._common import Campaign, Case, Outcome
 
 N_CHECKPOINTERS = 3
 SECONDS = float(os.environ.get("HPCCKPT_SHARED_SECONDS", "10"))

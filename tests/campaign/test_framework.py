@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import _cli
-import _common
-import _report
 import pytest
-from _common import Outcome, load_file
-from _driver import BrokenCampaignError, run_cases
-from _report import Tally
+
+from tests.campaign import _cli, _common, _report
+from tests.campaign._common import Outcome, load_file
+from tests.campaign._driver import BrokenCampaignError, run_cases
+from tests.campaign._report import Tally
 
 pytestmark = [pytest.mark.stack_b, pytest.mark.slow]
 
 TOY = """
 import os, signal, subprocess, time
-from _common import Campaign, Case, Outcome
+from tests.campaign._common import Campaign, Case, Outcome
 
 def prepare(scratch):
     (scratch / "x").write_text("prepared")

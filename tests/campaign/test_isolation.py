@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from _isolation_subjects import KINDS
+
+from tests.campaign._isolation_subjects import KINDS
 
 pytestmark = [pytest.mark.stack_b, pytest.mark.slow, pytest.mark.tf, pytest.mark.timeout(1800)]
 

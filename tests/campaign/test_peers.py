@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from peers.harness import OUTCOMES, Told, judge
-from peers.states import position_of, state_of
-from peers.subjects import KILLS, SUBJECTS
+
+from tests.campaign.peers.harness import OUTCOMES, Told, judge
+from tests.campaign.peers.states import position_of, state_of
+from tests.campaign.peers.subjects import KILLS, SUBJECTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.tf, pytest.mark.torch, pytest.mark.timeout(1800)]
 

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from powerloss.disk import WHOLE, Content, Disk, Part, whole
-from powerloss.losses import Model, states
-from powerloss.mutants import mutate, roles
-from powerloss.recording import memory_directory, reason_to_skip, record, recorder
-from powerloss.scenarios import SCENARIOS
-from powerloss.trace import PAGE, ROOT, Op, Trace, UnknownOperationError, build_trace, look_at
+
+from tests.campaign.powerloss.disk import WHOLE, Content, Disk, Part, whole
+from tests.campaign.powerloss.losses import Model, states
+from tests.campaign.powerloss.mutants import mutate, roles
+from tests.campaign.powerloss.recording import memory_directory, reason_to_skip, record, recorder
+from tests.campaign.powerloss.scenarios import SCENARIOS
+from tests.campaign.powerloss.trace import PAGE, ROOT, Op, Trace, UnknownOperationError, build_trace, look_at
 
 pytestmark = [
     pytest.mark.slow,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from _common import load
+
+from tests.campaign._common import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

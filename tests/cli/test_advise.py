@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import MadeRun, long_run
 
 from hpcckpt.interval import daly
+from tests.support.report.made_runs import MadeRun, long_run
 
 Cli = Callable[..., Any]
 

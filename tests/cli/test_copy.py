@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mpi_launch
 import numpy as np
 import pytest
 
@@ -26,6 +25,7 @@ from hpcckpt.rundir.lock import RunLock
 from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tools.report.read_history import read_run_history
 from hpcckpt.tools.report.watch_view import frame_of, lines_of, news
+from tests.support.mpi import launch as mpi_launch
 
 Cli = Callable[..., Any]
 
@@ -188,9 +188,7 @@ def test_under_mpirun_the_ranks_share_the_work_and_speak_once(
 # -- the journal -----------------------------------------------------------------------------------
 
 
-def test_the_journal_there_is_told_where_a_step_came_from_and_watch_and_the_report_show_it(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_the_journal_of_a_copy_has_the_source_and_watch_and_report_show_it(cli: Cli, tmp_path: Path) -> None:
     run, out = save(tmp_path / "run", 1, 2, 3), save(tmp_path / "out", 1)
     before = read_run_history(out)
     cli("copy", run, out, "3")
@@ -215,9 +213,7 @@ def test_a_step_that_was_removed_and_is_brought_back_stands_again(cli: Cli, tmp_
     assert [change.verb for change in read_run_history(run).changes] == ["prune", "copy"]
 
 
-def test_a_step_that_is_there_already_is_not_told_again_and_a_new_directory_gets_no_journal(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_an_existing_step_is_not_logged_again_and_a_new_directory_gets_no_journal(cli: Cli, tmp_path: Path) -> None:
     run, out = save(tmp_path / "run", 1), tmp_path / "out"
     cli("copy", run, out)
     assert NAME not in os.listdir(out)

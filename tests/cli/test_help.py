@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ import pytest
 from hpcckpt import __version__
 from hpcckpt.cli.lazy import load_own
 from hpcckpt.cli.verbs import SECTIONS, VERBS, Verb
+from tests.support.paths import ROOT
 
 HEAVY = ("numpy", "rich", "mpi4py", "tensorflow", "h5py", "keras", "horovod", "torch")
 Cli = Callable[..., Any]
@@ -50,9 +50,6 @@ def test_each_verb_prints_json_on_request(verb: Verb) -> None:
     command = load_own(verb)
     for each in command.commands.values() if isinstance(command, click.Group) else [command]:
         assert "--json" in {option for param in each.params for option in param.opts}
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_pages_have_the_verbs_of_the_table() -> None:

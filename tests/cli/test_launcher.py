@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mpi_launch
 import pytest
 
 from hpcckpt.cli import launcher
 from hpcckpt.testing.ranks import run_ranks
+from tests.support.mpi import launch as mpi_launch
 
 Cli = Callable[..., Any]
 LAUNCHERS = {

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from listing import listed
 
 from hpcckpt.rundir.journal import NAME, read_journal
 from hpcckpt.rundir.workspace import Workspace
 from hpcckpt.tools.report.read_history import read_run_history
 from hpcckpt.tools.report.watch_view import news
+from tests.support.listing import listed
 
 Cli = Callable[..., Any]
 LEFT = (".step-0000000040.tmp-abcdef", ".retired-abcdef")
@@ -170,7 +170,7 @@ def told(run: Path, event: str) -> list[dict[str, Any]]:
     return [entry for entry in read_journal(run) if entry["event"] == event]
 
 
-def test_the_journal_is_told_of_the_steps_that_are_gone_and_the_report_and_watch_show_it(
+def test_the_journal_logs_the_removed_steps_and_report_and_watch_show_it(
     cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = read_run_history(saved)

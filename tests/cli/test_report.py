@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import long_run, short_run
+
+from tests.support.report.made_runs import long_run, short_run
 
 Cli = Callable[..., Any]
 

@@ -13,7 +13,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from listing import listed
 
 import hpcckpt as hc
 from hpcckpt import errors, native
@@ -21,6 +20,7 @@ from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tools import reshard
+from tests.support.listing import listed
 
 Cli = Callable[..., Any]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from listing import listed
 
 import hpcckpt as hc
 from hpcckpt.core import failpoints
 from hpcckpt.format import layout
+from tests.support.listing import listed
 
 Cli = Callable[..., Any]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import MadeRun, long_run
 
 import hpcckpt as hc
 from hpcckpt.tools.report.read_history import read_run_history
 from hpcckpt.tools.report.watch_view import frame_of, lines_of, news
+from tests.support.report.made_runs import MadeRun, long_run
 
 Cli = Callable[..., Any]
 LIMIT_S = 240.0
@@ -94,7 +94,7 @@ def test_a_job_that_was_asked_to_stop_is_shown_so(cli: Cli, job: Any, tmp_path: 
     assert "to stop: after-step 99000" in cli("watch", tmp_path / "run", "--once").out
 
 
-def test_without_a_terminal_lines_come_as_things_happen_and_interrupting_exits_with_130(
+def test_without_a_terminal_lines_come_at_once_and_interrupting_exits_with_130(
     job: Any, watching: Any, tmp_path: Path
 ) -> None:
     watch = watching(tmp_path / "run", "--every", "0.1")

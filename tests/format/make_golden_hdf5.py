@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import make_golden
 import numpy as np
 
 import hpcckpt as hc
+from tests.format import make_golden
 
 CASES: dict[str, dict[str, Any]] = {
     "direct": {"driver": "direct"},

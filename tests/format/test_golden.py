@@ -10,11 +10,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from make_golden import METRICS, N_RANKS, OBJECTS, STEP, replicated, save, state_of, table
 
 import hpcckpt as hc
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.testing.ranks import run_ranks
+from tests.format.make_golden import METRICS, N_RANKS, OBJECTS, STEP, replicated, save, state_of, table
 
 GOLDEN = sorted(Path(__file__).parent.glob("golden-*"))
 IDS = ("save_id", "run_id", "created", "environment", "crc32c")

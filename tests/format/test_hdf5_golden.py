@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from make_golden import N_RANKS, STEP, replicated, table
-from make_golden_hdf5 import CASES, many, packed, save, state_of
 
 import hpcckpt as hc
 from hpcckpt.backends.hdf5.table import TRAILER_BYTES, read_trailer
@@ -19,6 +17,8 @@ from hpcckpt.format import layout
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import discovery
 from hpcckpt.testing.ranks import run_ranks
+from tests.format.make_golden import N_RANKS, STEP, replicated, table
+from tests.format.make_golden_hdf5 import CASES, many, packed, save, state_of
 
 pytestmark = pytest.mark.stack_b
 GOLDEN = Path(__file__).parent / "hdf5-golden-1"

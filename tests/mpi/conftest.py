@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mpi_launch import find_mpirun
 
 from hpcckpt.collective.communicator import launched_size
+from tests.support.mpi.launch import find_mpirun
 
 HERE = Path(__file__).parent
 

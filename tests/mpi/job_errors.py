@@ -12,12 +12,12 @@ import sys
 from typing import Any
 
 from mpi4py import MPI
-from mpi_states import differences, state_of
-from unreadable import Unreadable
 
 import hpcckpt as hc
 from hpcckpt.errors import CollectiveError, HpcckptError
 from hpcckpt.testing.faults import Fault, armed
+from tests.support.mpi.states import differences, state_of
+from tests.support.mpi.unreadable import Unreadable
 
 WORLD = MPI.COMM_WORLD
 EACH = ("2-write", "2-written", "2-synced", "3-report")

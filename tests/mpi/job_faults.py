@@ -12,10 +12,10 @@ import sys
 import time
 
 from mpi4py import MPI
-from mpi_states import state_of
 
 import hpcckpt as hc
 from hpcckpt.testing import faults
+from tests.support.mpi.states import state_of
 
 
 def main() -> None:

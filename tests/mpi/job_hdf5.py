@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import hdf5_states
 from mpi4py import MPI
-from mpi_states import differences
 
 import hpcckpt as hc
 from hpcckpt.backends.hdf5 import transfers
+from tests.support.mpi import hdf5_states
+from tests.support.mpi.states import differences
 
 WORLD = MPI.COMM_WORLD
 READERS = (1, 2, 5)

@@ -19,12 +19,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hdf5_states import Case
 from mpi4py import MPI
 
 import hpcckpt as hc
 from hpcckpt import errors
 from hpcckpt.backends.hdf5 import image, mpio, transfers
+from tests.support.mpi.hdf5_states import Case
 
 WORLD = MPI.COMM_WORLD
 CASE = Case("mpio", {"driver": "mpio"})

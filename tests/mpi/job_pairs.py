@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
-from mpi_states import differences, state_of
 
 import hpcckpt as hc
+from tests.support.mpi.states import differences, state_of
 
 WORLD = MPI.COMM_WORLD
 

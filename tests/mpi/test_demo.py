@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
-import jobs
 import numpy as np
 import pytest
-from mpi_launch import mpirun
 
 import hpcckpt as hc
+from tests.support import examples
+from tests.support.mpi.launch import mpirun
+
+jobs = examples.load("jobs")
 
 pytestmark = [
     pytest.mark.tf,
@@ -20,8 +21,6 @@ pytestmark = [
     pytest.mark.timeout(700),
     pytest.mark.skipif(not (find_spec("tensorflow") and find_spec("mpi4py")), reason="needs TensorFlow and mpi4py"),
 ]
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ def two_ranks(directory: Path, task: str, n_ranks: int = 2) -> None:
 
 
 def quiet() -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(["", str(ROOT)]).strip(os.pathsep)}
+    return {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def told(directory: Path, word: str) -> dict[int, str]:

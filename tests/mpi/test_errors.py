@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from listing import listed
-from mpi_launch import PROGRAMS, mpirun
 
 import hpcckpt as hc
 from hpcckpt.format import layout
 from hpcckpt.rundir.discovery import step_numbers
+from tests.support.listing import listed
+from tests.support.mpi.launch import PROGRAMS, mpirun
 
 
 @pytest.mark.parametrize(("n_ranks", "saving"), [(1, "at-once"), (2, "at-once"), (2, "background"), (3, "background")])
@@ -32,6 +32,7 @@ def test_an_error_in_any_phase_of_one_rank_is_the_same_on_all(tmp_path: Path, n_
         assert outcome["kept"], outcome
         assert outcome["intact"], outcome
         assert outcome["left"] == [], outcome
+    assert "no memory for a copy" in outcomes[-1]["texts"][0], outcomes[-1]
 
 
 def test_a_rank_that_raises_elsewhere_ends_the_job(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mpi_launch import mpirun
 
 from hpcckpt.rundir.discovery import step_numbers
+from tests.support.mpi.launch import mpirun
 
 MANY = """
 import random, sys, numpy as np, hpcckpt as hc
@@ -22,9 +22,7 @@ for ckpt in kept:
 
 
 @pytest.mark.parametrize("way", ["kept", "forgotten by one"])
-def test_many_checkpointers_that_nobody_closes_are_finished_by_all_ranks_in_the_same_order(
-    tmp_path: Path, way: str
-) -> None:
+def test_unclosed_checkpointers_are_finished_in_the_same_order_on_all_ranks(tmp_path: Path, way: str) -> None:
     ended = mpirun(2, "-c", MANY, str(tmp_path), way)
     assert ended.code == 0, ended.err
     assert [step_numbers(tmp_path / str(number)) for number in range(6)] == [[1]] * 6

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hdf5_states import CASES, LARGE, SAVED_ON, Case, replicated, whole
-from mpi_launch import PROGRAMS, mpirun, run_program
-from mpi_states import SHARDED, values
-from test_killed import check_goes_on, kill_at
 
 import hpcckpt as hc
 from hpcckpt.cli import main as cli
 from hpcckpt.format import layout
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import discovery
+from tests.support.mpi.hdf5_states import CASES, LARGE, SAVED_ON, Case, replicated, whole
+from tests.support.mpi.kills import check_goes_on, kill_at
+from tests.support.mpi.launch import PROGRAMS, mpirun, run_program
+from tests.support.mpi.states import SHARDED, values
 
 h5py = pytest.importorskip("h5py")
 HAS_MPI = bool(h5py.get_config().mpi)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import mpi_launch
 import pytest
-from mpi_launch import PROGRAMS, Finished, mpirun, run_python
+
+from tests.support.mpi import launch as mpi_launch
+from tests.support.mpi.launch import PROGRAMS, Finished, mpirun, run_python
 
 JOB = str(PROGRAMS / "job_launch.py")
 BATCH = ("SLURM_JOB_ID=7", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_NODEID=0", "SLURM_NTASKS=4", "SLURM_NPROCS=4")

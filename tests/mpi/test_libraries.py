@@ -6,7 +6,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from mpi_launch import PROGRAMS, mpirun, run_python
+
+from tests.support.mpi.launch import PROGRAMS, mpirun, run_python
 
 MAPS = """\
 7f10-7f20 r-xp 00000000 fe:00 101 /usr/lib/x86_64-linux-gnu/libmpi.so.40.30.4

@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from mpi_launch import LIMIT_S, started
-from mpi_states import state_of
 
 import hpcckpt as hc
 from hpcckpt.errors import LockedError
@@ -22,6 +20,8 @@ from hpcckpt.native.posix_files import REAL
 from hpcckpt.rundir.lock import read_holder
 from hpcckpt.rundir.retention import leftovers
 from hpcckpt.testing.ranks import run_ranks
+from tests.support.mpi.launch import LIMIT_S, started
+from tests.support.mpi.states import state_of
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from mpi_launch import mpirun
+
+from tests.support.mpi.launch import mpirun
 
 JOB = """
 import os, signal, sys, threading, time, numpy as np, hpcckpt as hc
@@ -42,7 +43,7 @@ def kinds_of(out: str) -> list[tuple[str, str]]:
     return re.findall(r"<(\w+) [\w-]+: ([^>]*)>", out)
 
 
-pytestmark = pytest.mark.slow  # each waits for time-outs of processes; test_misuse of tests/promises is the quick one
+pytestmark = pytest.mark.slow  # each waits for time-outs of processes; faults/test_misuse.py is the quick one
 
 
 @pytest.mark.parametrize("what", CALLS)

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from mpi_launch import mpirun
 
 import hpcckpt as hc
+from tests.support.mpi.launch import mpirun
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "numpy.md"
+PAGE = ROOT / "docs" / "numpy.md"
 
 
 def block(language: str) -> str:
@@ -20,7 +21,7 @@ def block(language: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_program_of_the_page_prints_what_the_page_shows_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+def test_the_program_prints_what_the_page_shows_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     (program := tmp_path / "heat.py").write_text(block("python"), encoding="utf-8")
     run, straight = tmp_path / "heat", tmp_path / "straight"
     lines = block("console").splitlines()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mpi_launch import PROGRAMS, TIMED_OUT, mpirun
+
+from tests.support.mpi.launch import PROGRAMS, TIMED_OUT, mpirun
 
 
 def test_failing_rank_ends_the_pytest_job() -> None:

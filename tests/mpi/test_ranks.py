@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mpi_launch import PROGRAMS, mpirun
 
 import hpcckpt as hc
+from tests.support.mpi.launch import PROGRAMS, mpirun
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi_launch import LIMIT_S, clean_environment
 
 import hpcckpt as hc
+from tests.support.mpi.launch import LIMIT_S, clean_environment
+from tests.support.paths import EXAMPLES
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 N_STEPS = 60
 
 

@@ -15,8 +15,8 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.testing.ranks import run_ranks
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 

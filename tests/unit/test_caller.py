@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-import caller
 import pytest
+
+from tests.support import caller
 
 
 def test_settings_of_the_caller_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

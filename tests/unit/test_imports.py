@@ -30,7 +30,7 @@ def test_a_checkpointer_on_one_rank_loads_neither_mpi_nor_a_framework():
     assert not loaded & {"mpi4py", "tensorflow", "keras", "h5py", "horovod", "torch"}
 
 
-def test_a_name_of_a_package_is_loaded_on_first_use_and_one_that_is_not_there_is_refused():
+def test_a_name_of_a_package_is_loaded_on_first_use_and_an_unknown_one_refused():
     assert "hpcckpt.lms.report.report" not in modules_after("import hpcckpt.lms")
     assert "hpcckpt.lms.report.report" in modules_after("import hpcckpt.lms; hpcckpt.lms.Report")
     assert "hpcckpt.train.losses" not in modules_after("import hpcckpt.train")

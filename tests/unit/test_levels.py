@@ -1,4 +1,4 @@
-"""The table of slow tests and the page of promises name tests that exist."""
+"""The table of slow tests and the page of promises name tests that exist; names of tests are short."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import ast
 import re
 from pathlib import Path
 
-import levels
 import pytest
 
-TESTS = Path(__file__).parents[1]
+from tests import levels
+from tests.support.paths import TESTS
+
 ROWS = re.findall(
     r"^\| (.+?) \| (.*?) \| ?(.*?) ?\|$", (TESTS / "PROMISES.md").read_text(encoding="utf-8"), re.MULTILINE
 )
 PROMISES = [row for row in ROWS if row[0] != "promise"]
+MAX_NAME = 80
+"""Characters in the name of a test."""
 
 
 def functions(path: Path) -> dict[str, ast.FunctionDef]:
@@ -66,8 +69,8 @@ def test_a_promise_has_a_test_in_make_test(quick: str, slower: str) -> None:
 
 
 def test_the_longest_entry_decides() -> None:
-    assert levels.is_slow("slurm/test_requeue.py::test_any")
-    assert not levels.is_slow("slurm/test_judging.py::test_any[case]")
+    assert levels.is_slow("schedulers/slurm/test_requeue.py::test_any")
+    assert not levels.is_slow("schedulers/slurm/test_judging.py::test_any[case]")
     assert not levels.is_slow("unit/test_new.py::test_new")
     assert levels.is_slow("mpi/test_ranks.py::test_saved_on_n_ranks_restored_on_m_is_bit_exact[5-5]")
     assert not levels.is_slow("mpi/test_ranks.py::test_saved_on_n_ranks_restored_on_m_is_bit_exact[2-3]")
@@ -75,6 +78,13 @@ def test_the_longest_entry_decides() -> None:
 
 def test_directories_without_quick_tests_are_not_collected() -> None:
     assert not levels.has_quick("campaign")
-    assert levels.has_quick("slurm")
-    assert not levels.has_quick("slurm/test_training.py")
+    assert levels.has_quick("schedulers/slurm")
+    assert not levels.has_quick("schedulers/slurm/test_training.py")
     assert levels.has_quick("unit/test_new.py")
+
+
+def test_names_of_tests_have_at_most_80_characters() -> None:
+    names_of = {path: functions(path) for path in sorted(TESTS.rglob("test_*.py"))}
+    tests = [(path.name, name) for path, found in names_of.items() for name in found if "test_" in name]
+    assert len(tests) > 2000
+    assert [(file, name) for file, name in tests if len(name.rpartition("::")[2]) > MAX_NAME] == []

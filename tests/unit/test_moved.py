@@ -17,8 +17,8 @@ from hpcckpt.backends.base import Payload
 from hpcckpt.backends.rankfile.backend import RankfileBackend
 from hpcckpt.core import moved
 from hpcckpt.core.plan import FullPlan, SaveJob
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTED = Path(__file__).with_name("documented.json")  # made by scripts/dev/documented.py make f07e35e 94abd9d
 
 

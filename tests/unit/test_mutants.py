@@ -6,11 +6,12 @@ import importlib.util
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/dev/mutants.py"
+from tests.support.paths import ROOT
+
+SCRIPT = ROOT / "scripts/dev/mutants.py"
 OLD = '''
 def give_name(run, step):
     """Say what."""
@@ -104,6 +105,21 @@ def test_what_was_caught_and_is_not_any_more_is_named(tool, tmp_path):
 
 
 def test_the_tests_of_each_package_exist(tool):
-    root = SCRIPT.parents[2]
     assert set(tool.TESTS) == set(tool.PACKAGES)
-    assert not [file for files in tool.TESTS.values() for file in files if not (root / "tests" / file).is_file()]
+    assert not [file for files in tool.TESTS.values() for file in files if tool.test_in(ROOT, file) != file]
+
+
+def test_a_test_is_found_in_a_tree_with_the_old_layout_and_in_one_with_the_new(tool, tmp_path):
+    layouts = {"old": ("promises/test_steps.py", "unit/test_loading.py"), "new": ("unit/checkpointer/test_steps.py",)}
+    for name, files in layouts.items():
+        for file in files:
+            path = tmp_path / name / "tests" / file
+            path.parent.mkdir(parents=True)
+            path.touch()
+    old, new = tmp_path / "old", tmp_path / "new"
+    assert tool.test_in(old, "unit/checkpointer/test_steps.py") == "promises/test_steps.py"
+    assert tool.test_in(old, "unit/restoring/test_loading.py") == "unit/test_loading.py"
+    assert (
+        tool.test_in(new, "promises/test_steps.py::test_it[a/b-1]") == "unit/checkpointer/test_steps.py::test_it[a/b-1]"
+    )
+    assert tool.test_in(new, "unit/test_loading.py::test_it") is None

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from tests.support.paths import ROOT
+
 ANSWER_S = 300.0
 PAST_THE_END = 1.1
 """Kills fall between a save's begin and a little after its usual end."""

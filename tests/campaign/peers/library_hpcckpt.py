@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import hpcckpt as hc
-from peers.states import State, state_of
+from tests.campaign.peers.states import State, state_of
 
 Say = Callable[[int], None]
 

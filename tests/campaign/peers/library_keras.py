@@ -13,7 +13,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras
 import numpy as np
 
-from peers.states import N_VALUES, State, state_of
+from tests.campaign.peers.states import N_VALUES, State, state_of
 
 Say = Callable[[int], None]
 

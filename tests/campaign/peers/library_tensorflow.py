@@ -10,7 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
 
-from peers.states import State, state_of
+from tests.campaign.peers.states import State, state_of
 
 Say = Callable[[int], None]
 

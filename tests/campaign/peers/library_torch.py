@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from peers.states import State, state_of
+from tests.campaign.peers.states import State, state_of
 
 Say = Callable[[int], None]
 KEPT = 3

@@ -25,9 +25,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from peers.states import STEPS, first_state, position_of
+from tests.campaign.peers.states import STEPS, first_state, position_of
 
 
 def say(**document: Any) -> None:
@@ -57,7 +57,7 @@ def train(library: Any) -> None:
 def main(name: str) -> None:
     """Serve."""
     module, _, variant = name.partition(":")
-    make = importlib.import_module(f"peers.library_{module}").make
+    make = importlib.import_module(f"tests.campaign.peers.library_{module}").make
     say(ready=True)
     for line in sys.stdin:
         request = json.loads(line)

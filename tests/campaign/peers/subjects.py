@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.harness import Subject
+from tests.campaign.peers.harness import Subject
 
 SUBJECTS = (
     Subject("hpcckpt", "hpcckpt"),

@@ -8,10 +8,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from peers.harness import OUTCOMES
-from peers.subjects import SUBJECTS
+from tests.campaign.peers.harness import OUTCOMES
+from tests.campaign.peers.subjects import SUBJECTS
 
 BEGIN, END = "<!-- kills: begin -->", "<!-- kills: end -->"
 

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from powerloss.disk import Disk, whole
-from powerloss.losses import State
-from powerloss.oracle import Promise, debris, go_on, judge, look, promise_after
-from powerloss.recording import Recording
+from tests.campaign.powerloss.disk import Disk, whole
+from tests.campaign.powerloss.losses import State
+from tests.campaign.powerloss.oracle import Promise, debris, go_on, judge, look, promise_after
+from tests.campaign.powerloss.recording import Recording
 
 
 @dataclass(slots=True)

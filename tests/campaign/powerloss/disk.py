@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerloss.trace import NAME_KINDS, PAGE, ROOT, Op, Trace
+from tests.campaign.powerloss.trace import NAME_KINDS, PAGE, ROOT, Op, Trace
 
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
 LONG_AGO_S = 7 * 3600.0

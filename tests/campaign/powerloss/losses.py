@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from powerloss.disk import WHOLE, Disk, Part, Prints
-from powerloss.trace import DATA_KINDS, NAME_KINDS, PAGE, Op, Trace
+from tests.campaign.powerloss.disk import WHOLE, Disk, Part, Prints
+from tests.campaign.powerloss.trace import DATA_KINDS, NAME_KINDS, PAGE, Op, Trace
 
 NONE: frozenset[int] = frozenset()
 GARBAGE = bytes(range(255, 255 - 64, -1))

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerloss.check import Checker
-from powerloss.disk import Disk, Prints
-from powerloss.losses import Model, State, systematic
-from powerloss.recording import Recording
-from powerloss.trace import NAME_KINDS, ROOT, Op, Trace
+from tests.campaign.powerloss.check import Checker
+from tests.campaign.powerloss.disk import Disk, Prints
+from tests.campaign.powerloss.losses import Model, State, systematic
+from tests.campaign.powerloss.recording import Recording
+from tests.campaign.powerloss.trace import NAME_KINDS, ROOT, Op, Trace
 
 MAX_STATES = 150
 """After how many states that break no promise a sync counts as one that is not needed."""

@@ -16,8 +16,8 @@ from hpcckpt.errors import HpcckptError, NewerStepError
 from hpcckpt.format import layout
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import lock, pins as run_pins
-from powerloss.reference import expected, is_same, state_of
-from powerloss.trace import Op
+from tests.campaign.powerloss.reference import expected, is_same, state_of
+from tests.campaign.powerloss.trace import Op
 
 Save = tuple[int, int]
 """A step's number, and which save of that number it is."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcckpt
-from powerloss.trace import Trace, build_trace
+from tests.campaign.powerloss.trace import Trace, build_trace
 
 HERE = Path(__file__).parent
 SOURCES = Path(hpcckpt.__file__).parents[1]

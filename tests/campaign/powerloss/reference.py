@@ -42,6 +42,8 @@ def _whole(step: int, version: int, *, is_big: bool) -> Arrays:
 class Kept:
     """An array that the program does not change, and that a save may hold without a copy: a framework's variable."""
 
+    __module__ = "powerloss"  # an adapter is found by the first part of its classes' module
+
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array
 
@@ -63,7 +65,7 @@ def _hold(sources: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return [source.array for source in sources]
 
 
-ADAPTERS["powerloss"] = __name__  # top-level module of Kept -> where its leaves come from
+ADAPTERS[Kept.__module__] = __name__
 
 
 def _own(step: int, version: int, rank: int) -> np.ndarray[Any, Any]:

@@ -17,15 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import hpcckpt as hc
 from hpcckpt.backends.rankfile import frozen
 from hpcckpt.errors import HpcckptError
 from hpcckpt.testing import faults
 from hpcckpt.testing.ranks import run_ranks
-from powerloss.reference import Kept, state_of
-from powerloss.trace import look_at
+from tests.campaign.powerloss.reference import Kept, state_of
+from tests.campaign.powerloss.trace import look_at
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 IO_ERROR = OSError(errno.EIO, os.strerror(errno.EIO))

@@ -1,0 +1,33 @@
+"""The backend `hdf5` by MPI-IO keeps the promises that are asked of every backend, on real ranks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from hpcckpt.collective.communicator import launched_size
+from hpcckpt.testing.backends import BackendSuite
+
+h5py = pytest.importorskip("h5py")
+pytestmark = [
+    pytest.mark.mpi_only,
+    pytest.mark.one_rank,
+    pytest.mark.skipif(not h5py.get_config().mpi, reason="h5py was built without MPI"),
+]
+
+
+class TestMpio(BackendSuite):
+    backend = "hdf5"
+    backend_options: ClassVar[dict[str, Any]] = {"driver": "mpio"}
+
+
+@pytest.mark.skipif(launched_size() != 2, reason="packs and unpacks alike on any number of ranks: runs on two")
+class TestMpioPacked(BackendSuite):
+    backend = "hdf5"
+    backend_options: ClassVar[dict[str, Any]] = {
+        "driver": "mpio",
+        "compression": "gzip",
+        "chunks": 1 << 16,
+        "compression_level": 1,
+    }

@@ -1,0 +1,230 @@
+"""However a program ends while a save is under way, the step is whole or absent, and the next job goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpcckpt as hc
+from hpcckpt.format import layout
+from hpcckpt.rundir.discovery import step_numbers
+from hpcckpt.rundir.journal import read_journal
+from hpcckpt.tools.report.read_history import read_run_history
+from tests.support.listing import listed
+
+LIMIT_S = 240.0
+BEGIN = """
+import gc, multiprocessing, os, sys, threading, time
+import numpy as np
+import hpcckpt as hc
+from hpcckpt.core import failpoints as phases
+
+def hold(at, wait):
+    arrivals = []
+    def hook(phase, rank):
+        if phase == at:
+            arrivals.append(phase)
+            if len(arrivals) == 1:
+                print("held", flush=True)
+                wait()
+    phases.install_hook(hook)
+
+def a_while():
+    time.sleep(0.3)
+
+w = np.full(100_000, 1.0)
+ckpt = hc.Checkpointer(sys.argv[1])
+"""
+
+
+def run(run_dir: Path, script: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BEGIN + script, str(run_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def check_whole_or_absent(run_dir: Path, *whole: int) -> None:
+    """Check that these steps are there, that nothing else is, and that another job can go on."""
+    assert step_numbers(run_dir) == list(whole)
+    for step in whole:
+        assert set(hc.load(run_dir / layout.step_dirname(step))["w"].tolist()) == {float(step)}
+    with hc.Checkpointer(run_dir, max_to_keep=None) as ckpt:
+        ckpt.save(99, {"w": np.full(3, 99.0)}).result()
+    assert listed(run_dir) == [layout.step_dirname(step) for step in (*whole, 99)]
+
+
+ENDS = {
+    "the end of the script": ("", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "an uncaught exception": ("raise ValueError('own mistake')", 1),
+    "sys.exit within a function that holds the checkpointer": ("def f(c):\n    sys.exit(4)\nf(ckpt)", 4),
+    "the checkpointer is forgotten": ("del ckpt; gc.collect()", 0),
+    "the checkpointer is in a cycle": ("ckpt.me = ckpt; del ckpt", 0),
+    "another checkpointer follows": ("pending.result(); ckpt = hc.Checkpointer(sys.argv[1]); ckpt.latest_step()", 0),
+    "w is changed": ("w[:] = -1", 0),
+}
+
+
+@pytest.mark.parametrize("way", ENDS)
+@pytest.mark.parametrize("n_saves", [1, 2])
+def test_a_step_whose_save_returned_is_committed_when_the_program_ends(run_dir, way, n_saves):
+    """Its result was not asked for, and the checkpointer was not closed."""
+    end, code = ENDS[way]
+    saves = "hold('2-write', a_while)\npending = ckpt.save(1, {'w': w})\n"
+    if n_saves == 2:
+        saves += "w[:] = 2\npending = ckpt.save(2, {'w': w})\n"
+    ended = run(run_dir, saves + end)
+    assert ended.returncode == code, ended.stderr
+    assert ("Traceback" in ended.stderr) == (code == 1), ended.stderr
+    check_whole_or_absent(run_dir, *range(1, n_saves + 1))
+
+
+def test_an_exception_in_the_with_block_commits_what_was_saved(run_dir):
+    ended = run(run_dir, "hold('2-write', a_while)\nwith ckpt:\n    ckpt.save(1, {'w': w})\n    1 / 0\n")
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stderr
+    check_whole_or_absent(run_dir, 1)
+
+
+def test_a_save_that_fails_when_nobody_asks_any_more_is_told_in_the_log(run_dir):
+    script = """
+def fail(phase, rank):
+    if phase == '2-synced':
+        raise OSError(28, 'No space left on device')
+phases.install_hook(fail)
+ckpt.save(1, {'w': w})
+"""
+    ended = run(run_dir, script)
+    assert "save step 1: write: [rank 0]" in ended.stderr
+    assert "No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert listed(run_dir) == []
+
+
+def test_the_second_of_two_saves_is_committed_though_the_first_fails(run_dir):
+    script = """
+ckpt.close()
+ckpt = hc.Checkpointer(sys.argv[1], max_in_flight=2)
+arrivals = []
+def fail(phase, rank):
+    if phase == '4-check':
+        arrivals.append(phase)
+        if len(arrivals) == 1:
+            raise OSError(5, 'broken')
+phases.install_hook(fail)
+ckpt.save(1, {'w': w})
+w[:] = 2
+ckpt.save(2, {'w': w})
+"""
+    ended = run(run_dir, script)
+    assert ended.returncode == 0, ended.stderr
+    check_whole_or_absent(run_dir, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("phase", ["2-write", "2-written", "4-durable", "6-parent-synced"])
+def test_a_program_that_is_ended_during_a_drain_leaves_the_step_whole_or_absent(run_dir, phase, number):
+    script = f"ckpt.save(1, {{'w': w}}).result()\nhold({phase!r}, sys.stdin.read)\n"
+    script += "w[:] = 2\nckpt.save(2, {'w': w}).result()\n"
+    command = [sys.executable, "-c", BEGIN + script, str(run_dir)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "held\n"
+        job.send_signal(number)
+        _, err = job.communicate(timeout=LIMIT_S)  # which closes its input: from here on nothing holds it
+    if number == signal.SIGINT:  # an exception in the program's thread; the save goes on
+        assert "KeyboardInterrupt" in err
+        assert job.returncode == -signal.SIGINT
+        check_whole_or_absent(run_dir, 1, 2)
+    else:
+        assert job.returncode == -number
+        check_whole_or_absent(run_dir, *((1, 2) if phase == "6-parent-synced" else (1,)))
+
+
+FORK = """
+pid = os.fork()
+if pid == 0:
+    {child}
+os.waitpid(pid, 0)
+"""
+FORKS = {
+    "a child that ends at once": FORK.format(child="os._exit(0)"),
+    "a child that ends as programs do": FORK.format(child="sys.exit(0)"),
+    "a child that forgets": FORK.format(child="del ckpt, pending; gc.collect(); sys.exit()"),
+    "workers": """
+with multiprocessing.get_context('fork').Pool(2) as pool:
+    assert pool.map(abs, [-1, -2]) == [1, 2]
+""",
+}
+
+
+@pytest.mark.parametrize("how", FORKS)
+def test_processes_that_are_forked_during_a_save_do_not_touch_it(run_dir, how):
+    """They have a copy of the checkpointer, and none of its threads."""
+    script = f"""
+forked = threading.Event()
+hold('2-written', forked.wait)
+pending = ckpt.save(1, {{'w': w}})
+{FORKS[how]}
+forked.set()
+assert pending.result().step == 1
+{FORKS[how]}
+w[:] = 2
+ckpt.save(2, {{'w': w}}).result()
+ckpt.close()
+"""
+    ended = run(run_dir, script)
+    assert ended.returncode == 0, ended.stderr
+    check_whole_or_absent(run_dir, 1, 2)
+
+
+def test_two_checkpointers_of_one_program_leave_each_others_saves_alone(run_dir):
+    """They share the lock, and each sweeps when it opens the directory and when it is closed."""
+    script = """
+ckpt.save(1, {'w': w}).result()
+other = hc.Checkpointer(sys.argv[1])
+other.restore({'w': w})
+w[:] = 2
+refused = threading.Event()
+hold('2-written', refused.wait)
+pending = other.save(2, {'w': w})
+with hc.Checkpointer(sys.argv[1]) as third:
+    try:
+        third.save(1, {'w': w})
+    except hc.errors.StepExistsError:
+        print('refused')
+    assert not pending.done()
+refused.set()
+assert pending.result().step == 2
+ckpt.restore({'w': w})
+w[:] = 3
+ckpt.save(3, {'w': w}).result()
+"""
+    ended = run(run_dir, script)
+    assert ended.returncode == 0, ended.stderr
+    assert "refused" in ended.stdout
+    check_whole_or_absent(run_dir, 1, 2, 3)
+
+
+def test_an_exception_that_leaves_the_block_during_a_save_is_in_the_journal(tmp_path):
+    script = """
+ckpt.close()
+with hc.Checkpointer(sys.argv[1]) as ckpt:
+    hold("2-write", a_while)
+    pending = ckpt.save(1, {"w": w})
+    del pending
+    raise RuntimeError("my own mistake")
+"""
+    ended = run(tmp_path / "run", script)
+    assert ended.returncode == 1
+    *_, saved, end = read_journal(tmp_path / "run")
+    assert (saved["event"], end["event"]) == ("saved", "end")
+    assert (end["error"], end["message"]) == ("RuntimeError", "my own mistake")
+    (job,) = read_run_history(tmp_path / "run").jobs
+    assert (job.end, job.reason) == ("failed", "RuntimeError: my own mistake")
+    check_whole_or_absent(tmp_path / "run", 1)

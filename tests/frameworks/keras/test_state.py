@@ -1,0 +1,215 @@
+"""What comes back is what was saved, to the bit, in a process that knows nothing of the first."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hpcckpt as hc
+from hpcckpt.errors import StateError, StateMismatchError
+from hpcckpt.state.tree import flatten
+from tests.support.keras.models import IS_KERAS_3, assert_equal, lenet5, recurrent, rows, small, values
+from tests.support.programs import environment
+
+IN_A_FRESH_PROCESS = """
+import json, sys
+from tests.support.keras import models
+import hpcckpt as hc
+model = models.lenet5()
+with hc.Checkpointer(sys.argv[1]) as ckpt:
+    ckpt.restore({"model": model})
+print("HERE" + json.dumps({name: array.tobytes().hex() for name, array in models.values(model).items()}))
+print("RATE" + json.dumps(float(model.optimizer.learning_rate)))
+"""
+
+
+def trained_lenet5() -> Any:
+    """Return a LeNet5 whose slots and learning rate are not what they were at the start."""
+    model = lenet5()
+    x = np.random.default_rng(0).normal(size=(20, 28, 28, 1)).astype("float32")
+    model.fit(x, np.zeros((20, 10), "float32"), batch_size=5, verbose=0)
+    model.optimizer.learning_rate = 0.2
+    return model
+
+
+def test_weights_slots_and_learning_rate_come_back_in_a_fresh_process(run_dir: Path) -> None:
+    model = trained_lenet5()
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(4, {"model": model}).result()
+    command = [sys.executable, "-W", "ignore", "-c", IN_A_FRESH_PROCESS, str(run_dir)]
+    out = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=True, timeout=240
+    ).stdout.splitlines()
+    found = {line[:4]: json.loads(line[4:]) for line in out if line[:4] in {"HERE", "RATE"}}
+    assert found["HERE"] == {name: array.tobytes().hex() for name, array in values(model).items()}
+    assert np.float32(found["RATE"]) == np.float32(0.2)
+
+
+@pytest.mark.parametrize("make", [small, recurrent])
+def test_restore_is_bit_exact(make: Any, run_dir: Path) -> None:
+    saved, other = make(), make()
+    for variable in other.weights:
+        variable.assign(variable + 1)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": saved}).result()
+        ckpt.restore({"model": other})
+    assert_equal(values(other), values(saved))
+
+
+def test_training_goes_on_as_if_never_interrupted(run_dir: Path, fit: Any) -> None:
+    straight, first, second = small(), small(), small(seed=2)
+    fit(straight, rows(), 2)
+    fit(first, rows(), 1)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": first}).result()
+        ckpt.restore({"model": second})
+    fit(second, rows(), 1)
+    assert_equal(values(second), values(straight))
+
+
+def test_moving_statistics_count_on_root_and_weights_on_all() -> None:
+    kinds = {name: leaf.declaration.spec.kind for name, leaf in flatten({"model": small()}).tensors.items()}
+    assert kinds.pop("model/batch_normalization/moving_mean") == "root"
+    assert kinds.pop("model/batch_normalization/moving_variance") == "root"
+    assert set(kinds.values()) == {"replicated"}
+
+
+def test_random_states_of_layers_belong_to_each_rank() -> None:
+    tf.keras.backend.experimental.enable_tf_random_generator() if not IS_KERAS_3 else None
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dropout(0.5, seed=1)])
+    try:
+        leaf = flatten({"model": model}).tensors["model/dropout/seed_generator_state"]
+    finally:
+        tf.keras.backend.experimental.disable_tf_random_generator() if not IS_KERAS_3 else None
+    assert leaf.declaration.spec.kind == "per-rank"
+    before = leaf.read().copy()
+    model(np.ones((2, 4), "float32"), training=True)
+    assert leaf.read().tobytes() != before.tobytes()
+    leaf.assign(before)
+    assert leaf.read().tobytes() == before.tobytes()
+
+
+def test_reading_does_not_copy_and_later_updates_leave_what_was_read() -> None:
+    variable = tf.Variable(np.arange(1000.0))
+    leaf = flatten({"v": variable}).tensors["v"]
+    first, second = leaf.read(), leaf.read()
+    assert first.ctypes.data == second.ctypes.data
+    variable.assign_add(tf.ones(1000, tf.float64))
+    assert np.array_equal(first, np.arange(1000.0))
+    assert np.array_equal(leaf.read(), np.arange(1000.0) + 1)
+
+
+def test_assigned_memory_is_not_shared_with_the_variable() -> None:
+    variable = tf.Variable(np.zeros(1 << 16))
+    new = np.ones(1 << 16)
+    flatten({"v": variable}).tensors["v"].assign(new)
+    new[:] = 2
+    assert np.array_equal(variable.numpy(), np.ones(1 << 16))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "complex64"])
+def test_variables_of_many_types_come_back(dtype: str, run_dir: Path) -> None:
+    source = tf.Variable(tf.cast([0, 1, 2], dtype))
+    target = tf.Variable(tf.cast([0, 0, 0], dtype))
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"v": source}).result()
+        ckpt.restore({"v": target})
+    assert bool(tf.reduce_all(source == target))
+
+
+def added_layer(model: Any) -> None:
+    model.add(keras.layers.Dense(5, name="added"))
+
+
+def renamed_layer(model: Any) -> None:
+    setattr(model.layers[0], "name" if IS_KERAS_3 else "_name", "renamed")
+
+
+def other_optimizer(model: Any) -> None:
+    model.compile("rmsprop", "mse")
+
+
+def rebuilt_optimizer(model: Any) -> None:
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+
+
+def replaced_layer(model: Any) -> None:
+    model.pop()
+    model.add(keras.layers.Dense(1))
+
+
+def rebuilt_layer(model: Any) -> None:
+    layer = model.layers[-1]
+    layer.built, layer.kernel_initializer = False, keras.initializers.Ones()
+    (layer._trainable_variables if IS_KERAS_3 else layer._trainable_weights).clear()
+    layer._tracker.unlock() if IS_KERAS_3 else None
+    layer.build((None, 3))
+
+
+CHANGES = [added_layer, renamed_layer, other_optimizer, rebuilt_optimizer, replaced_layer, rebuilt_layer]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_between_two_saves_is_seen(change: Any, fit: Any) -> None:
+    model = small()
+    fit(model, rows(5), 1)
+    before = flatten({"model": model}).tensors
+    assert [leaf.source for leaf in flatten({"model": model}).tensors.values()] == Same(before)
+    change(model)
+    after = flatten({"model": model}).tensors
+    living = {id(v) for owner in (model, model.optimizer) for v in map(inner, variables_of(owner))}
+    assert {id(leaf.source) for leaf in after.values()} - {id(inner(model.optimizer.learning_rate))} <= living
+    assert [leaf.source for leaf in after.values()] != Same(before) or list(after) != list(before)
+
+
+class Same:
+    """Equal to a list of the very same variables: variables themselves compare by value."""
+
+    def __init__(self, leaves: Any) -> None:
+        self._ids = [id(leaf.source) for leaf in leaves.values()]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and [id(source) for source in other] == self._ids
+
+
+def inner(variable: Any) -> Any:
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def variables_of(owner: Any) -> list[Any]:
+    found = owner.variables
+    return list(found() if callable(found) else found)
+
+
+def test_a_bare_keras_variable_and_a_bare_optimizer_are_states_too(run_dir: Path) -> None:
+    model = small()
+    model.optimizer.build(model.trainable_variables)
+    state = {"weight": model.weights[0], "optimizer": model.optimizer}
+    assert "optimizer/iteration" in flatten(state).tensors
+    assert flatten(state).tensors["weight"].declaration.spec.shape == (4, 3)
+
+
+def test_another_model_is_refused_and_left_alone(run_dir: Path) -> None:
+    other = lenet5()
+    before = values(other)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": small()}).result()
+        with pytest.raises(StateMismatchError, match="conv2d"):
+            ckpt.restore({"model": other})
+    assert_equal(values(other), before)
+
+
+def test_distributed_variables_are_refused() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        variable = tf.Variable(1.0)
+    with pytest.raises(StateError, match=r"tf\.distribute"):
+        flatten({"v": variable})

@@ -1,0 +1,379 @@
+"""Modules, optimizers, schedulers, streams and loaders come back exactly, into things built just now."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcckpt as hc
+from hpcckpt.errors import (
+    CorruptError,
+    NoRestorableStepError,
+    OptionError,
+    ReplicaMismatchError,
+    StateError,
+    StateMismatchError,
+    StepNotFoundError,
+)
+from hpcckpt.state.tree import flatten
+from tests.support.torch_trainings import assert_same, net, save_and_restore, train
+from tests.support.undrained import killed_before_the_first_drain
+
+optim, schedules = torch.optim, torch.optim.lr_scheduler
+
+
+# -- optimizers ----------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "Adamax": {},
+    "ASGD": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {"momentum": 0.1, "centered": True},
+    "Rprop": {},
+    "LBFGS": {"max_iter": 3, "history_size": 2},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")  # PyTorch's own, in LBFGS
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_built_just_now_goes_on_as_the_saved_one(run_dir, kind):
+    def made(seed: int) -> tuple[Any, Any]:
+        model = net(seed)
+        return model, getattr(optim, kind)(model.parameters(), lr=0.01, **OPTIMIZERS[kind])
+
+    model, optimizer = made(1)
+    train(model, optimizer, 3)
+    blank, fresh = made(2)
+    save_and_restore(run_dir, {"model": model, "optimizer": optimizer}, {"model": blank, "optimizer": fresh})
+    assert_same(fresh.state_dict(), optimizer.state_dict())
+    assert train(blank, fresh, 4) == train(model, optimizer, 4)
+    assert_same(blank.state_dict(), model.state_dict())
+
+
+def test_the_names_are_pytorchs(run_dir):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train_once(model, optimizer)
+    tree = flatten({"model": model, "optimizer": optimizer})
+    assert [*tree.tensors] == [
+        "model/0.bias",
+        "model/0.weight",
+        "optimizer/state/0/momentum_buffer",
+        "optimizer/state/1/momentum_buffer",
+    ]
+    assert [*tree.objects] == ["optimizer/param_groups"]
+
+
+def train_once(model: Any, optimizer: Any) -> None:
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+
+
+def test_an_optimizer_that_has_more_state_than_the_checkpoint_loses_it(run_dir):
+    model = torch.nn.Linear(2, 1)
+    saved, used = (optim.Adam(model.parameters(), lr=rate) for rate in (0.5, 0.1))
+    train_once(model, used)
+    save_and_restore(run_dir, {"optimizer": saved}, {"optimizer": used})
+    assert used.state_dict() == saved.state_dict()
+
+
+def test_moments_keep_their_dtype_beside_bfloat16_weights(run_dir):
+    def made() -> tuple[Any, Any]:
+        model = torch.nn.Linear(2, 1).to(torch.bfloat16)
+        return model, optim.Adam(model.parameters())
+
+    model, optimizer = made()
+    optimizer.state[model.weight] = {"step": torch.tensor(1.0), "exp_avg": torch.full((1, 2), 1.0 + 2**-20)}
+    blank, fresh = made()
+    save_and_restore(run_dir, {"m": model, "o": optimizer}, {"m": blank, "o": fresh})
+    assert fresh.state[blank.weight]["exp_avg"].dtype == torch.float32
+    assert torch.equal(fresh.state[blank.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+
+
+def test_another_optimizers_groups_are_refused_before_anything_changes(run_dir):
+    model = torch.nn.Linear(2, 1)
+    blank = torch.nn.Linear(2, 1)
+    before = blank.weight.detach().clone()
+    saved = {"a_model": model, "optimizer": optim.SGD(model.parameters(), lr=0.1)}
+    with pytest.raises(StateMismatchError, match="groups of 2 parameters, this optimizer of 1"):
+        save_and_restore(run_dir, saved, {"a_model": blank, "optimizer": optim.SGD([blank.weight], lr=0.1)})
+    assert torch.equal(blank.weight, before)
+
+
+SCHEDULERS = {
+    "StepLR": lambda o: schedules.StepLR(o, 2, 0.5),
+    "MultiStepLR": lambda o: schedules.MultiStepLR(o, [2, 5]),
+    "CosineAnnealingWarmRestarts": lambda o: schedules.CosineAnnealingWarmRestarts(o, 3),
+    "OneCycleLR": lambda o: schedules.OneCycleLR(o, 0.1, 20),
+    "ReduceLROnPlateau": lambda o: schedules.ReduceLROnPlateau(o, patience=0, threshold=0.5),
+    "SequentialLR": lambda o: schedules.SequentialLR(
+        o, [schedules.LinearLR(o, 0.1, total_iters=3), schedules.ExponentialLR(o, 0.9)], [3]
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_schedule_goes_on(run_dir, kind):
+    def made(seed: int) -> tuple[Any, Any, Any]:
+        model = net(seed)
+        optimizer = optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return model, optimizer, SCHEDULERS[kind](optimizer)
+
+    model, optimizer, scheduler = made(1)
+    train(model, optimizer, 4, scheduler)
+    blank, fresh, schedule = made(2)
+    hc.torch.save(run_dir, 4, model=model, optimizer=optimizer, scheduler=scheduler)
+    hc.torch.restore(run_dir, model=blank, optimizer=fresh, scheduler=schedule)
+    assert train(blank, fresh, 5, schedule) == train(model, optimizer, 5, scheduler)
+    assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+# -- modules -------------------------------------------------------------------------------------
+
+
+def test_parameters_are_restored_in_their_own_memory_and_still_train(run_dir):
+    model, blank = net(1), net(2)
+    places = [parameter.data_ptr() for parameter in blank.parameters()]
+    save_and_restore(run_dir, {"model": model}, {"model": blank})
+    assert_same(dict(blank.state_dict()), dict(model.state_dict()))
+    assert [parameter.data_ptr() for parameter in blank.parameters()] == places
+    assert all(parameter.requires_grad for parameter in blank.parameters())
+
+
+def test_tied_weights_stay_tied(run_dir):
+    def tied(value: float) -> Any:
+        model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+        torch.nn.init.constant_(model[0].weight, value)
+        return model
+
+    blank = tied(0.0)
+    save_and_restore(run_dir, {"model": tied(2.0)}, {"model": blank})
+    assert blank[0].weight is blank[1].weight
+    assert blank[0].weight.min() == 2.0
+    assert set(hc.load(run_dir)) == {"model/0.weight", "model/1.weight"}  # as in PyTorch's own state_dict
+
+
+class Odd(torch.nn.Module):
+    """Has what is no tensor in its state, and loads in another way."""
+
+    def __init__(self, seen: int = 0) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(2))
+        self.seen, self.loads = seen, 0
+
+    def get_extra_state(self) -> Any:
+        return {"seen": self.seen, "table": {3: torch.arange(self.seen)}}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen, self.table = state["seen"], state["table"]
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.loads += 1
+        super()._load_from_state_dict(*args)
+
+
+def test_extra_state_comes_back_through_the_modules_own_hooks(run_dir):
+    blank = Odd()
+    save_and_restore(run_dir, {"model": torch.nn.ModuleList([Odd(4)])}, {"model": torch.nn.ModuleList([blank])})
+    assert (blank.seen, blank.table[3].tolist(), blank.loads) == (4, [0, 1, 2, 3], 1)
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, lambda m: torch.compile(m, backend="eager")])
+def test_wrappers_change_no_names(run_dir, wrap):
+    blank = net(2)
+    save_and_restore(run_dir, {"model": wrap(net(1))}, {"model": blank})
+    assert_same(dict(blank.state_dict()), dict(net(1).state_dict()))
+
+
+def test_a_model_that_is_not_built_says_what_to_do():
+    with pytest.raises(StateError, match="call the model once"):
+        flatten({"model": torch.nn.LazyLinear(2)})
+
+
+def test_another_model_is_refused_by_name_and_what_fits_can_be_taken(run_dir):
+    hc.torch.save(run_dir, 1, model=torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 4)))
+    other = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 9))
+    with pytest.raises(
+        StateMismatchError, match=r"model/1\.weight': has shape \(4, 3\) in the checkpoint and \(9, 3\)"
+    ):
+        hc.torch.restore(run_dir, model=other)
+    restored = hc.torch.restore(run_dir, model=other, strict=False)
+    assert other[0].weight.detach().numpy().tolist() == hc.load(run_dir)["model/0.weight"].tolist()
+    assert any("model/1.weight" in text for text in restored.warnings)
+
+
+def test_statistics_of_batch_norm_are_rank_0s_or_each_ranks_own(ranks, run_dir):
+    def body(comm):
+        found = {}
+        for policy in ("rank0", "per-rank"):
+            model, blank = (torch.nn.BatchNorm1d(3) for _ in range(2))
+            model.running_mean.fill_(float(comm.rank))
+            for each in (model, blank):
+                hc.torch.batch_norm(each, policy)
+            with hc.Checkpointer(run_dir / policy, comm=comm) as ckpt:
+                hc.torch.save(ckpt, 1, model=model)
+                hc.torch.restore(ckpt, model=blank)
+            found[policy] = float(blank.running_mean[0])
+        return found["rank0"], found["per-rank"]
+
+    assert ranks(body) == [(0.0, float(rank)) for rank in range(ranks.size)]
+
+
+# -- streams and loaders -------------------------------------------------------------------------
+
+
+def draw() -> tuple[float, ...]:
+    numpy = float(np.random.random_sample())  # noqa: NPY002 - what programs draw from
+    return random.gauss(0, 1), numpy, float(torch.rand(())), float(torch.randn(()))
+
+
+def test_random_streams_come_back_and_other_ranks_get_others(run_dir):
+    draw()
+    hc.torch.save(run_dir, 1, rng=hc.torch.rng_state(0, 1))
+    expected = [draw(), draw()]
+    hc.torch.restore(run_dir, rng=hc.torch.rng_state(0, 1))
+    assert [draw(), draw()] == expected
+    others = []
+    for rank in (0, 1, 0):
+        hc.torch.rng_state(rank, 2).load_state_dict({"n_ranks": 1, "seed": 5})
+        others.append(draw())
+    assert others[0] == others[2]
+    assert len({expected[0], *others}) == 3
+
+
+def test_generators_are_each_ranks_own(ranks, run_dir):
+    def body(comm):
+        saved, blank = torch.Generator().manual_seed(comm.rank), torch.Generator()
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"g": saved}).result()
+            ckpt.restore({"g": blank})
+        return torch.rand(2, generator=saved).tolist() == torch.rand(2, generator=blank).tolist()
+
+    assert all(ranks(body))
+
+
+class Loader:
+    """A data loader that knows its position, which differs by rank."""
+
+    def __init__(self, position: int = 0) -> None:
+        self.position, self.buffer = position, {0: torch.arange(position)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "buffer": self.buffer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position, self.buffer = state["position"], state["buffer"]
+
+
+def test_what_each_rank_has_for_itself_comes_back_to_it(ranks, run_dir):
+    def body(comm):
+        blank = Loader()
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            hc.torch.save(ckpt, 1, data=hc.torch.per_rank(Loader(comm.rank + 2)))
+            hc.torch.restore(ckpt, data=hc.torch.per_rank(blank))
+        return blank.position, blank.buffer[0].tolist()
+
+    assert ranks(body) == [(rank + 2, [*range(rank + 2)]) for rank in range(ranks.size)]
+
+
+# -- save and restore ----------------------------------------------------------------------------
+
+
+def test_json_values_come_back_as_objects_and_parts_may_be_left_out(run_dir):
+    model, optimizer = net(1), None
+    optimizer = optim.Adam(model.parameters())
+    train(model, optimizer, 1)
+    saved = hc.torch.save(run_dir, 3, model=model, optimizer=optimizer, epoch=2, names=["a"], metrics={"loss": 0.5})
+    blank = net(2)
+    restored = hc.torch.restore(run_dir, model=blank)
+    assert saved.result().step == restored.step == 3
+    assert (restored.objects, restored.metrics, restored.warnings) == ({"epoch": 2, "names": ["a"]}, {"loss": 0.5}, ())
+    assert_same(dict(blank.state_dict()), dict(model.state_dict()))
+
+
+def test_a_run_that_begins_has_nothing_to_restore(run_dir):
+    with pytest.raises(StepNotFoundError):
+        hc.torch.restore(run_dir, model=net())
+    assert hc.torch.restore(run_dir, model=net(), must_exist=False) is None
+    with pytest.raises(OptionError, match="nothing to save"):
+        hc.torch.save(run_dir, 1, epoch=3)
+
+
+def test_with_scratch_a_step_is_in_the_run_directory_when_the_checkpointer_is_closed(tmp_path):
+    model = net()
+    with hc.Checkpointer(tmp_path / "run", scratch=tmp_path / "scratch") as ckpt:
+        assert hc.torch.save(ckpt, 1, model=model).result().tier == "scratch"
+    shutil.rmtree(tmp_path / "scratch")
+    other = net()
+    assert hc.torch.restore(tmp_path / "run", model=other).step == 1
+    assert_same(other.state_dict(), model.state_dict())
+
+
+def test_a_run_whose_only_step_is_on_scratch_does_not_begin_anew(tmp_path):
+    run, scratch = tmp_path / "run", tmp_path / "scratch"
+    with killed_before_the_first_drain(run, scratch), hc.Checkpointer(run, scratch=scratch) as ckpt:
+        hc.torch.save(ckpt, 1, model=net())
+    with hc.Checkpointer(run, scratch=scratch) as ckpt:
+        restored = hc.torch.restore(ckpt, model=net(), must_exist=False)
+        assert restored is not None
+        assert restored.step == 1
+
+
+def test_where_all_is_damaged_a_run_does_not_begin_anew(run_dir, damage):
+    saved = hc.torch.save(run_dir, 1, model=net()).result()
+    damage.flip(damage.first_file(saved.path), -1)
+    with pytest.raises(NoRestorableStepError):
+        hc.torch.restore(run_dir, model=net(), must_exist=False)
+    with pytest.raises(CorruptError):
+        hc.torch.restore(run_dir, model=net(), step=1)
+
+
+def test_nothing_on_disk_is_pickled(run_dir):
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # or the three bytes may be there by chance
+        seed(1)
+    model = Odd(3)
+    train_state = optim.Adam(model.parameters())
+    saved = hc.torch.save(run_dir, 1, model=model, optimizer=train_state, rng=hc.torch.rng_state()).result()
+    for path in saved.path.rglob("*"):
+        data = path.read_bytes() if path.is_file() else b""
+        assert b"\x80\x02}" not in data
+        assert b"torch._utils" not in data
+    assert "optimizer/param_groups" in (saved.path / "manifest.json").read_text(encoding="utf-8")
+
+
+def test_ranks_write_a_model_together(ranks, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            return hc.torch.save(ckpt, 1, model=constant(1.0)).result().files
+
+    assert ranks(body) == [ranks.size] * ranks.size
+
+
+def constant(value: float) -> Any:
+    model = torch.nn.Linear(40, 30)
+    torch.nn.init.constant_(model.weight, 1.0)
+    torch.nn.init.constant_(model.bias, value)
+    return model
+
+
+@pytest.mark.counts(2, 3)
+def test_ranks_whose_parameters_differ_are_named(ranks, run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(ReplicaMismatchError) as caught:
+            hc.torch.save(ckpt, 1, model=constant(float(comm.rank))).result()
+        return "'model/bias' on rank 1" in str(caught.value), "model/weight" in str(caught.value)
+
+    assert ranks(body) == [(True, False)] * ranks.size

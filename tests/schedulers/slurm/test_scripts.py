@@ -1,0 +1,109 @@
+"""The batch scripts for Slurm, as far as a laptop can tell: what they would do, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+SCRIPTS = ROOT / "scripts" / "slurm"
+BATCH = ("train.sbatch", "train_array.sbatch", "restart.sbatch")
+
+
+def dry(script: str, *words: str, **environ: str) -> str:
+    """Return what a script says that it would do."""
+    done = run(script, *words, HPCCKPT_DRY_RUN="1", **environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def run(script: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    env = {"PATH": path, "HOME": "/nonexistent", "TMPDIR": os.environ.get("TMPDIR", "/tmp"), **environ}
+    command = ["bash", str(SCRIPTS / script), *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
+
+
+def test_train_starts_one_step_for_a_configuration_in_its_run_directory():
+    told = dry("train.sbatch", "examples/configs/mnist.hjson", "--set", "seed=1")
+    assert (
+        "would start: srun --kill-on-bad-exit=0 --wait=120 python -m hpcckpt.jobs.binding hpcckpt train "
+        "-c examples/configs/mnist.hjson --run runs/mnist --set seed=1\n"
+    ) in told
+    assert "scontrol requeue JOBID" in told
+
+
+def test_each_one_of_an_array_has_its_own_seed_and_directory():
+    told = dry("train_array.sbatch", "c.hjson", SLURM_ARRAY_JOB_ID="40", SLURM_ARRAY_TASK_ID="3", HPCCKPT_RUN="/r/a")
+    assert "hpcckpt train -c c.hjson --run /r/a/3 --set seed=3\n" in told
+    assert "scontrol requeue 40_3" in told
+
+
+def test_a_restart_goes_back_once_and_from_then_on_goes_on():
+    first = dry("restart.sbatch", "runs/a", "300")
+    again = dry("restart.sbatch", "runs/a", "300", SLURM_RESTART_COUNT="1")
+    assert "hpcckpt train -c runs/a/config.json --run runs/a --resume 300\n" in first
+    assert "hpcckpt train -c runs/a/config.json --run runs/a --resume latest\n" in again
+
+
+def test_what_a_site_wants_comes_from_the_environment(tmp_path):
+    setup = tmp_path / "site.sh"
+    setup.write_text("export HPCCKPT_MPI=pmi2 HPCCKPT_BIND=no\n", encoding="utf-8")
+    told = dry(
+        "train.sbatch", "c.hjson", HPCCKPT_SETUP=str(setup), HPCCKPT_SRUN="--cpu-bind=cores --gpus-per-task=1",
+        SLURM_CPUS_PER_TASK="7", HPCCKPT_MAX_RESTARTS="4",
+    )  # fmt: skip
+    assert "--mpi=pmi2 --cpus-per-task=7 --cpu-bind=cores --gpus-per-task=1 hpcckpt train" in told
+    assert "restart 1 of at most 4" in told
+
+
+@pytest.mark.parametrize("script", BATCH)
+def test_a_script_without_its_argument_says_what_it_wants(script):
+    done = run(script, HPCCKPT_DRY_RUN="1")
+    assert done.returncode != 0
+    assert "which " in done.stderr
+
+
+@pytest.mark.parametrize("script", BATCH)
+def test_where_the_shared_part_is_not_found_one_sentence_says_so(script, tmp_path):
+    done = run(script, "c.hjson", HPCCKPT_DRY_RUN="1", SLURM_SUBMIT_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"no scripts/slurm/common.sh in {tmp_path}: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_where_hpcckpt_is_not_installed_the_job_says_how_to_get_at_it():
+    done = run("train.sbatch", "c.hjson", PATH="/usr/bin:/bin")
+    assert done.returncode == 127
+    assert "hpcckpt is not on the PATH" in done.stderr
+    assert "HPCCKPT_SETUP" in done.stderr
+
+
+@pytest.mark.parametrize("script", BATCH)
+def test_a_script_has_scheduler_lines_and_one_command(script):
+    lines = (SCRIPTS / script).read_text(encoding="utf-8").splitlines()
+    directives = {line.split("=")[0] for line in lines if line.startswith("#SBATCH ")}
+    assert {"#SBATCH --signal", "#SBATCH --requeue", "#SBATCH --open-mode"} <= directives
+    assert not {"#SBATCH --account", "#SBATCH --partition"} & directives
+    assert lines[-1].startswith('exec "${SUPERVISE[@]}" ')
+    assert len([line for line in lines if line and not line.startswith(("#", " ", "}"))]) <= 6
+
+
+def test_a_chain_is_jobs_of_one_name_of_which_one_runs_at_a_time():
+    told = dry("chain.sh", "3", "--time=1:00:00", "t.sbatch", "c.hjson", HPCCKPT_CHAIN="night").splitlines()
+    expected = (
+        "HPCCKPT_CHAIN=night sbatch --parsable --job-name=night --dependency=singleton --time=1:00:00 t.sbatch c.hjson"
+    )
+    assert told == [expected] * 3
+
+
+@pytest.mark.parametrize("words", [(), ("0", "x"), ("00", "x"), ("many", "x"), ("3",)])
+def test_a_chain_of_nothing_is_refused(words):
+    done = run("chain.sh", *words, HPCCKPT_DRY_RUN="1")
+    assert done.returncode != 0
+    assert done.stdout == ""

@@ -1,0 +1,1 @@
+"""What tests share. Programs that tests start find it by `tests.support.programs.environment`."""

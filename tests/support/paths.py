@@ -1,0 +1,9 @@
+"""Where things are in the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+EXAMPLES = ROOT / "examples"
