@@ -5,7 +5,8 @@ The only differences that count for nothing are listed here:
 * ``…`` in a shown line is any text; a shown line that is only ``…`` or ``...`` is any number of lines
 * runs of blanks are one blank, and lines that are empty or only rules of a table are left out
 * owners, sizes and times in the lines of ``ls -l``, and its first line
-* the path of the directory in which the page runs, and ``/home/me``
+* the path of the directory in which the page runs, and ``/home/me``: both are ``/DIR``
+* warnings of TensorFlow about itself: `NOISE`
 * times, durations, rates, process ids, hexadecimal identities of 12 digits and more: see `VARYING`
 * on a page whose setup has ``decimals=False``: the digits of numbers with a decimal point (losses, sizes)
 * what a setup names in ``varying``
@@ -31,6 +32,7 @@ VARYING: tuple[tuple[str, str], ...] = (
 DECIMALS_LAST: tuple[tuple[str, str], ...] = ((r"-?\b\d+\.\d+(e[-+]\d+)?", "DECIMAL"),)
 RULES = re.compile(r"[\s\u2500-\u257f=-]*|total \d+")
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+NOISE = re.compile(r"WARNING:tensorflow:|WARNING:absl:|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] (tensorflow|external)|Instructions for updating")
 SKIP = {"…", "..."}
 
 
@@ -51,7 +53,7 @@ def difference(shown: Sequence[str], real: Sequence[str], varying: Sequence[tupl
     """Return what is different, or nothing."""
     all_varying = (*VARYING, *varying)
     wanted = [(line, normalised(line, all_varying)) for line in shown if not RULES.fullmatch(line)]
-    found = [(line, normalised(line, all_varying)) for line in real if not RULES.fullmatch(line)]
+    found = [(line, normalised(line, all_varying)) for line in real if not RULES.fullmatch(line) and not NOISE.match(line)]
     if _matches([line for _, line in wanted], [line for _, line in found]):
         return ""
     return "shown:\n" + "".join(f"  {line}\n" for line in shown) + "real:\n" + "".join(f"  {line}\n" for line in real)

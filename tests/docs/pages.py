@@ -1,7 +1,7 @@
 """The code blocks and commands of the pages: find them, and report what runs each of them.
 
-    python tests/docs/pages.py             # the two numbers, and what is checked in another way, with the reason
-    python tests/docs/pages.py --all       # a line for each block and each command
+    python -m tests.docs.pages             # the two numbers, and what is checked in another way, with the reason
+    python -m tests.docs.pages --all       # a line for each block and each command
 
 A page is run block by block, in order, in one temporary directory (`runner`). What a page assumes, and what cannot run
 in a test, is in `setups`.
@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 FENCE = re.compile(r"^( *)(`{3,})([\w+-]*)\s*$")
 PROMPT = "$ "
+NAMED = re.compile(r"# ([\w.-]+\.(?:py|hjson|json))")
 CODE = {"python", "pycon", "hjson", "toml", "cmake", "cpp", "diff"}
 """Languages of blocks without commands. `bash` is a script; all others are transcripts, or output."""
 
@@ -67,8 +69,16 @@ class Block:
         return tuple(Command(number, "\n".join(text), tuple(shown)) for number, text, shown in found)
 
     @property
+    def file(self) -> str:
+        """The name of the file that a block is, if its first line is ``# NAME``."""
+        match = NAMED.fullmatch(self.lines[0]) if self.lines else None
+        return match[1] if match else ""
+
+    @property
     def kind(self) -> str:
-        """``code``, ``python``, ``pycon``, ``script``, ``transcript`` or ``output``."""
+        """``file``, ``code``, ``python``, ``pycon``, ``script``, ``transcript`` or ``output``."""
+        if self.file:
+            return "file"
         if self.language == "python" and self.lines and self.lines[0].startswith(">>> "):
             return "pycon"
         if self.language in CODE:
@@ -124,7 +134,7 @@ class Entry:
 
 def entries() -> Iterator[Entry]:
     """Yield an entry for each block, and one for each command."""
-    import setups
+    from tests.docs import setups
 
     for page, blocks in all_pages().items():
         setup = None if page in setups.OPEN else setups.SETUPS.get(page)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import compare
-from pages import Block, Command
+from tests.docs import compare
+from tests.docs.pages import Block, Command
 
 if TYPE_CHECKING:
-    from runner import Runner
+    from tests.docs.runner import Runner
 
 RUNS = "tests/docs/test_pages.py::test_the_blocks_of_a_page_run"
 

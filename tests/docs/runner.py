@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import compare
+from tests.docs import compare
 import psutil
-from pages import ROOT, Block, Command
+from tests.docs.pages import ROOT, Block, Command
 
 if TYPE_CHECKING:
-    from plan import Setup
+    from tests.docs.plan import Setup
 
 CHECKOUT = ("docker", "examples", "plugin", "scripts", "tests", "bench", "Makefile", "docs")
 """What commands of pages find in the working directory, as in a checkout."""
@@ -216,6 +216,8 @@ class Runner:
                 return
         if handler is not None:
             handler(self, block)
+        elif block.kind == "file":
+            (self.directory / block.file).write_text(block.text, encoding="utf-8")
         elif block.kind == "python":
             self.printed = self.python(block.text, f"line-{block.line}", block.line)
         elif block.kind == "pycon":
@@ -271,7 +273,7 @@ class Runner:
         PageError
             If they differ.
         """
-        here = [(re.escape(f"{self.directory}/"), ""), (re.escape(str(self.directory)), "."), (r"/home/me/", "")]
+        here = [(re.escape(str(self.directory)), "/DIR"), (r"/home/me\b", "/DIR")]
         digests = [compare.DIGEST.findall("\n".join(lines)) for lines in (shown, real)]
         for of_page, printed in zip(*digests, strict=False):  # equal ones on the page are equal here
             assert self._digests.setdefault(of_page, printed) == printed, f"{place}: another digest than before"

@@ -9,12 +9,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import compare
-import pages
+from tests.docs import compare
+from tests.docs import pages
 import pytest
-from pages import ROOT
-from runner import PageError, Runner
-from setups import OPEN, SETUPS
+from tests.docs.pages import ROOT
+from tests.docs.runner import PageError, Runner
+from tests.docs.setups import OPEN, SETUPS
 
 RUN = {page: blocks for page, blocks in pages.all_pages().items() if page in SETUPS}
 
@@ -72,7 +72,7 @@ def test_what_a_setup_names_is_in_its_page() -> None:
 
 
 def test_the_numbers_are_printed_by_one_command() -> None:
-    done = subprocess.run([sys.executable, pages.__file__], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "tests.docs.pages"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert re.search(r"^blocks: (\d+) shown, \d+ run by a test, \d+ checked, \d+ by none$", done.stdout, re.MULTILINE)
     assert done.returncode == bool(OPEN)
 
