@@ -101,6 +101,12 @@ class Setup:
         """Return what is done while a command runs."""
         return next((action for marker, action in self.actions if marker in command.text), None)
 
+    def exempt_command(self, block: Block, command: Command) -> Exempt | None:
+        """Return the exemption of a command; ``echo $?`` after one that is exempt is exempt too."""
+        before = [each for each in block.commands if each.line < command.line]
+        asks = command.text.strip() == "echo $?" and bool(before)
+        return self.exempt_of(before[-1].text if asks else command.text)
+
     def exempt_of(self, text: str) -> Exempt | None:
         """Return the exemption of a block without commands, or of a command."""
         return next((each for each in self.exempt if each.marker in text), None)
@@ -131,7 +137,8 @@ class Setup:
                 return test, ""
         test = f"{RUNS}[{block.page}]"
         if self.handler_of(block) is None:
-            if exempt := self.exempt_of(command.text if command else "" if block.commands else block.text):
+            exempt = self.exempt_command(block, command) if command else None
+            if exempt := exempt or (None if block.commands else self.exempt_of(block.text)):
                 return test, exempt.reason
             if block.kind in {"code", "output"}:
                 return "", ""

@@ -152,7 +152,7 @@ def ran(preamble: str) -> Handler:
 
     def run(runner: Runner, block: Block) -> None:
         (runner.directory / "alone.py").write_text(preamble + block.text, encoding="utf-8")
-        runner.must("python alone.py")
+        runner.printed = runner.must("python alone.py")
 
     return run
 
@@ -431,11 +431,11 @@ def is_diff(runner: Runner, text: str) -> None:
         documented.load(name)
 
 
-def start_job(runner: Runner, pause: str) -> None:
-    """Start a job in the background, and return when it has saved."""
+def start_job(runner: Runner, pause: str, n_steps: int = 1) -> None:
+    """Start a job in the background, and return when that many steps are there."""
     (runner.directory / ".loop.py").write_text(JOBS, encoding="utf-8")
     runner.must(f"python .loop.py {pause} > .loop.log 2>&1 &")
-    while not list((runner.directory / "runs/loop").glob("step-*")):
+    while len(list((runner.directory / "runs/loop").glob("step-*"))) < n_steps:
         time.sleep(0.01)
 
 
@@ -445,7 +445,7 @@ def second_line(program: str) -> Action:
 
     def act(runner: Runner, line: str) -> None:
         seen.append(line)
-        if len(seen) == 2:
+        if sum("saved step" in each for each in seen) == 2:
             runner.kill(program)
 
     return act
@@ -549,7 +549,7 @@ def build_and_compile():
 data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
 """),
     ),
-    before=[("class Report", python("import keras"))],
+    before=[("class Report", python("import keras, hpcckpt as hc"))],
     handlers=[("from hpcckpt.keras import ModelCheckpoint", program("best.py", QUIET_KERAS + "import hpcckpt as hc\nmodel = make_model()\n"))],
     decimals=False,
 )
@@ -679,7 +679,7 @@ SETUPS["docs/preemption.md"] = Setup(
     prepare=python("import numpy as np, hpcckpt as hc, hpcckpt.horovod\nimport horovod.tensorflow.keras as hvd\nhvd.init()\nstate = {'x': np.zeros(3)}\nckpt = hc.Checkpointer('runs/guarded')\nfirst, last = 0, 3\ndef train_one_batch(): pass"),
     actions=[("requeue.sh", stop_twice)],
     before=[("requeue.sh", shell("unset HPCCKPT_JOB_END; rm -r runs/loop"))],
-    filters=[("", r"^(loop:|hpcckpt:|requeue)")],
+    filters=[("custom_loop.py", r"^(loop:|hpcckpt:|requeue)")],
     varying=[(r"step[= ]?\d+", "step=N"), (r"largest_error=\S+", ""), *SITE, (r"reserve=\S+|every=\S+", "")],
     decimals=False,
 )
@@ -731,7 +731,7 @@ SETUPS["docs/train.md"] = Setup(
         ('"checkpoint": {', fragment()),
         ('"freeze_submodels"', fragment()),
         ('"lms": {', fragment()),
-        ('"callbacks": [', fragment(LOOP)),
+        ('"callbacks": [\n', fragment(LOOP)),
     ],
     actions=[("every_n_batches=50", kill_at("cycle=2/2 8 tensors", "runs/digits/cycle-2/step-0000000050")), TENSORBOARD],
     smaller=[("--run runs/digits-4", FEW_IMAGES)],
@@ -751,7 +751,7 @@ SETUPS["docs/train-config.md"] = Setup(
 SETUPS["docs/slow-training.md"] = Setup(
     needs=("tensorflow", "hjson"),
     prepare=digits,
-    handlers=[('"callbacks": [', fragment(LOOP))],
+    handlers=[('"callbacks": [\n', fragment(LOOP))],
     actions=[TENSORBOARD],
     exempt=[Exempt("pip install", is_pip, NO_PIP)],
     varying=[(r"tfevents\.\d+\.[\w-]+\.\d+", "tfevents"), (r"\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d/[\w-]+\.xplane", "TIME/xplane")],
@@ -854,8 +854,8 @@ SETUPS["docs/operating.md"] = Setup(
     needs=("matplotlib",),
     prepare=lambda runner: (start_job(runner, "0.001"), runner.must("hpcckpt halt runs/loop --after-step 300 -q; wait")),
     before=[
-        ("watch runs/loop --once", lambda runner: (runner.must("rm -r runs/loop"), start_job(runner, "0.025"))),
-        ("hpcckpt report", shell("wait")),
+        ("watch runs/loop --once", lambda runner: (runner.must("rm -r runs/loop"), start_job(runner, "0.025", 2))),
+        ("hpcckpt report", lambda runner: (runner.must("wait"), start_job(runner, "0.001", 4), runner.must("hpcckpt halt runs/loop -q; wait"))),
     ],
     actions=[("watch runs/loop | cat", second_line("hpcckpt watch"))],
     varying=[(r" on [\w-]+(?=,|\)|$)", " on H"), *NUMBERS],
@@ -918,7 +918,7 @@ SETUPS["docs/cli.md"] = Setup(
     paths={"/local/scratch/": "scratch/", "/archive/": "archive/"},
     varying=[
         (r"^(ok|note|warning|problem) +(\S+(?: \S+)*)  .*", r"\1 \2"), *VERSIONS, (r"\d+ of \d+ elements", "N elements"),
-        (r"(accuracy|loss)\"?:? [\d.]+", r"\1"), (r"nbytes\"?: \d+", "nbytes"), (r"-?\d\.\d+e-\d+", "DECIMAL"),
+        (r"(accuracy|loss)\"?:? [\d.]+", r"\1"), (r"nbytes\"?: \d+", "nbytes"), (r"-?\d\.\d+e-\d+", "DECIMAL"), (r"max \|d\| \S+", "max |d|"), (r"metrics#\d", "metrics#N"),
     ],
     decimals=False,
 )
@@ -944,14 +944,14 @@ with tf1.name_scope("accuracy"):
 train = tf1.train.AdamOptimizer().minimize(loss)
 """
 SESSION = """
-LMS(swapout_threshold=5).run(tf1.get_default_graph())
+LMS(swapout_threshold=5, swapin_ahead=3, swapin_groupby=2, sync_mode=0).run(tf1.get_default_graph())
 session, saver = tf1.Session(), tf1.train.Saver()
 session.run(tf1.global_variables_initializer())
 session.run(train, {x: np.zeros((4, 16)), y: np.ones((4, 16))})
 inputs, outputs = {"x": x}, {"h": h}
 """
 DEBUG = GRAPH + """
-LMS(swapout_threshold=5, debug=True, debug_level=1).run(tf1.get_default_graph())
+LMS(swapout_threshold=5, swapin_ahead=3, swapin_groupby=2, sync_mode=0, debug=True, debug_level=2).run(tf1.get_default_graph())
 """
 SMALL = "CUDA_VISIBLE_DEVICES= TF_ENABLE_ONEDNN_OPTS=1 python examples"
 SETUPS["docs/lms.md"] = Setup(
@@ -980,6 +980,7 @@ SETUPS["docs/tmci.md"] = Setup(
         ("cd plugin", shell("export ROOT_OF_PAGE=$PWD")),
     ],
     handlers=[
+        ("variables = {", ran("import tensorflow as tf, hpcckpt.tmci as tmci\ntmci.plugins.load('build/libdummy.so')\n")),
         ("[DUMMY] Saving 2 tensors", printed),
         ("class MyBackend", compiles("", "-I$(python -m hpcckpt --tmci-include-dirs | sed 's/;/ -I/g')")),
     ],
