@@ -32,7 +32,10 @@ VARYING: tuple[tuple[str, str], ...] = (
 DECIMALS_LAST: tuple[tuple[str, str], ...] = ((r"-?\b\d+\.\d+(e[-+]\d+)?", "DECIMAL"),)
 RULES = re.compile(r"[\s\u2500-\u257f=-]*|total \d+")
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
-NOISE = re.compile(r"WARNING:tensorflow:|WARNING:absl:|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] (tensorflow|external)|Instructions for updating")
+NOISE = re.compile(
+    r"WARNING:(tensorflow|absl):|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] (tensorflow|external)"
+    r"|Instructions for updating"
+)
 SKIP = {"…", "..."}
 
 
@@ -53,7 +56,9 @@ def difference(shown: Sequence[str], real: Sequence[str], varying: Sequence[tupl
     """Return what is different, or nothing."""
     all_varying = (*VARYING, *varying)
     wanted = [(line, normalised(line, all_varying)) for line in shown if not RULES.fullmatch(line)]
-    found = [(line, normalised(line, all_varying)) for line in real if not RULES.fullmatch(line) and not NOISE.match(line)]
+    found = [
+        (line, normalised(line, all_varying)) for line in real if not RULES.fullmatch(line) and not NOISE.match(line)
+    ]
     if _matches([line for _, line in wanted], [line for _, line in found]):
         return ""
     return "shown:\n" + "".join(f"  {line}\n" for line in shown) + "real:\n" + "".join(f"  {line}\n" for line in real)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.docs import compare
 import psutil
+
+from tests.docs import compare
 from tests.docs.pages import ROOT, Block, Command
 
 if TYPE_CHECKING:
@@ -196,7 +197,9 @@ class Runner:
         while not reply.endswith(b"\n"):
             part = os.read(self._pipes[1], 65536)
             if not part:
-                raise PageError(f"Python ended with {self._python.wait()}:\n{self._output.read_text('utf-8', 'replace')}")
+                raise PageError(
+                    f"Python ended with {self._python.wait()}:\n{self._output.read_text('utf-8', 'replace')}"
+                )
             reply += part
         printed = self._output.read_bytes()[began:].decode("utf-8", "replace").splitlines()
         if error := json.loads(reply):
@@ -256,7 +259,11 @@ class Runner:
         shown = tuple(self.setup.here(line) for line in command.shown)
         act = self.setup.action_of(command)
         answers = "y\n" * sum(PROMPT_FOR in line for line in shown)
-        code, real = self.shell(self.setup.here(command.text) + self.setup.options_of(command.text), answers, (lambda line: act(self, line)) if act else None)
+        code, real = self.shell(
+            self.setup.here(command.text) + self.setup.options_of(command.text),
+            answers,
+            (lambda line: act(self, line)) if act else None,
+        )
         self.printed = real
         following = [each for each in block.commands if each.line > command.line][:1]
         is_code_shown = bool(following) and following[0].text.strip() == "echo $?"

@@ -21,7 +21,6 @@ from tests.docs.pages import ROOT, Block, blocks_of
 from tests.docs.plan import Action, Exempt, Handler, Hook, Setup
 from tests.docs.runner import PageError, Runner
 
-
 # -- checks of what cannot run ---------------------------------------------------------------------
 
 
@@ -84,7 +83,9 @@ def is_installed_here(runner: Runner, text: str) -> None:
     name, version = described["name"], described["version"]
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
     groups = described["entry-points"].items()
-    lines = [line for group, rows in groups for line in (f"[{group}]", *(f"{key} = {row}" for key, row in rows.items()))]
+    lines = [
+        line for group, rows in groups for line in (f"[{group}]", *(f"{key} = {row}" for key, row in rows.items()))
+    ]
     (info / "entry_points.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
     runner.must(f"export PYTHONPATH={project.parent}")
     runner.must(text.partition("&&")[2] or "true")
@@ -120,7 +121,7 @@ def output_of(command: str, only: str = "", *, may_fail: bool = False) -> Handle
 
 
 def class_of_tests(old: str, new: str) -> Handler:
-    """Return what runs a part of the tests of a class, for a backend that exists here in place of one that is only a name."""
+    """Return what runs a part of the tests of a class, for a backend that exists in place of one that is only a name."""
 
     def run(runner: Runner, block: Block) -> None:
         assert old in block.text
@@ -176,7 +177,9 @@ def write_journal(runner: Runner, run: str, seconds: tuple[float, ...]) -> None:
     """Write the journal of a run whose saves took so long: no test may take that long itself."""
     path = runner.directory / run / "journal.jsonl"
     path.parent.mkdir(parents=True)
-    events = [{"time": 1.8e9 + n, "event": "saved", "step": n, "bytes": 1, "seconds": each} for n, each in enumerate(seconds)]
+    events = [
+        {"time": 1.8e9 + n, "event": "saved", "step": n, "bytes": 1, "seconds": each} for n, each in enumerate(seconds)
+    ]
     path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
 
 
@@ -189,12 +192,12 @@ def ran_before(runner: Runner, block: Block) -> None:
     """Leave out what the page's setup has run already, from the text of the page."""
 
 
-def python(code: str):  # noqa: ANN201
+def python(code: str):
     """Return a hook that runs code in the page's Python."""
     return lambda runner: runner.python(code)
 
 
-def shell(command: str):  # noqa: ANN201
+def shell(command: str):
     """Return a hook that runs a command."""
     return lambda runner: runner.must(command)
 
@@ -277,16 +280,18 @@ def suite_of_plugin(runner: Runner, block: Block) -> None:
     """Run the tests of the block against the plugin of the page, in part: each restores to the bit."""
     (runner.directory / "test_mine.py").write_text(block.text, encoding="utf-8")
     store = runner.directory / "my_store/build"
-    runner.must(f"HPCCKPT_PLUGIN_PATH={store} python -m pytest -q -p no:cacheprovider -k {PART} {runner.directory}/test_mine.py")
+    runner.must(
+        f"HPCCKPT_PLUGIN_PATH={store} python -m pytest -q -p no:cacheprovider -k {PART} {runner.directory}/test_mine.py"
+    )
 
 
 def stop_twice(runner: Runner, line: str) -> None:
     """Send SIGUSR1 to rank 1 of the first run, and have the second one find a file HALT."""
     if "watching signals" in line and not (runner.directory / "runs/loop").exists():
         for process in psutil.process_iter():
-            if process.name().startswith("python") and runner.started(process):
-                if process.environ().get("OMPI_COMM_WORLD_RANK") == "1":
-                    process.send_signal(signal.SIGUSR1)
+            is_ours = process.name().startswith("python") and runner.started(process)
+            if is_ours and process.environ().get("OMPI_COMM_WORLD_RANK") == "1":
+                process.send_signal(signal.SIGUSR1)
     elif re.match(r"loop: begins after step [1-9]", line) and not (runner.directory / "runs/loop/.HALT.done").exists():
         (runner.directory / "runs/loop/HALT").touch()
 
@@ -304,10 +309,22 @@ for step, backend in ((41, "hdf5"), (42, "rankfile")):
     runner.must("hpcckpt pin run 42; hpcckpt halt run || true")
     lines = [line.split("  ")[0].rstrip("/") for line in block.lines]
     shapes = [re.escape(line).replace("0000000042", r"\d{10}") for line in lines]
-    shapes = [re.sub(r"<nonce>|<save_id>", "[0-9a-f]+", shape).replace("rank\\-00000", r"rank-\d{5}").replace("<name>", ".+").replace(r"\*", ".*") for shape in shapes]
+    shapes = [
+        re.sub(r"<nonce>|<save_id>", "[0-9a-f]+", shape)
+        .replace("rank\\-00000", r"rank-\d{5}")
+        .replace("<name>", ".+")
+        .replace(r"\*", ".*")
+        for shape in shapes
+    ]
     found = [path.relative_to(runner.directory).as_posix() for path in (runner.directory / "run").rglob("*")]
-    unknown = [each for each in found if not any(re.match(shape, each) or shape.startswith(re.escape(each)) for shape in shapes)]
-    unknown = [each for each in unknown if not re.fullmatch(r"run/step-\d{10}(/data)?|run/\.pins|run/\.[a-z]+-.*", each)]
+    unknown = [
+        each
+        for each in found
+        if not any(re.match(shape, each) or shape.startswith(re.escape(each)) for shape in shapes)
+    ]
+    unknown = [
+        each for each in unknown if not re.fullmatch(r"run/step-\d{10}(/data)?|run/\.pins|run/\.[a-z]+-.*", each)
+    ]
     if unknown:
         raise PageError(f"{block.place}: not in the layout: {unknown}")
 
@@ -379,7 +396,8 @@ def kill_when(pattern: str) -> Action:
 
 def joined(runner: Runner, block: Block, code: str) -> None:
     """Compare the message of an error with a block in which it is wrapped."""
-    raising = f"try:\n{textwrap.indent(code, '    ')}\nexcept Exception as error:\n    print(type(error).__name__ + ': ' + str(error))"
+    printing = "print(type(error).__name__ + ': ' + str(error))"
+    raising = f"try:\n{textwrap.indent(code, '    ')}\nexcept Exception as error:\n    {printing}"
     runner.compare(block.place, [" ".join(block.lines)], runner.python(raising))
 
 
@@ -395,7 +413,8 @@ keras.utils.set_random_seed(1)
 def cnn(n_outputs=10):
     layers = keras.layers
     model = keras.Sequential([
-        layers.Input((28, 28, 1)), layers.Conv2D(6, 5), layers.BatchNormalization(), layers.Flatten(), layers.Dense(n_outputs),
+        layers.Input((28, 28, 1)), layers.Conv2D(6, 5), layers.BatchNormalization(), layers.Flatten(),
+        layers.Dense(n_outputs),
     ], name="cnn")
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
@@ -411,8 +430,11 @@ import safetensors.numpy
 safetensors.numpy.save_file({"w": np.zeros(3)}, "pretrained.safetensors")
 import torch
 net = torch.nn.Linear(2, 1)
-torch.save({"model_state_dict": net.state_dict(), "optimizer_state_dict": torch.optim.SGD(net.parameters(), 0.1).state_dict()}, "checkpoint.pt")
+sgd = torch.optim.SGD(net.parameters(), 0.1)
+torch.save({"model_state_dict": net.state_dict(), "optimizer_state_dict": sgd.state_dict()}, "checkpoint.pt")
 """
+
+
 def is_demo(runner: Runner, text: str) -> None:
     """Check that the rows of the table are those of the program."""
     program = (ROOT / "examples/demo.py").read_text("utf-8")
@@ -481,7 +503,9 @@ with hc.Checkpointer("runs/back", on_newer="aside") as ckpt:
 """
     (runner.directory / ".aside.py").write_text(code, encoding="utf-8")
     runner.must("cp -a lenet5.all runs/back; python .aside.py")
-    runner.compare(block.place, block.lines, [line for line in runner.must("hpcckpt list runs/back") if "besides" in line])
+    runner.compare(
+        block.place, block.lines, [line for line in runner.must("hpcckpt list runs/back") if "besides" in line]
+    )
 
 
 def verb_of_a_package(runner: Runner, block: Block) -> None:
@@ -520,7 +544,8 @@ keras.utils.set_random_seed(1)
 x = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")
 y = x.sum(axis=1, keepdims=True)
 def make_model():
-    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
+    dense = keras.layers.Dense
+    model = keras.Sequential([keras.layers.Input((8,)), dense(4, activation="relu"), dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse")
     return model
 """
@@ -543,14 +568,22 @@ SETUPS["docs/start-plugins.md"] = Setup(needs=("cmake!", "c++!"))
 SETUPS["docs/keras.md"] = Setup(
     needs=("tensorflow",),
     prepare=lambda runner: (
-        runner.python(QUIET_KERAS + """
+        runner.python(
+            QUIET_KERAS
+            + """
 def build_and_compile():
     return make_model()
 data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-"""),
+"""
+        ),
     ),
     before=[("class Report", python("import keras, hpcckpt as hc"))],
-    handlers=[("from hpcckpt.keras import ModelCheckpoint", program("best.py", QUIET_KERAS + "import hpcckpt as hc\nmodel = make_model()\n"))],
+    handlers=[
+        (
+            "from hpcckpt.keras import ModelCheckpoint",
+            program("best.py", QUIET_KERAS + "import hpcckpt as hc\nmodel = make_model()\n"),
+        )
+    ],
     decimals=False,
 )
 SETUPS["docs/tensorflow.md"] = Setup(
@@ -587,7 +620,13 @@ SETUPS["docs/benchmarks.md"] = Setup(
     quick=True,
 )
 SETUPS["docs/peers.md"] = Setup(
-    exempt=[Exempt("make campaign", is_make, "an hour of kills, in environments of other libraries; tests/campaign/test_peers.py runs two of each")],
+    exempt=[
+        Exempt(
+            "make campaign",
+            is_make,
+            "an hour of kills, in environments of other libraries; tests/campaign/test_peers.py runs two of each",
+        )
+    ],
     quick=True,
 )
 SETUPS["docs/containers.md"] = Setup(
@@ -604,7 +643,9 @@ SETUPS["docs/train-parts.md"] = Setup(
     elsewhere=[("", "tests/frameworks/train/parts/test_page.py::test_the_program_of_the_page_trains_both_cycles")],
 )
 SETUPS["docs/tiers.md"] = Setup(
-    prepare=python("import os\nos.makedirs('scratch')\nimport numpy as np, hpcckpt as hc\nstep, state = 1, {'x': np.zeros(10)}"),
+    prepare=python(
+        "import os\nos.makedirs('scratch')\nimport numpy as np, hpcckpt as hc\nstep, state = 1, {'x': np.zeros(10)}"
+    ),
     handlers=[("/local/scratch", python_with("/local/scratch", "scratch"))],
     quick=True,
 )
@@ -617,13 +658,24 @@ SETUPS["docs/backends.md"] = Setup(
 SETUPS["docs/doctor.md"] = Setup(
     handlers=[
         ("# this installation", doctor_lines),
-        ("is not clear", output_of("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 hpcckpt list .", may_fail=True)),
+        (
+            "is not clear",
+            output_of(
+                "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 hpcckpt list .",
+                may_fail=True,
+            ),
+        ),
     ],
     exempt=[Exempt("srun", is_shell, "needs a cluster with Slurm")],
     needs=("mpi4py", "mpirun!"),
 )
 
-SITE = [(r"host=\S+", "host=H"), (r"left=\S+", "left=T"), (r"\b\d{8}-\d{6}-\d+", "UNIQUE"), (r"\b1[78]\d{8}\b", "UNIXTIME")]
+SITE = [
+    (r"host=\S+", "host=H"),
+    (r"left=\S+", "left=T"),
+    (r"\b\d{8}-\d{6}-\d+", "UNIQUE"),
+    (r"\b1[78]\d{8}\b", "UNIXTIME"),
+]
 LOG = "what a job of that scheduler wrote; tests/schedulers/jobs and tests/schedulers/slurm run such jobs"
 SETUPS["docs/slurm.md"] = Setup(
     handlers=[("cat ~/.hpcckpt.sh", their_setup)],
@@ -640,14 +692,19 @@ SETUPS["docs/slurm.md"] = Setup(
 SETUPS["docs/pbs.md"] = Setup(
     handlers=[("cat ~/.hpcckpt.sh", their_setup)],
     before=[("HPCCKPT_DRY_RUN=1 HPCCKPT_CONFIG", shell("echo '[]' > digits.hjson"))],
-    exempt=[Exempt("qsub ", is_submission, "needs PBS; tests/schedulers/jobs runs these scripts with simulated commands"), Exempt("cat hpcckpt.o", is_log, LOG)],
+    exempt=[
+        Exempt("qsub ", is_submission, "needs PBS; tests/schedulers/jobs runs these scripts with simulated commands"),
+        Exempt("cat hpcckpt.o", is_log, LOG),
+    ],
     varying=SITE,
     decimals=False,
     quick=True,
 )
 SETUPS["docs/theta.md"] = Setup(
     exempt=[
-        Exempt("qsub ", is_submission, "needs Cobalt; tests/schedulers/jobs runs these scripts with simulated commands"),
+        Exempt(
+            "qsub ", is_submission, "needs Cobalt; tests/schedulers/jobs runs these scripts with simulated commands"
+        ),
         Exempt("cat ", is_log, LOG),
     ],
     quick=True,
@@ -667,7 +724,10 @@ SETUPS["docs/hdf5.md"] = Setup(
 )
 SETUPS["docs/plugins.md"] = Setup(
     needs=("cmake!", "c++!"),
-    prepare=shell("hpcckpt plugin new my_store -q && cd my_store && cmake -S . -B build && cmake --build build && export HPCCKPT_PLUGIN_PATH=$PWD/build"),
+    prepare=shell(
+        "hpcckpt plugin new my_store -q && cd my_store && cmake -S . -B build && cmake --build build"
+        " && export HPCCKPT_PLUGIN_PATH=$PWD/build"
+    ),
     handlers=[
         ("find_package(hpcckpt", cmake_project),
         ("class MyStore", compiles("template <class... Values> bool Put(Values&&...);\n")),
@@ -676,7 +736,17 @@ SETUPS["docs/plugins.md"] = Setup(
 )
 SETUPS["docs/preemption.md"] = Setup(
     needs=("tensorflow", "horovod", "mpi4py", "mpirun!"),
-    prepare=python("import numpy as np, hpcckpt as hc, hpcckpt.horovod\nimport horovod.tensorflow.keras as hvd\nhvd.init()\nstate = {'x': np.zeros(3)}\nckpt = hc.Checkpointer('runs/guarded')\nfirst, last = 0, 3\ndef train_one_batch(): pass"),
+    prepare=python(
+        """
+import numpy as np, hpcckpt as hc, hpcckpt.horovod
+import horovod.tensorflow.keras as hvd
+hvd.init()
+state = {"x": np.zeros(3)}
+ckpt = hc.Checkpointer("runs/guarded")
+first, last = 0, 3
+def train_one_batch(): pass
+"""
+    ),
     actions=[("requeue.sh", stop_twice)],
     before=[("requeue.sh", shell("unset HPCCKPT_JOB_END; rm -r runs/loop"))],
     filters=[("custom_loop.py", r"^(loop:|hpcckpt:|requeue)")],
@@ -715,7 +785,7 @@ BROKEN = """
   { "train_loop": { "ktf.train.KerasTrainLoop": {}, "num_epochs": 3 } }
 ]
 """
-FEW_IMAGES = "--set '[0].datasets={\"ktf.datasets.mnist.from_raw\": {\"limit\": 640}}'"
+FEW_IMAGES = '--set \'[0].datasets={"ktf.datasets.mnist.from_raw": {"limit": 640}}\''
 LOOP = '"train_loop": { "ktf.train.KerasTrainLoop": {\n{}\n} }'
 TENSORBOARD = ("tensorboard --logdir", kill_when(r"TensorBoard .* at http"))
 SETUPS["docs/train.md"] = Setup(
@@ -733,7 +803,10 @@ SETUPS["docs/train.md"] = Setup(
         ('"lms": {', fragment()),
         ('"callbacks": [\n', fragment(LOOP)),
     ],
-    actions=[("every_n_batches=50", kill_at("cycle=2/2 8 tensors", "runs/digits/cycle-2/step-0000000050")), TENSORBOARD],
+    actions=[
+        ("every_n_batches=50", kill_at("cycle=2/2 8 tensors", "runs/digits/cycle-2/step-0000000050")),
+        TENSORBOARD,
+    ],
     smaller=[("--run runs/digits-4", FEW_IMAGES)],
     varying=[(r"resume step=\d+ epoch=0 batch=\d+", "resume"), (r"step-00000\d+", "step-N")],
     exempt=[
@@ -754,16 +827,27 @@ SETUPS["docs/slow-training.md"] = Setup(
     handlers=[('"callbacks": [\n', fragment(LOOP))],
     actions=[TENSORBOARD],
     exempt=[Exempt("pip install", is_pip, NO_PIP)],
-    varying=[(r"tfevents\.\d+\.[\w-]+\.\d+", "tfevents"), (r"\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d/[\w-]+\.xplane", "TIME/xplane")],
+    varying=[
+        (r"tfevents\.\d+\.[\w-]+\.\d+", "tfevents"),
+        (r"\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d/[\w-]+\.xplane", "TIME/xplane"),
+    ],
 )
 SETUPS["docs/convert.md"] = Setup(
     needs=("tensorflow", "torch", "safetensors"),
     prepare=training,
     before=[
         *((marker, shell("rm -rf runs/a")) for marker in ("cp-0008.ckpt", "old.h5", "pretrained.", "checkpoint.pt")),
-        ("load_model(\"runs/a\")", python("import shutil\nshutil.rmtree('runs/a')\nshutil.copytree('training', 'runs/a', symlinks=True)")),
+        (
+            'load_model("runs/a")',
+            python("import shutil\nshutil.rmtree('runs/a')\nshutil.copytree('training', 'runs/a', symlinks=True)"),
+        ),
     ],
-    handlers=[("StateMismatchError", lambda runner, block: joined(runner, block, "hc.keras.load_weights(cnn(12), 'training')"))],
+    handlers=[
+        (
+            "StateMismatchError",
+            lambda runner, block: joined(runner, block, "hc.keras.load_weights(cnn(12), 'training')"),
+        )
+    ],
     decimals=False,
 )
 
@@ -774,50 +858,84 @@ NUMBERS = [(r"\b([KMG]i)B\b", "B"), (r"-?\d[\d,.]*", "N")]
 """For pages whose figures are measurements: what is compared are the words."""
 SETUPS["README.md"] = Setup(
     needs=("tensorflow", "horovod", "torch", "mpi4py", "hjson", "mpirun!"),
-    prepare=python(QUIET_KERAS + """
+    prepare=python(
+        QUIET_KERAS
+        + """
 import horovod.tensorflow.keras as hvd
 hvd.init()
 model = make_model()
 data = my_shard = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-"""),
+"""
+    ),
     before=[
-        ("hpcckpt.horovod.RestoreCallback", python("""
+        (
+            "hpcckpt.horovod.RestoreCallback",
+            python("""
 model = make_model()
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
-""")),
-        ("tensorflow.CheckpointManager", python("import hpcckpt.tensorflow\ncheckpoint = tf.train.Checkpoint(step=tf.Variable(1))")),
-        ("torch.restore", python("""
+"""),
+        ),
+        (
+            "tensorflow.CheckpointManager",
+            python("import hpcckpt.tensorflow\ncheckpoint = tf.train.Checkpoint(step=tf.Variable(1))"),
+        ),
+        (
+            "torch.restore",
+            python("""
 import torch
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 ckpt, step = hpcckpt.Checkpointer("runs/torch"), 1
-""")),
+"""),
+        ),
         ("hpcckpt.lms.LMS", python("model = make_model()")),
-        ("hpcckpt list runs/a", python("""
+        (
+            "hpcckpt list runs/a",
+            python("""
 import shutil
 shutil.rmtree("runs/a")
 with hc.Checkpointer("runs/a", max_to_keep=3) as ckpt:
     for step in (10, 20, 30, 40):
         ckpt.save(step, {"u": np.full(100_000, step, np.float64)}, metrics={"loss": 1 / step})
-""")),
-        ("hpcckpt verify runs/a", shell("printf X | dd of=runs/a/step-0000000040/data/rank-00000.safetensors bs=1 seek=500000 conv=notrunc status=none")),
+"""),
+        ),
+        (
+            "hpcckpt verify runs/a",
+            shell(
+                "cd runs/a/step-0000000040/data && printf X"
+                " | dd of=rank-00000.safetensors bs=1 seek=500000 conv=notrunc status=none && cd -"
+            ),
+        ),
     ],
     exempt=[
-        Exempt("make demo", is_make, "sets up the environment; tests/mpi/test_demo.py kills and resumes the same training"),
+        Exempt(
+            "make demo", is_make, "sets up the environment; tests/mpi/test_demo.py kills and resumes the same training"
+        ),
         Exempt("make test", is_make, "is the suite itself"),
-        Exempt("launch 1: mpirun", is_demo, "three trainings of LeNet5; tests/mpi/test_demo.py kills and resumes the same training"),
+        Exempt(
+            "launch 1: mpirun",
+            is_demo,
+            "three trainings of LeNet5; tests/mpi/test_demo.py kills and resumes the same training",
+        ),
     ],
     smaller=[("hpcckpt train -c examples/configs/mnist.hjson", FEW_IMAGES)],
 )
 SETUPS["docs/horovod.md"] = Setup(
     needs=("tensorflow", "horovod", "mpi4py", "mpirun!"),
     prepare=lambda runner: (
-        (runner.directory / "train.py").write_text(block_of("docs/start-horovod.md", "# train.py").text.replace("runs/hvd", "runs/a"), "utf-8"),
+        (runner.directory / "train.py").write_text(
+            block_of("docs/start-horovod.md", "# train.py").text.replace("runs/hvd", "runs/a"), "utf-8"
+        ),
         runner.must("python train.py 1"),
     ),
     before=[
-        ("load_model(", python("import mpi4py.MPI, horovod.tensorflow.keras as hvd, hpcckpt as hc, hpcckpt.horovod\nhvd.init()")),
-        ("DurableState(", python("""
+        (
+            "load_model(",
+            python("import mpi4py.MPI, horovod.tensorflow.keras as hvd, hpcckpt as hc, hpcckpt.horovod\nhvd.init()"),
+        ),
+        (
+            "DurableState(",
+            python("""
 import shutil, numpy as np, keras, horovod.tensorflow as hvd_tf
 import horovod.tensorflow.keras as hvd
 shutil.rmtree("runs/a")
@@ -825,10 +943,18 @@ model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
 def batch(number):
     return np.ones((2, 2)), np.ones((2, 1))
-""")),
+"""),
+        ),
         ("broadcast_state", python("shutil.rmtree('runs/a')")),
     ],
-    exempt=[Exempt("+        hpcckpt.horovod", is_diff, "a line of Horovod's example, which is not in this repository; tests/frameworks/horovod/test_published_example.py runs it")],
+    exempt=[
+        Exempt(
+            "+        hpcckpt.horovod",
+            is_diff,
+            "a line of Horovod's example, which is not in this repository; "
+            "tests/frameworks/horovod/test_published_example.py runs it",
+        )
+    ],
     varying=[(r"(bytes|kept)=\S+", "")],
     decimals=False,
 )
@@ -852,10 +978,20 @@ with hc.Checkpointer("runs/loop", max_to_keep=9) as ckpt:
 """
 SETUPS["docs/operating.md"] = Setup(
     needs=("matplotlib",),
-    prepare=lambda runner: (start_job(runner, "0.001"), runner.must("hpcckpt halt runs/loop --after-step 300 -q; wait")),
+    prepare=lambda runner: (
+        start_job(runner, "0.001"),
+        runner.must("hpcckpt halt runs/loop --after-step 300 -q; wait"),
+    ),
     before=[
         ("watch runs/loop --once", lambda runner: (runner.must("rm -r runs/loop"), start_job(runner, "0.025", 2))),
-        ("hpcckpt report", lambda runner: (runner.must("wait"), start_job(runner, "0.001", 4), runner.must("hpcckpt halt runs/loop -q; wait"))),
+        (
+            "hpcckpt report",
+            lambda runner: (
+                runner.must("wait"),
+                start_job(runner, "0.001", 4),
+                runner.must("hpcckpt halt runs/loop -q; wait"),
+            ),
+        ),
     ],
     actions=[("watch runs/loop | cat", second_line("hpcckpt watch"))],
     varying=[(r" on [\w-]+(?=,|\)|$)", " on H"), *NUMBERS],
@@ -888,7 +1024,13 @@ with hc.Checkpointer(sys.argv[1], max_to_keep=None) as ckpt:
 """
 ALL = "rm -rf runs/lenet5 broken; cp -a lenet5.all runs/lenet5"
 BROKEN_COPY = "rm -rf broken; cp -a lenet5.all broken; "
-FLIP = "python -c \"f = open('broken/step-0000000300/data/rank-00001.safetensors', 'r+b'); f.seek(1_000_000); b = f.read(1); f.seek(1_000_000); f.write(bytes([b[0] ^ 1]))\""
+FLIP = """python - <<'END'
+with open("broken/step-0000000300/data/rank-00001.safetensors", "r+b") as file:
+    file.seek(1_000_000)
+    byte = file.read(1)
+    file.seek(1_000_000)
+    file.write(bytes([byte[0] ^ 1]))
+END"""
 SETUPS["docs/cli.md"] = Setup(
     needs=("tensorflow", "horovod", "mpi4py", "torch", "safetensors", "matplotlib", "hjson", "mpirun!", "jq!", "c++!"),
     prepare=lambda runner: lenet5_and_more(runner),
@@ -898,11 +1040,30 @@ SETUPS["docs/cli.md"] = Setup(
         ("--out lenet5.weights.h5 --model lenet5.json", shell("rm -f lenet5.weights.h5")),
         ("my_package.models", shell("rm -f lenet5.weights.h5")),
         ("hpcckpt pin runs/lenet5 250", shell(f"{ALL}; python .die.py || true")),
-        ("hpcckpt list broken", shell(BROKEN_COPY + "rm broken/step-0000000300/manifest.json; sed -i s/rankfile/rankfilf/ broken/step-0000000250/manifest.json")),
-        ("hpcckpt repair broken --yes", shell(BROKEN_COPY + "rm broken/step-0000000300/manifest.json broken/step-0000000300/data/rank-00001.safetensors")),
-        ("repair runs/lenet5/.aside", shell(f"{ALL}; mv runs/lenet5/step-0000000300 runs/lenet5/.aside-step-0000000300-5f0c9a77d1e2")),
+        (
+            "hpcckpt list broken",
+            shell(
+                BROKEN_COPY
+                + "rm broken/step-0000000300/manifest.json; "
+                + "sed -i s/rankfile/rankfilf/ broken/step-0000000250/manifest.json"
+            ),
+        ),
+        (
+            "hpcckpt repair broken --yes",
+            shell(
+                BROKEN_COPY
+                + "rm broken/step-0000000300/manifest.json broken/step-0000000300/data/rank-00001.safetensors"
+            ),
+        ),
+        (
+            "repair runs/lenet5/.aside",
+            shell(f"{ALL}; mv runs/lenet5/step-0000000300 runs/lenet5/.aside-step-0000000300-5f0c9a77d1e2"),
+        ),
         ("hpcckpt reshard runs/lenet5 --files", shell(ALL)),
-        ("hpcckpt copy /local/scratch", shell("mkdir -p scratch; cp -a lenet5.all scratch/lenet5-5f0c9a77d1e2; rm -r runs/lenet5/step-0000000300")),
+        (
+            "hpcckpt copy /local/scratch",
+            shell("mkdir -p scratch; cp -a lenet5.all scratch/lenet5-5f0c9a77d1e2; rm -r runs/lenet5/step-0000000300"),
+        ),
         ("--bandwidth 200M", shell("mkdir -p archive; hpcckpt copy runs/lenet5 archive/lenet5 200 -q")),
     ],
     handlers=[
@@ -917,8 +1078,14 @@ SETUPS["docs/cli.md"] = Setup(
     ],
     paths={"/local/scratch/": "scratch/", "/archive/": "archive/"},
     varying=[
-        (r"^(ok|note|warning|problem) +(\S+(?: \S+)*)  .*", r"\1 \2"), *VERSIONS, (r"\d+ of \d+ elements", "N elements"),
-        (r"(accuracy|loss)\"?:? [\d.]+", r"\1"), (r"nbytes\"?: \d+", "nbytes"), (r"-?\d\.\d+e-\d+", "DECIMAL"), (r"max \|d\| \S+", "max |d|"), (r"metrics#\d", "metrics#N"),
+        (r"^(ok|note|warning|problem) +(\S+(?: \S+)*)  .*", r"\1 \2"),
+        *VERSIONS,
+        (r"\d+ of \d+ elements", "N elements"),
+        (r"(accuracy|loss)\"?:? [\d.]+", r"\1"),
+        (r"nbytes\"?: \d+", "nbytes"),
+        (r"-?\d\.\d+e-\d+", "DECIMAL"),
+        (r"max \|d\| \S+", "max |d|"),
+        (r"metrics#\d", "metrics#N"),
     ],
     decimals=False,
 )
@@ -950,9 +1117,13 @@ session.run(tf1.global_variables_initializer())
 session.run(train, {x: np.zeros((4, 16)), y: np.ones((4, 16))})
 inputs, outputs = {"x": x}, {"h": h}
 """
-DEBUG = GRAPH + """
-LMS(swapout_threshold=5, swapin_ahead=3, swapin_groupby=2, sync_mode=0, debug=True, debug_level=2).run(tf1.get_default_graph())
+DEBUG = (
+    GRAPH
+    + """
+lms = LMS(swapout_threshold=5, swapin_ahead=3, swapin_groupby=2, sync_mode=0, debug=True, debug_level=2)
+lms.run(tf1.get_default_graph())
 """
+)
 SMALL = "CUDA_VISIBLE_DEVICES= TF_ENABLE_ONEDNN_OPTS=1 python examples"
 SETUPS["docs/lms.md"] = Setup(
     needs=("tensorflow", "horovod", "mpi4py", "mpirun!"),
@@ -968,8 +1139,8 @@ SETUPS["docs/lms.md"] = Setup(
 SETUPS["docs/tmci.md"] = Setup(
     needs=("tensorflow", "cmake!", "c++!"),
     prepare=lambda runner: (
-        runner.must("rm plugin; cp -r %s/plugin plugin; rm -rf plugin/build; mkdir build" % ROOT),
-        runner.must("cp $(python -c 'import hpcckpt.native as n, pathlib; print(next(pathlib.Path(n.__file__).parents[1].rglob(\"libdummy.so\")))') build/ || cp $(hpcckpt backends --json | grep -o '/[^\"]*libdummy.so') build/"),
+        runner.must(f"rm plugin; cp -r {ROOT}/plugin plugin; rm -rf plugin/build; mkdir build"),
+        runner.must("cp $(hpcckpt backends --json | grep -o '/[^\"]*libdummy.so') build/"),
         runner.python(QUIET_KERAS + "model = make_model()"),
     ),
     before=[
@@ -980,12 +1151,19 @@ SETUPS["docs/tmci.md"] = Setup(
         ("cd plugin", shell("export ROOT_OF_PAGE=$PWD")),
     ],
     handlers=[
-        ("variables = {", ran("import tensorflow as tf, hpcckpt.tmci as tmci\ntmci.plugins.load('build/libdummy.so')\n")),
+        (
+            "variables = {",
+            ran("import tensorflow as tf, hpcckpt.tmci as tmci\ntmci.plugins.load('build/libdummy.so')\n"),
+        ),
         ("[DUMMY] Saving 2 tensors", printed),
         ("class MyBackend", compiles("", "-I$(python -m hpcckpt --tmci-include-dirs | sed 's/;/ -I/g')")),
     ],
     exempt=[
-        Exempt("mpirun -n 3 python train.py", is_shell, "compiles for half a minute; tests/frameworks/tmci has the library built by several processes"),
+        Exempt(
+            "mpirun -n 3 python train.py",
+            is_shell,
+            "compiles for half a minute; tests/frameworks/tmci has the library built by several processes",
+        ),
         Exempt("python train.py", is_shell, "needs a machine without a compiler"),
     ],
     smaller=[("examples/tmci_lenet5.py", "--limit 1000")],

@@ -9,9 +9,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.docs import compare
-from tests.docs import pages
 import pytest
+
+from tests.docs import compare, pages
 from tests.docs.pages import ROOT
 from tests.docs.runner import PageError, Runner
 from tests.docs.setups import OPEN, SETUPS
@@ -21,14 +21,16 @@ RUN = {page: blocks for page, blocks in pages.all_pages().items() if page in SET
 
 def missing(needs: tuple[str, ...]) -> list[str]:
     return [
-        need
-        for need in needs
-        if not (shutil.which(need.removesuffix("!")) if need.endswith("!") else find_spec(need))
+        need for need in needs if not (shutil.which(need.removesuffix("!")) if need.endswith("!") else find_spec(need))
     ]
 
 
 def params() -> list[object]:
-    return [pytest.param(page, marks=[] if SETUPS[page].quick else pytest.mark.slow, id=page) for page in RUN if page not in OPEN]
+    return [
+        pytest.param(page, marks=[] if SETUPS[page].quick else pytest.mark.slow, id=page)
+        for page in RUN
+        if page not in OPEN
+    ]
 
 
 @pytest.mark.parametrize("page", params())
@@ -72,7 +74,9 @@ def test_what_a_setup_names_is_in_its_page() -> None:
 
 
 def test_the_numbers_are_printed_by_one_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "tests.docs.pages"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.pages"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert re.search(r"^blocks: (\d+) shown, \d+ run by a test, \d+ checked, \d+ by none$", done.stdout, re.MULTILINE)
     assert done.returncode == bool(OPEN)
 
