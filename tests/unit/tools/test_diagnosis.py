@@ -276,8 +276,8 @@ def test_hosts_are_counted_against_what_launchers_say() -> None:
     found = launch.hosts(places)
     assert (found.level, found.message) == ("ok", "3 ranks on 2 hosts (n1 2, n2 1)")
     wrong = launch.hosts([*places[:2], RankLocation("n2", 3, 2)])
-    assert "rank 2 was told of 3 ranks on its node, n2 has 1" in wrong.message
-    assert "rank 0 was told of 3 nodes, there are 2" in launch.hosts([RankLocation("n1", 2, 3), *places[1:]]).message
+    assert "rank 2 expects 3 ranks on its node, n2 has 1" in wrong.message
+    assert "rank 0 expects 3 nodes, there are 2" in launch.hosts([RankLocation("n1", 2, 3), *places[1:]]).message
 
 
 # -- many ranks --------------------------------------------------------------------------------------
