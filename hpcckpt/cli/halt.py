@@ -129,7 +129,7 @@ def _cancel(directory: Path, before: str | None) -> _Outcome:
     from hpcckpt.preemption.halt import remove_halt
 
     if not sum(remove_halt(place) for place in _places(directory)):  # all of them, not only the first
-        raise StepNotFoundError(f"{directory}: nobody has asked the job to stop, or it has stopped already")
+        raise StepNotFoundError(f"{directory}: no job is asked to stop, or it has stopped already")
     return _outcome(directory, before, cancelled=True)
 
 

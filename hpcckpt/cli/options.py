@@ -53,8 +53,8 @@ threads_option = click.option(
 )
 
 
-def existing(directory: Path) -> Path:
-    """Return a directory that exists.
+def existing(directory: Path, what: str = "the directory of a run, or of one of its steps") -> Path:
+    """Return a directory that exists; `what` is what to give instead.
 
     Raises
     ------
@@ -62,8 +62,8 @@ def existing(directory: Path) -> Path:
         If it does not, or is something else.
     """
     if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise StepNotFoundError(f"{directory} {what}: give the directory of a run, or of one of its steps")
+        problem = "is not a directory" if directory.exists() else "does not exist"
+        raise StepNotFoundError(f"{directory} {problem}: give {what}")
     return directory
 
 
@@ -75,7 +75,7 @@ def existing_run(directory: Path) -> Path:
     StepNotFoundError
         If it does not exist, or is something else, or a step.
     """
-    whole = existing(directory).resolve()
+    whole = existing(directory, "the directory of a run").resolve()
     is_step = layout.parse_step(whole.name) is not None and (whole / layout.DATA).is_dir()
     if is_step or (whole / layout.MANIFEST).is_file():
         raise StepNotFoundError(f"{directory} is the directory of one step: give that of the run, {whole.parent}")

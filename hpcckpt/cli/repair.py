@@ -131,7 +131,7 @@ def _write_result(done: _Outcome, *, is_json: bool, is_quiet: bool) -> None:
     elif any(finding.is_rebuilt for finding in done.repaired):
         output.log(
             "objects, metrics and environment were in the manifest alone and are lost: restore such a step with "
-            "strict=False, and say yourself at which epoch it stands",
+            "strict=False, and set the epoch yourself",
             is_quiet=is_quiet,
         )
 

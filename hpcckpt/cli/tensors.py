@@ -13,6 +13,7 @@ from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.progress import byte_progress
+from hpcckpt.cli.tensor_tree import as_json, tree_lines, tree_of
 from hpcckpt.cli.text import count_text, number_text, shape_text
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.core.units import nbytes_text
@@ -34,6 +35,7 @@ _STATISTICS = ("MIN", "MAX", "MEAN", "STD", "NAN", "INF")
 @click.option(
     "--stats", "has_stats", is_flag=True, help="Read the values too: range, mean, deviation, NaN and infinities."
 )
+@click.option("--tree", "is_tree", is_flag=True, help="Show names as a tree, with the sum of each branch.")
 @click.option("-d", "--data", "data", metavar="NAME", help="Print one tensor or object, or NAME#RANK.")
 @options.metric_option
 @options.json_option
@@ -46,6 +48,7 @@ def command(
     metric: str | None,
     *,
     has_stats: bool,
+    is_tree: bool,
     is_json: bool,
     is_quiet: bool,
 ) -> int:
@@ -54,6 +57,8 @@ def command(
     STEP is a number, 'latest' (the default) or 'best'. Only the manifest is read, unless values are
     asked for with --stats or --data.
     """
+    if is_tree and (has_stats or data):
+        raise OptionError("--tree shows no values: leave it out, or --stats and --data")
     info = options.find(directory, step, metric)
     manifest = options.readable(info)
     if data:
@@ -62,6 +67,8 @@ def command(
     specs = options.chosen_tensors(manifest, patterns)
     if has_stats:
         _print_statistics(info, specs, is_json=is_json, is_quiet=is_quiet)
+    elif is_tree:
+        _print_tree(info, specs, is_json=is_json)
     elif is_json:
         keys = ("name", "dtype", "shape", "nbytes", "kind")
         tensors = [{key: getattr(spec, key) for key in keys} for spec in specs]
@@ -72,6 +79,15 @@ def command(
         total = nbytes_text(sum(spec.nbytes for spec in specs))
         output.log(f"{count_text(len(specs), 'tensor')}, {total}", is_quiet=is_quiet)
     return ExitCode.OK
+
+
+def _print_tree(info: StepInfo, specs: Sequence[TensorSpec], *, is_json: bool) -> None:
+    tree = tree_of(specs, info.path.name)
+    if is_json:
+        output.write_json({"step": info.step, "path": info.path, "tree": as_json(tree)})
+        return
+    for line in tree_lines(tree):
+        output.write_line(line)
 
 
 def _print_statistics(info: StepInfo, specs: Sequence[TensorSpec], *, is_json: bool, is_quiet: bool) -> None:

@@ -22,6 +22,15 @@ def failures_of(outcomes: Sequence[Outcome]) -> dict[int, Failure]:
     return {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure is not None}
 
 
+def reduce_outcomes(outcomes: Sequence[Outcome], fn: Callable[[], T]) -> tuple[T | None, dict[int, Failure]]:
+    """Return what `fn` returns; or the failures: of the ranks, else that of `fn`, which is root's. Root only."""
+    failures = failures_of(outcomes)
+    if failures:
+        return None, failures
+    made = capture(fn)
+    return made.value, {0: as_failure(made.error)} if made.error is not None else {}
+
+
 class Captured(NamedTuple, Generic[T]):
     """What a call returned, or the exception that it raised: on the rank where it ran."""
 
@@ -48,7 +57,8 @@ class Captured(NamedTuple, Generic[T]):
 def capture(fn: Callable[[], T]) -> Captured[T]:
     """Call a function and keep what it returns or raises, KeyboardInterrupt and SystemExit too. Independent.
 
-    The only place that catches an exception so that other ranks can receive it first.
+    Exceptions are caught here so that other ranks can receive them first. The collective writes of HDF5 catch theirs
+    themselves: after a failure they still take part in each transfer.
     """
     try:
         return Captured(fn())

@@ -55,7 +55,7 @@ class Task:
     def start(self) -> Task:
         """Start it, once: a call that an interrupt broke off may be repeated. Independent."""
         if not self._is_started:
-            thread = self._executor.thread(self._run, name="hpcckpt-drain", is_daemon=self._is_daemon)
+            thread = self._executor.thread(self._run, name="hpcckpt-task", is_daemon=self._is_daemon)
             self._thread = self._thread or thread
             try:
                 thread.start()

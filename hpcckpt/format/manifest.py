@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,6 +252,17 @@ def validate(document: Mapping[str, Any]) -> list[Problem]:
         *_list_problems(document, "files", _file_problem),
         *_list_problems(document, "tensors", _tensor_problem),
     ]
+
+
+def problems_of_files(files: Sequence[FileRecord], backend_options: Mapping[str, Any]) -> list[Problem]:
+    """Return what readers would refuse of what a backend reports for a manifest; pure."""
+    document = {"files": [encode_record(file) for file in files], "backend_options": backend_options}
+    options = (
+        []
+        if _is_table(backend_options) and _is_shallow(backend_options)
+        else [Problem("backend_options", f"must be an object, nested at most {MAX_DEPTH} deep")]
+    )
+    return [*_list_problems(document, "files", _file_problem), *options]
 
 
 def _scalar_problems(document: Mapping[str, Any]) -> Iterator[Problem]:

@@ -23,6 +23,7 @@ from hpcckpt.core.options import Options
 from hpcckpt.core.plan import Declaration, FileRecord, SaveJob, StagingSlot
 from hpcckpt.core.system import FileSystem, OperatingSystem
 from hpcckpt.errors import (
+    BackendError,
     HpcckptError,
     LockLostError,
     NewerStepError,
@@ -31,8 +32,9 @@ from hpcckpt.errors import (
     StorageError,
     as_failure,
     from_os_error,
+    list_problems,
 )
-from hpcckpt.format.manifest import Manifest
+from hpcckpt.format.manifest import Manifest, problems_of_files
 from hpcckpt.native.posix_files import POSIX, REAL
 from hpcckpt.rundir import commit
 from hpcckpt.rundir.commit import Conflicts, Staged
@@ -363,6 +365,9 @@ class RunDirectory:
         commit.check_coverage(plan, written)  # step 4
         files = self.backend.seal(staged.job, staged.path, written)
         failpoints.reached("4-sealed", 0)
+        problems = problems_of_files(files, self.backend.options_for_reading())
+        if problems:
+            raise BackendError(f"backend {self.backend.name!r}: {list_problems(problems)}; nothing was committed")
         return self._manifest(staged.job, plan, content, files)
 
     def commit(self, staged: Staged, manifest: Manifest, *, overwrite: bool) -> Committed:

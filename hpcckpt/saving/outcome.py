@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcckpt.collective.outcomes import Outcome, failures_of
+from hpcckpt.collective.outcomes import Outcome, failures_of, reduce_outcomes
 from hpcckpt.collective.planner import plan_for, tree_mismatch
 from hpcckpt.core import failpoints
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.results import SavedStep
-from hpcckpt.errors import Failure, ShardingError, as_failure, collective_error
+from hpcckpt.errors import Failure, ShardingError, collective_error
 from hpcckpt.format.manifest import Manifest
 from hpcckpt.rundir.reports import RankReport
 from hpcckpt.saving.node_local import check_part, commit_part, finish_part, leaders_of_files, reserve_part
@@ -41,36 +41,34 @@ _log = logging.getLogger("hpcckpt")
 
 def commit(queue: SaveQueue, this: InFlightSave, outcomes: Sequence[Outcome]) -> SaveOutcome:
     """Commit what all ranks wrote (3 to 6, 8), or return what failed or is left to do. Root only."""
-    phase, failures = "write", failures_of(outcomes)
     values = [outcome.value for outcome in outcomes]
     is_new = any(isinstance(value, ReplanRequest) for value in values)
-    if not failures:
-        try:
-            if is_new:
-                return _replan(queue, this, _agreed(this.planned, values))
-            phase = "commit"
-            if not queue.rundir.nodes.is_shared:
-                return _commit_parts(queue, this, values)
-            return _commit_step(queue, this, _compose(queue, this, values), *_nbytes_of(values))
-        except Exception as error:  # noqa: BLE001 - every rank receives it
-            failures = {0: as_failure(error)}
-    return _abort(queue, this, phase, failures, is_new=is_new)
+
+    def next_phase() -> SaveOutcome:
+        if is_new:
+            return _replan(queue, this, _agreed(this.planned, values))
+        if not queue.rundir.nodes.is_shared:
+            return _commit_parts(queue, this, values)
+        return _commit_step(queue, this, _compose(queue, this, values), *_nbytes_of(values))
+
+    result, failures = reduce_outcomes(outcomes, next_phase)
+    phase = "write" if is_new or failures_of(outcomes) else "commit"
+    return result or _abort(queue, this, phase, failures, is_new=is_new)
 
 
 def _commit_after_parts(
     queue: SaveQueue, this: InFlightSave, parts: NodeParts, outcomes: Sequence[Outcome]
 ) -> SaveOutcome:
     """Commit the step on root's node, if all other nodes have committed their parts (4c). Root only."""
-    failures = failures_of(outcomes)
-    if not failures:
-        try:
-            if queue.drains is not None:
-                queue.drains.check_conflicts(this.request.step, overwrite=this.request.overwrite)
-            check_part(queue.rundir, this, parts)
-            return _commit_step(queue, this, parts.manifest, parts.nbytes, parts.linked_nbytes)
-        except Exception as error:  # noqa: BLE001 - every rank receives it
-            failures = {0: as_failure(error)}
-    return _abort(queue, this, "commit", failures)
+
+    def commit_root() -> SaveOutcome:
+        if queue.drains is not None:
+            queue.drains.check_conflicts(this.request.step, overwrite=this.request.overwrite)
+        check_part(queue.rundir, this, parts)
+        return _commit_step(queue, this, parts.manifest, parts.nbytes, parts.linked_nbytes)
+
+    result, failures = reduce_outcomes(outcomes, commit_root)
+    return result or _abort(queue, this, "commit", failures)
 
 
 def _nbytes_of(reports: Sequence[RankReport]) -> tuple[int, int]:

@@ -349,7 +349,7 @@ def _nested(values: Mapping[str, Any], types: Mapping[str, Any], like: Mapping[A
         for part in parts:
             node = node.setdefault(part, _Node())
             if not isinstance(node, _Node):
-                raise StateMismatchError(f"{path!r} of the checkpoint stands below a value; use an older step")
+                raise StateMismatchError(f"{path!r} of the checkpoint is below a value; use an older step")
         node[last] = value
     found = _converted(root, "", types, like)
     return found if isinstance(found, dict) else dict(enumerate(found))

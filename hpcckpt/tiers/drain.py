@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from hpcckpt.collective.background import CollectiveTask
-from hpcckpt.collective.outcomes import Outcome, failures_of
+from hpcckpt.collective.outcomes import Outcome, reduce_outcomes
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.core import failpoints
 from hpcckpt.core.plan import FileRecord, StoredEntry
@@ -212,12 +212,9 @@ class DrainTasks:
 
     def _reduced(self, drain: Drain, outcomes: Sequence[Outcome], fn: Callable[[], DrainOutcome]) -> DrainOutcome:
         """Return what `fn` returns, unless it or a rank failed: the copy is removed then. Root only."""
-        failures = failures_of(outcomes)
-        if not failures:
-            try:
-                return fn()
-            except Exception as error:  # noqa: BLE001 - every rank raises it
-                failures = {0: as_failure(error)}
+        result, failures = reduce_outcomes(outcomes, fn)
+        if result is not None:
+            return result
         self._abort(copy.staged_as(self._persistent.path, drain.saved.step, drain.save_id))
         _log.error("hpcckpt: %s", drain.error(failures))
         return DrainOutcome(failures=failures)

@@ -72,7 +72,7 @@ verdict() {
     esac
 }
 
-closing_line() { sed -nE 's/^=+ (([0-9]+ [a-z]+,? ?)+in [^=]*[^= ]) *=+$/\1/p' "$1" | tail -n 1; }
+closing_line() { sed -nE 's/^=+ (([0-9]+ ([a-z]+ )?[a-z]+,? ?)+in [^=]*[^= ]) *=+$/\1/p' "$1" | tail -n 1; }
 
 # Over all parts, as one line; an error while a test is set up counts as a failure.
 total() {

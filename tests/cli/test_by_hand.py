@@ -37,9 +37,9 @@ def test_a_repaired_step_is_told(cli: Cli, saved: Path) -> None:
     assert told(saved) == [{"event": "repaired", **facts, "by": "repair"}]
     assert by_hand(saved).startswith("repaired step 20 (hpcckpt repair)")
     assert {save.step: save.state for save in read_run_history(saved).saves} == {
-        10: "stands",
-        20: "stands",
-        30: "stands",
+        10: "kept",
+        20: "kept",
+        30: "kept",
     }
 
 

@@ -209,7 +209,7 @@ def test_a_step_that_was_removed_and_is_brought_back_stands_again(cli: Cli, tmp_
     cli("copy", run, out, "1")
     cli("prune", run, "--keep-last", 1, "--yes")
     cli("copy", out, run, "1")
-    assert [(save.step, save.state) for save in read_run_history(run).saves] == [(1, "stands"), (2, "stands")]
+    assert [(save.step, save.state) for save in read_run_history(run).saves] == [(1, "kept"), (2, "kept")]
     assert [change.verb for change in read_run_history(run).changes] == ["prune", "copy"]
 
 

@@ -81,7 +81,7 @@ def test_a_request_that_was_taken_back_stops_nobody(cli: Cli, job: Any, tmp_path
 def test_there_must_be_something_to_take_back(cli: Cli, saved: Path) -> None:
     result = cli("halt", saved, "--cancel")
     assert result.code == 4
-    assert "nobody has asked" in result.err
+    assert "no job is asked" in result.err
 
 
 @pytest.mark.parametrize(

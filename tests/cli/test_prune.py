@@ -178,7 +178,7 @@ def test_the_journal_logs_the_removed_steps_and_report_and_watch_show_it(
     (entry,) = told(saved, "removed")
     assert (entry["steps"], entry["n_steps"], entry["by"]) == ([10, 20], 2, "prune")
     after = read_run_history(saved)
-    assert [(save.step, save.state) for save in after.saves] == [(10, "removed"), (20, "removed"), (30, "stands")]
+    assert [(save.step, save.state) for save in after.saves] == [(10, "removed"), (20, "removed"), (30, "kept")]
     assert [job.last for job in after.jobs] == [job.last for job in before.jobs], "nobody heard of the job again"
     assert [line.partition("removed")[2] for line in news(before, after)] == [" steps 10, 20 (hpcckpt prune)"]
     assert "by hand" in cli("watch", saved, "--once").out

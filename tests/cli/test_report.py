@@ -20,7 +20,7 @@ def test_a_page_is_written_where_it_is_asked_for(cli: Cli, saved: Path, tmp_path
     assert result.err == f"wrote {tmp_path / 'out.html'}\n"
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
-    assert page.count("stands, latest") == 2
+    assert page.count("kept, latest") == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "run"]
 
 

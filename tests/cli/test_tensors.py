@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,54 @@ def test_a_rank_s_json_is_shown_as_text(cli: Cli, tmp_path: Path) -> None:
     assert cli("tensors", tmp_path / "run", "-d", "name", "--json").json["values"] == {"name": ["ü"]}
     statistics = cli("tensors", tmp_path / "run", "--stats", "--json").json["statistics"]
     assert {each["name"] for each in statistics} == {"z"}
+
+
+def test_the_tree_has_shapes_and_the_sum_of_each_branch(cli: Cli, saved: Path) -> None:
+    result = cli("tensors", saved, 20, "--tree")
+    rows = [re.split(r"\s{2,}", line.lstrip("│├└─ ")) for line in result.out.splitlines()]
+    assert rows[0] == ["step-0000000020", "7 tensors", "5.08 KiB"]
+    assert rows[2:6] == [
+        ["model", "2 tensors", "2.46 KiB"],
+        ["dense", "2 tensors", "2.46 KiB"],
+        ["bias", "float32 [30]", "120 B"],
+        ["kernel", "float32 [20, 30]", "2.34 KiB"],
+    ]
+    assert ["seed", "int64 [2] per rank", "16 B"] in rows
+    assert [line.index(line.lstrip("│├└─ ")) for line in result.out.splitlines()[2:6]] == [4, 8, 12, 12]
+
+
+def test_the_tree_as_json_is_nested(cli: Cli, saved: Path) -> None:
+    tree = cli("tensors", saved, "--tree", "--only", "model/*", "--json").json["tree"]
+    (model,) = tree["branches"]
+    (dense,) = model["branches"]
+    assert {key: model[key] for key in ("name", "n_tensors", "nbytes")} == {
+        "name": "model", "n_tensors": 2, "nbytes": 2520,
+    }  # fmt: skip
+    assert dense["branches"][0] == {
+        "name": "bias", "n_tensors": 1, "nbytes": 120, "dtype": "float32", "shape": [30], "kind": "replicated",
+    }  # fmt: skip
+
+
+def test_the_tree_fits_80_columns_and_leaves_nothing_out(cli: Cli, tmp_path: Path) -> None:
+    deep = "/".join("d" * 2000)
+    state = {"a": {"y" * 65: np.zeros(3), "x" * 150: {"w": np.zeros([1] * 30)}}, deep: np.zeros(2)}
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, state)
+    lines = cli("tensors", tmp_path / "run", "--tree").out.splitlines()
+    assert max(map(len, lines)) == 80
+    text = "".join(lines)
+    assert (text.count("x"), text.count("y"), text.count("1, ") + text.count("1,") + text.count("1]")) == (150, 65, 59)
+    assert text.count("d/") == 1990
+
+
+def test_a_tensor_may_have_the_name_of_a_branch(cli: Cli, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"a": np.zeros(2), "a/b": np.zeros(3)})
+    rows = [line.split() for line in cli("tensors", tmp_path / "run", "--tree").out.splitlines()]
+    assert rows[1:] == [["└──", "a", "2", "tensors", "40", "B"], ["└──", "b", "float64", "[3]", "24", "B"]]
+
+
+def test_a_tree_shows_no_values(cli: Cli, saved: Path) -> None:
+    result = cli("tensors", saved, "--tree", "--stats")
+    assert result.code == 2
+    assert "--tree shows no values" in result.err

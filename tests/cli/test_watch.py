@@ -195,7 +195,7 @@ def test_on_a_terminal_one_view_is_kept_up_to_date(
     screen = pexpect.spawn(sys.executable, words, env=variables, dimensions=(40, 100), timeout=LIMIT_S)
     screen.expect("running for")
     screen.expect("BANDWIDTH")
-    screen.expect("stands")
+    screen.expect("kept")
     screen.sendintr()
     screen.expect(pexpect.EOF)
     screen.wait()

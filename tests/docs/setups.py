@@ -1131,7 +1131,10 @@ SETUPS["docs/lms.md"] = Setup(
     needs=("tensorflow", "horovod", "mpi4py", "mpirun!"),
     environment={"TF_ENABLE_ONEDNN_OPTS": "1"},
     handlers=[
-        ("memory budget: 150.00 MiB", output_of(f"{SMALL}/lms_mnist_keras.py --limit 512", r"^\[LMS\]", until="Verified")),
+        (
+            "memory budget: 150.00 MiB",
+            output_of(f"{SMALL}/lms_mnist_keras.py --limit 512", r"^\[LMS\]", until="Verified"),
+        ),
         ("[LMS][1] Operation: layer0", output_of(f"python -c '{DEBUG}'", r"^\[LMS\]\[1\] [^\[]")),
         ("LMS(swapout_threshold=50", ran(GRAPH)),
         ("saver.save(session", ran(GRAPH + SESSION)),

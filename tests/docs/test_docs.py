@@ -8,8 +8,6 @@ import functools
 import re
 from pathlib import Path
 
-import pytest
-
 import hpcckpt
 from hpcckpt import errors
 
@@ -43,19 +41,22 @@ def classes_of_ours():
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_exception_a_docstring_names_exists(path):
+def unknown_exceptions(path: Path) -> list[str]:
+    """Return the names of exceptions in the docstrings of a module that are no exceptions."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     own = set(classes_of_ours())
     own |= {alias.asname or alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     own |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}  # click.UsageError
-    unknown = [
-        f"{name}: {exception}"
+    return [
+        f"{path.relative_to(PACKAGE)}: {name}: {exception}"
         for name, text in documented(path)
         for exception in exceptions_named(text)
         if not (hasattr(errors, exception) or hasattr(builtins, exception) or exception.rpartition(".")[2] in own)
     ]
-    assert unknown == []
+
+
+def test_every_exception_a_docstring_names_exists():
+    assert [each for path in MODULES for each in unknown_exceptions(path)] == []
 
 
 def test_raises_sections_are_found():
@@ -72,14 +73,18 @@ def is_public(node: ast.AST) -> bool:
     return not is_typing and not node.name.startswith(("_", "test_"))  # tests to inherit say all in their names
 
 
-@pytest.mark.parametrize("path", PUBLIC, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_public_name_is_documented(path):
+def undocumented(path: Path) -> list[str]:
+    """Return the public names of a module that have no docstring, and the module itself."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = [node for node in tree.body if is_public(node)]
     nodes += [method for node in nodes if isinstance(node, ast.ClassDef) for method in node.body if is_public(method)]
     bare = [node.name for node in nodes if not ast.get_docstring(node)]
-    assert bare == []
-    assert ast.get_docstring(tree) or not tree.body
+    bare += [] if ast.get_docstring(tree) or not tree.body else ["the module"]
+    return [f"{path.relative_to(PACKAGE)}: {name}" for name in bare]
+
+
+def test_every_public_name_is_documented():
+    assert [each for path in PUBLIC for each in undocumented(path)] == []
 
 
 COMMUNICATING = {
@@ -91,8 +96,8 @@ COMMUNICATING = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(COMMUNICATING))
-def test_every_function_that_takes_a_communicator_says_who_calls_it(name):
+def without_effect(name: str) -> list[str]:
+    """Return the public methods of a module whose docstring does not say who calls them."""
     tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     functions = [f for c in classes for f in c.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")]
@@ -101,5 +106,9 @@ def test_every_function_that_takes_a_communicator_says_who_calls_it(name):
         is_property = any(getattr(d, "id", "") == "property" for d in function.decorator_list)
         first = (ast.get_docstring(function) or "").splitlines()[0]
         if not is_property and not re.search(r"(Collective|Independent|Root only)[^.]*\.$", first):
-            silent.append(function.name)
-    assert silent == []
+            silent.append(f"{name}: {function.name}")
+    return silent
+
+
+def test_every_function_that_takes_a_communicator_says_who_calls_it():
+    assert [each for name in sorted(COMMUNICATING) for each in without_effect(name)] == []

@@ -155,7 +155,7 @@ class PluginOp : public tensorflow::OpKernel {
             if (!is_on_host(handle)) {
                 return absl::FailedPreconditionError(
                     absl::StrCat(names_[i], ": is on ", handle.device(),
-                                 "; hand in its value, which TensorFlow copies to the host"));
+                                 "; pass its value, which TensorFlow copies to the host"));
             }
             const absl::Status status = find_variable(ctx, handle, &(*found)[slots_[i]]);
             if (!status.ok()) return without_value(i);

@@ -91,7 +91,7 @@ def _hdf5_format(path: Path) -> str:
     found = layout_of(path)
     if found is None:
         raise ForeignFormatError(
-            f"{path} is an HDF5 file, but not one of Keras'; if it is part of a checkpoint of ours, give the step"
+            f"{path} is an HDF5 file, but not one of Keras'; if it is part of an hpcckpt checkpoint, give the step"
         )
     return "weights.h5" if found == "vars" else "h5"
 

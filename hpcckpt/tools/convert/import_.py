@@ -122,7 +122,7 @@ def _format_of(path: Path, fmt: str | None) -> str:
     """Return the name of a file's format; refuse what is none to import. Independent."""
     found = find_format(fmt).name if fmt else source_format(path)
     if found == OWN:
-        raise OptionError(f"{path} is a checkpoint of ours already; 'hpcckpt reshard' rewrites one")
+        raise OptionError(f"{path} is an hpcckpt checkpoint already; 'hpcckpt reshard' rewrites one")
     if path.is_dir() and found not in {"tf", "saved-model"}:
         raise OptionError(f"{path} is a directory; a checkpoint of format {found} is a file")
     return found
@@ -130,7 +130,7 @@ def _format_of(path: Path, fmt: str | None) -> str:
 
 def _read(path: Path, file_format: str, model: Any, progress: Progress | None) -> Contents:
     if model is not None and file_format in {"npz", "safetensors", "pt"}:
-        raise OptionError(f"{file_format} has names of its own: leave out --model")
+        raise OptionError(f"{file_format} has its own names: leave out --model")
     return _READERS[file_format](path, model, progress)
 
 
@@ -200,7 +200,7 @@ def _assign_optimizer(model: Any, values: list[Array]) -> None:
         return
     if [tuple(variable.shape) for variable in variables] != [value.shape for value in values]:
         raise StateMismatchError(
-            "the optimizers of file and model differ: leave it out (--no-optimizer), or compile alike"
+            "the optimizers of file and model differ: leave it out (--no-optimizer), or compile the same one"
         )
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

@@ -89,7 +89,7 @@ def nested(values: Mapping[str, Any]) -> dict[Any, Any]:
         If a name is also the beginning of another; names all.
     """
     names = set(values)
-    problems = [Problem(name, "stands below another one") for name in sorted(names) if _is_below(name, names)]
+    problems = [Problem(name, "is below another one") for name in sorted(names) if _is_below(name, names)]
     if problems:
         raise OptionError(f"these cannot nest in one dict: {list_problems(problems, 5)}; leave them out with --only")
     tree: dict[Any, Any] = {}

@@ -33,8 +33,8 @@ def _native() -> Finding:
         )
     remedy = "pip install --force-reinstall --no-binary=hpcckpt hpcckpt, with a C++17 compiler, to save faster"
     if importlib.util.find_spec("hpcckpt.native._native") is not None:
-        return Finding("native part", "warning", "present, but it does not load; Python stands in, slower", remedy)
-    return Finding("native part", "warning", "absent; Python stands in, slower", remedy)
+        return Finding("native part", "warning", "it does not load; Python is used instead, slower", remedy)
+    return Finding("native part", "warning", "absent: Python is used instead, slower", remedy)
 
 
 def _checksums(cpuinfo: Path = Path("/proc/cpuinfo")) -> Finding:

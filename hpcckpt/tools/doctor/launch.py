@@ -56,12 +56,12 @@ def hosts(places: Sequence[RankLocation]) -> Finding:
     more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
     message = f"{len(places)} ranks on {len(counts)} {'host' if len(counts) == 1 else 'hosts'} ({text}{more})"
     wrong = [
-        f"rank {rank} was told of {place.local_size} ranks on its node, {place.host} has {counts[place.host]}"
+        f"rank {rank} expects {place.local_size} ranks on its node, {place.host} has {counts[place.host]}"
         for rank, place in enumerate(places)
         if place.local_size not in {0, counts[place.host]}
     ]
     wrong += [
-        f"rank {rank} was told of {place.n_nodes} nodes, there are {len(counts)}"
+        f"rank {rank} expects {place.n_nodes} nodes, there are {len(counts)}"
         for rank, place in enumerate(places)
         if place.n_nodes not in {0, len(counts)}
     ]

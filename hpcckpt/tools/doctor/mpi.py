@@ -89,7 +89,7 @@ def _hdf5_library(paths: Sequence[str]) -> Iterator[Finding]:
 def thread_level(level: str) -> Finding:
     """Check a level of thread support: hpcckpt itself needs none, Horovod the highest. Pure."""
     if version_of("horovod") is not None and level != "MULTIPLE":
-        message = f"MPI_THREAD_{level}; Horovod calls MPI from a thread of its own"
+        message = f"MPI_THREAD_{level}; Horovod calls MPI from a separate thread"
         remedy = "ask your site for an MPI with MPI_THREAD_MULTIPLE, or set no mpi4py.rc.thread_level below it"
         return Finding("thread level", "warning", message, remedy)
     return Finding("thread level", "ok", f"MPI_THREAD_{level}")

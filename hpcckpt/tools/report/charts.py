@@ -109,7 +109,7 @@ def _day(seconds: float) -> Any:
 
 
 def _sizes(history: RunHistory, saves: Sequence[Save]) -> Chart:
-    stored = sum(save.state == "stands" for save in saves)
+    stored = sum(save.state == "kept" for save in saves)
     key = "green: stored, grey: removed by retention, prune or rm, framed: gone, red: damaged; "
     key += "★ best, ▾ latest, ● pinned"
     description = f"{stored} of {count_words(len(saves), 'step')} are stored"
@@ -118,7 +118,7 @@ def _sizes(history: RunHistory, saves: Sequence[Save]) -> Chart:
 
 def _draw_sizes(axes: Any, *, history: RunHistory, saves: Sequence[Save]) -> None:
     for state, style in (
-        ("stands", {"facecolor": GREEN}),
+        ("kept", {"facecolor": GREEN}),
         ("removed", {"facecolor": GREY, "alpha": 0.45}),
         ("gone", {"facecolor": "none", "edgecolor": GREY, "linestyle": ":", "linewidth": 0.6}),
         ("damaged", {"facecolor": RED}),

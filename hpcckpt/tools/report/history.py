@@ -88,7 +88,7 @@ class Save:
     level: str = ""
     save_id: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    state: str = "stands"
+    state: str = "kept"
     tags: tuple[str, ...] = ()
 
     @property

@@ -71,7 +71,7 @@ def _subtitle(history: RunHistory, now: float) -> str:
 
 
 def _cards(history: RunHistory, figures: RunStatistics) -> Element:
-    standing = [save for save in history.saves if save.state == "stands"]
+    standing = [save for save in history.saves if save.state == "kept"]
     deaths = f"{figures.n_deaths} died" if figures.n_deaths else "none died"
     failed = f"{figures.n_failed} failed" if figures.n_failed else "none failed"
     share = f"{percent_words(figures.stall_part)} of the time" if figures.stall_part is not None else ""
@@ -242,7 +242,7 @@ def _saves_table(history: RunHistory) -> Element | None:
     )  # fmt: skip
     rows = [(*((save.part,) if has_parts else ()), *_save_cells(save)) for save in reversed(history.saves[-MAX_ROWS:])]
     standing = [
-        row for row, save in zip(rows, reversed(history.saves[-MAX_ROWS:]), strict=True) if save.state == "stands"
+        row for row, save in zip(rows, reversed(history.saves[-MAX_ROWS:]), strict=True) if save.state == "kept"
     ]
     every = element(
         "details", element("summary", f"All {count_words(len(rows), 'save')}"), _table("Saves", heads, rows)

@@ -164,9 +164,9 @@ def _with_fate(records: JournalRecords, standing: _Standing) -> list[Save]:
     recorded = []
     for number, save in enumerate(records.saves):
         stands = last[save.step] == number and _stands(save, there.get(save.step), records.part)
-        state = "stands" if stands else "removed" if save.step in records.removed else "gone"
+        state = "kept" if stands else "removed" if save.step in records.removed else "gone"
         recorded.append(replace(save, state=state, tags=standing.tags.get(save.step, ()) if stands else ()))
-    known = {save.step for save in recorded if save.state == "stands"}
+    known = {save.step for save in recorded if save.state == "kept"}
     unrecorded = [_unrecorded(info, records.part, standing) for info in standing.steps if info.step not in known]
     if records.has_journal:  # a step is committed a moment before it is in the journal
         unrecorded = [save for save in unrecorded if not _is_new(save)]

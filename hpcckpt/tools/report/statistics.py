@@ -78,7 +78,7 @@ def figures_of(history: RunHistory) -> RunStatistics:
         n_saves=len(history.saves),
         n_failed=len(history.failures),
         nbytes=sum(save.nbytes for save in history.saves),
-        standing_nbytes=sum(save.nbytes for save in history.saves if save.state == "stands"),
+        standing_nbytes=sum(save.nbytes for save in history.saves if save.state == "kept"),
         stall_s=sum(save.stall_s or 0.0 for save in history.saves),
         running_s=running_s,
         cost_s=statistics.fmean(known) if known else None,

@@ -121,7 +121,7 @@ def frame_of(history: RunHistory, now: float, ends_at: float | None = None) -> F
         is_late=next_s is not None and next_s < -(LATE_FACTOR - 1) * (figures.interval_s or 0.0),
         ends_at=ends_at if is_running else None,
         metrics=_last_metrics(history),
-        standing=sum(save.state == "stands" for save in history.saves),
+        standing=sum(save.state == "kept" for save in history.saves),
         standing_nbytes=figures.standing_nbytes,
         problems=history.problems,
     )
@@ -258,7 +258,7 @@ def panel_of(frame: Frame) -> Any:
         saves.add_column(title, justify="right")
     saves.add_column("STATE")
     for save in frame.saves:
-        saves.add_row(*_cells(save, frame.time), style="" if save.state == "stands" else "dim")
+        saves.add_row(*_cells(save, frame.time), style="" if save.state == "kept" else "dim")
     shown: Sequence[Any] = [facts, saves] if frame.saves else [facts]
     colour = {"running": "green", "died": "red", "stopped": "yellow"}.get(frame.state, "blue")
     return Panel(

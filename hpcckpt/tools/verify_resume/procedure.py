@@ -183,7 +183,7 @@ def _notes(runs: Sequence[ProgramRun]) -> Iterator[str]:
     if resumed.began_at is not None and resumed.seen and resumed.seen[0].step <= resumed.began_at:
         yield (
             f"the resumed run saved step {resumed.seen[0].step} first, though step {resumed.began_at} was there when "
-            "it began: it seems to have begun anew, or gone back"
+            "it began: it seems to have begun at the start, or gone back"
         )
     if resumed.began_at is None:
-        yield "the killed run had saved nothing yet: the resumed one began anew"
+        yield "the killed run had saved nothing yet: the resumed one began at the start"

@@ -34,6 +34,7 @@ _PLACES = {
     "train_loop": "hpcckpt.train: KerasTrainLoop, CustomTrainLoop",
     "datasets": "hpcckpt.train.datasets, or a function of your own",
 }
+_CUSTOM_LOOP = ("hpcckpt.train.loop.custom_loop", "CustomTrainLoop")
 _KERAS_SHORTHANDS = {"accuracy", "acc", "crossentropy", "ce"}
 
 
@@ -89,6 +90,15 @@ def _kind_problems(key: str, factory: Factory, catalogue: Catalogue) -> Iterator
         article = "an" if kind[0] in "aeio" else "a"
         text = f"{factory.name} is {article} {kind}, no {wanted}"
         yield ConfigProblem(factory.place, text, f"write one of {_PLACES[key]}")
+    elif kind == "train loop" and _has_no_step(target):
+        remedy = "name ktf.train.KerasTrainLoop, or an exported subclass that has one"
+        yield ConfigProblem(factory.place, f"{factory.name} has no train_step", remedy)
+
+
+def _has_no_step(loop: type) -> bool:
+    """Return True for `CustomTrainLoop` itself, and for a subclass that does not override its step."""
+    owner = next((each for each in loop.__mro__ if "train_step" in vars(each)), None)
+    return owner is not None and (owner.__module__, owner.__name__) == _CUSTOM_LOOP
 
 
 def kind_of_class(target: Any) -> str | None:

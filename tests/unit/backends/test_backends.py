@@ -239,6 +239,32 @@ def test_a_foreign_backend_that_reports_what_it_did_not_write_commits_nothing(ra
     assert ranks(body) == [[]] * ranks.size
 
 
+REFUSED = {
+    "a directory": "replace(file, path='data/sub/x')",
+    "a blank": "replace(file, path='data/a b')",
+    "not in data": "replace(file, path='x')",
+    "no size": "replace(file, nbytes=-1)",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_backend_that_reports_a_file_which_readers_refuse_commits_nothing(ranks, run_dir, install, case):
+    source = f"""{COPY}
+    def seal(self, *args):
+        return tuple({REFUSED[case]} for file in super().seal(*args))
+"""
+    install("one", "mine", "one_backend:Backend", f"from dataclasses import replace\n{source}")
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, backend="mine") as ckpt:
+            with pytest.raises(errors.BackendError, match=r"backend 'mine': files\[0\]: .*; nothing was committed"):
+                ckpt.save(1, {"w": np.ones(1000)}).result()
+            comm.barrier()
+            return ckpt.all_steps()
+
+    assert ranks(body) == [[]] * ranks.size
+
+
 def test_a_step_that_appears_meanwhile_is_not_overwritten(ranks, run_dir, faults):
     path = run_dir / layout.step_dirname(1)
 

@@ -10,6 +10,7 @@ import pytest
 from hpcckpt.collective import communicator, connect, launchers
 from hpcckpt.collective.launchers import read, tasks_per_node
 from hpcckpt.errors import MpiError
+from tests.support.cases import cases
 
 Environ = dict[str, str]
 
@@ -66,7 +67,7 @@ def said(environ: Environ, own_step: str = "") -> tuple[int | None, ...]:
     return tuple(None if (fact := getattr(reading.launch, name)) is None else fact.value for name in aspects)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("environ", "expected"),
     [
         (openmpi(3, 4, 1, 2), (3, 4, 1, 2, None, None)),
@@ -85,7 +86,7 @@ def test_each_launcher_is_recognised(environ: Environ, expected: tuple[int | Non
     assert said(environ) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     "environ",
     [
         {},
@@ -127,7 +128,7 @@ def test_a_step_is_known_by_its_ancestors(tmp_path: Path) -> None:
     assert launchers.slurm_step() == launchers._step_above(os.getpid())
 
 
-@pytest.mark.parametrize(
+@cases(
     "outer",
     [
         batch(4),
@@ -146,7 +147,7 @@ def test_srun_out_of_a_shell_of_mpirun_counts() -> None:
     assert said({**openmpi(0, 2), **step_with_pmix(3, "4", local_rank=3)})[:4] == (3, 4, 3, 4)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("environ", "named"),
     [
         ({**step(1, "4", local_rank=1), **openmpi(1, 2)}, ["OMPI_COMM_WORLD_SIZE=2", "SLURM_STEP_NUM_TASKS=4"]),
@@ -181,7 +182,7 @@ def test_the_user_says_whom_to_believe() -> None:
     assert "nothing of it" in read({**environ, "HPCCKPT_LAUNCHER": "pals"}).problem()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "counts"),
     [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", []), ("2(x", []), ("1,,2", []), ("1(x9999999)", []), ("a", [])],
 )

@@ -6,7 +6,6 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from hpcckpt.collective.sharding import (
@@ -21,6 +20,7 @@ from hpcckpt.collective.sharding import (
 )
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, TensorSpec, itemsize
+from tests.support.cases import cases
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 full_shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
@@ -214,7 +214,7 @@ def test_cuts_fall_on_whole_lines_of_cache(owners, boxes):
                 assert item.start * width % ALIGNMENT_BYTES == 0
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 7])
+@cases("n_ranks", [1, 2, 3, 7])
 def test_a_rank_holds_at_most_two_partial_tensors(n_ranks):
     boxes = [
         Declaration(spec, Extent.whole(spec.shape))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hpcckpt import native
+from tests.support.cases import cases
 
 
 def fail_with(code: int) -> Callable[..., None]:
@@ -28,7 +29,7 @@ def test_files_and_directories_can_be_synced(fd: int, tmp_path: Path) -> None:
     native.fsync_dir(str(tmp_path))
 
 
-@pytest.mark.parametrize("sync", [native.fsync, native.fdatasync])
+@cases("sync", [native.fsync, native.fdatasync])
 def test_an_error_of_syncing_names_the_file(sync: Callable[[int, str], None]) -> None:
     reader, writer = os.pipe()
     try:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hpcckpt import Checkpointer
+from tests.support.cases import cases
 
 ODD = os.fsdecode(b"odd-\xff\xfe")
 
@@ -24,7 +25,7 @@ def odd_directory(parent: Path) -> Path:
     return parent / ODD
 
 
-@pytest.mark.parametrize("is_bytes", [False, True])
+@cases("is_bytes", [False, True])
 def test_errors_of_native_calls_name_a_path_that_is_not_utf8(io: ModuleType, is_bytes: bool) -> None:
     path: Any = os.fsencode(ODD) if is_bytes else ODD
     calls = (
@@ -43,7 +44,7 @@ def test_a_file_that_ends_early_is_named_by_a_path_that_is_not_utf8(io: ModuleTy
         io.read_blocks(fd, [(bytearray(3), 5, None)], path=ODD)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
     [{}, {"async_save": False}, {"backend": "hdf5"}, {"scratch": "scratch"}],
     ids=["", "sync", "hdf5", "tier"],

@@ -15,6 +15,7 @@ import pytest
 
 from hpcckpt import native
 from hpcckpt.native import loader_errors, plugins
+from tests.support.cases import cases
 
 Compile = Callable[..., Path]
 HEADERS = Path(native.__file__).parent / "include"
@@ -89,7 +90,7 @@ def test_a_library_that_is_not_found_is_named_with_a_remedy(
     assert remedy in problem(library)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("header", "standard", "error"),
     [
         ("hpcckpt/backend.hpp", "c++14", "hpcckpt needs C++17: compile with -std=c++17"),

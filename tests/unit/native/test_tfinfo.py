@@ -11,6 +11,7 @@ import pytest
 from hpcckpt.errors import ConfigError
 from hpcckpt.native import tfinfo
 from hpcckpt.native.tfinfo import Guess, resolve
+from tests.support.cases import cases
 
 SAID = Guess(
     "2.15.1",
@@ -70,7 +71,7 @@ def test_an_empty_list_is_no_guess(tmp_path: Path) -> None:
     assert info.cxx11_abi == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "text"),
     [
         ("{", "is not JSON"),

@@ -465,7 +465,7 @@ def test_a_thread_that_vanishes_is_a_failure_on_all_ranks(run_dir, monkeypatch, 
     doomed = threading.local()
 
     def vanish(thread: threading.Thread) -> None:
-        if getattr(doomed, "countdown", 0) and thread.name == "hpcckpt-drain":
+        if getattr(doomed, "countdown", 0) and thread.name == "hpcckpt-task":
             doomed.countdown -= 1
             if doomed.countdown == 0:
                 thread._target = lambda: None  # type: ignore[attr-defined]

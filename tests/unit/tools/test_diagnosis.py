@@ -21,6 +21,7 @@ from hpcckpt.tools.doctor.launch import RankLocation
 from hpcckpt.tools.doctor.probe import package_folder, version_of
 from hpcckpt.tools.doctor.software import TENSORFLOW
 from hpcckpt.tools.doctor.stripe import Stripe
+from tests.support.cases import cases
 
 # -- scratch -----------------------------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ def test_scratch_must_have_space(tmp_path: Path, types: dict[str, str]) -> None:
     assert "1024.00 PiB needed" in choice.rejected[0].reason
 
 
-@pytest.mark.parametrize(("value", "reason"), [("relative", "not an absolute path"), ("/no/such", "no such directory")])
+@cases(("value", "reason"), [("relative", "not an absolute path"), ("/no/such", "no such directory")])
 def test_scratch_that_is_none(value: str, reason: str) -> None:
     assert scratch.find_scratch({"HPCCKPT_SCRATCH": value}).rejected[0].reason == reason
     (finding,) = scratch.findings({"HPCCKPT_SCRATCH": value})
@@ -230,7 +231,7 @@ def test_what_lfs_says() -> None:
     assert stripe.parse("lfs: no such file\n") is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("layout", "level"),
     [(Stripe(1, 1 << 20), "ok"), (Stripe(4, 1 << 20), "ok"), (Stripe(-1, 1 << 20), "warning"),
      (Stripe(64, 1 << 20), "warning"), (Stripe(1, 1 << 20, is_progressive=True), "ok")],
@@ -254,7 +255,7 @@ MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("environ", "n_ranks", "level", "words"),
     [
         ({}, 1, "ok", "no launcher"),
@@ -276,8 +277,8 @@ def test_hosts_are_counted_against_what_launchers_say() -> None:
     found = launch.hosts(places)
     assert (found.level, found.message) == ("ok", "3 ranks on 2 hosts (n1 2, n2 1)")
     wrong = launch.hosts([*places[:2], RankLocation("n2", 3, 2)])
-    assert "rank 2 was told of 3 ranks on its node, n2 has 1" in wrong.message
-    assert "rank 0 was told of 3 nodes, there are 2" in launch.hosts([RankLocation("n1", 2, 3), *places[1:]]).message
+    assert "rank 2 expects 3 ranks on its node, n2 has 1" in wrong.message
+    assert "rank 0 expects 3 nodes, there are 2" in launch.hosts([RankLocation("n1", 2, 3), *places[1:]]).message
 
 
 # -- many ranks --------------------------------------------------------------------------------------
@@ -295,7 +296,7 @@ def test_free_space_that_changes_meanwhile_is_no_difference() -> None:
     assert join(space) == [RankFindings(space[0][0])]
 
 
-@pytest.mark.parametrize(("numbers", "text"), [([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7"), ([5], "5")])
+@cases(("numbers", "text"), [([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7"), ([5], "5")])
 def test_ranks_in_short(numbers: list[int], text: str) -> None:
     assert ranks_text(numbers) == text
 

@@ -275,3 +275,21 @@ def test_a_class_takes_what_those_above_it_take() -> None:
 )
 def test_types_in_words(hint: Any, text: str) -> None:
     assert type_text(hint) == text
+
+
+def test_a_custom_loop_without_a_step_is_reported_with_its_place(told: Callable[..., list[str]]) -> None:
+    from hpcckpt.train import CustomTrainLoop
+
+    @export_config
+    class Stepless(CustomTrainLoop):
+        """Has no step either."""
+
+    @export_config
+    class Stepping(CustomTrainLoop):
+        def train_step(self, batch: Any) -> Any:
+            return {}
+
+    for name in ("ktf.train.CustomTrainLoop", "hpcckpt.train.CustomTrainLoop", "Stepless"):
+        (problem,) = told(train_loop={name: {"num_epochs": 1}})
+        assert problem.startswith(f"[0].train_loop.{name}: {name} has no train_step; name ktf.train.KerasTrainLoop, or")
+    assert told(train_loop={"Stepping": {"num_epochs": 1}}) == []

@@ -101,7 +101,7 @@ def test_a_step_need_not_measure_the_metrics(metrics: list[str], run: Any) -> No
 
 
 def test_a_loop_without_a_step_says_what_to_write(run: Any) -> None:
-    with pytest.raises(hc.errors.CodeError, match="CustomTrainLoop has no train_step"):
+    with pytest.raises(hc.errors.OptionError, match="CustomTrainLoop has no train_step; name ktf"):
         run(pieces.config(train_loop=pieces.loop("hpcckpt.train.CustomTrainLoop")))
 
 

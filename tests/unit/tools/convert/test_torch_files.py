@@ -128,7 +128,7 @@ def test_names_that_cannot_nest_are_named(tmp_path: Path) -> None:
         ckpt.save(1, {"a": np.ones(1), "a/b": np.ones(1), "text": np.array(["x"])})
     with pytest.raises(OptionError, match="text"):
         hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt")
-    with pytest.raises(OptionError, match="a/b: stands below another one"):
+    with pytest.raises(OptionError, match="a/b: is below another one"):
         hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt", only="a*")
     assert not (tmp_path / "m.pt").exists()
 

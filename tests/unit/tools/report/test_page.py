@@ -109,7 +109,7 @@ def test_it_says_which_steps_stand_and_why(tmp_path):
     sizes = bars(axes)
     assert (sizes[GREEN], sizes[GREY], sizes[RED]) == (3, 4, 1)
     assert {text.get_text() for text in axes.texts} == {"★", "●", "✕", "▾"}
-    for words in ("stands, best", "stands, latest", "stands, pinned", "stands, damaged"):
+    for words in ("kept, best", "kept, latest", "kept, pinned", "kept, damaged"):
         assert words in found.text
     assert "bytes instead of" in found.text, "what is wrong with the damaged one"
 
