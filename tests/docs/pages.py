@@ -137,7 +137,7 @@ def entries() -> Iterator[Entry]:
     from tests.docs import setups
 
     for page, blocks in all_pages().items():
-        setup = None if page in setups.OPEN else setups.SETUPS.get(page)
+        setup = setups.SETUPS.get(page)
         for block in blocks:
             test, reason = setup.test_of(block) if setup else ("", "")
             rows = [(each, *(setup.test_of(block, each) if setup else ("", ""))) for each in block.commands]
