@@ -768,6 +768,14 @@ BAD_DIGITS = """
   { "optimizer": { "tf.keras.optimizers.SDG": {} } }
 ]
 """
+NO_STEP = """
+[{
+    "datasets": { "ktf.datasets.synthetic.from_raw": {} }
+    "model": { "ktf.models.OneHeadNet": { "num_outputs": 10 } }
+    "loss": { "tf.keras.losses.SparseCategoricalCrossentropy": { "from_logits": true } }
+    "train_loop": { "ktf.train.CustomTrainLoop": {} }
+}]
+"""
 BROKEN = """
 [
   {
@@ -785,7 +793,10 @@ LOOP = '"train_loop": { "ktf.train.KerasTrainLoop": {\n{}\n} }'
 TENSORBOARD = ("tensorboard --logdir", kill_when(r"TensorBoard .* at http"))
 SETUPS["docs/train.md"] = Setup(
     needs=("tensorflow", "hjson", "mpi4py", "mpirun!"),
-    prepare=lambda runner: (runner.directory / "mistakes.hjson").write_text(BAD_DIGITS, encoding="utf-8"),
+    prepare=lambda runner: (
+        (runner.directory / "mistakes.hjson").write_text(BAD_DIGITS, encoding="utf-8"),
+        (runner.directory / "config.hjson").write_text(NO_STEP, encoding="utf-8"),
+    ),
     before=[
         ("runs/digits/environment.json", shell(f"hpcckpt train -c digits.hjson --run runs/digits {FEW_IMAGES}")),
         ("every_n_batches=50", shell("test ! -d runs/digits/cycle-2/final || rm -r runs/digits")),
