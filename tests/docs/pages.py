@@ -123,13 +123,17 @@ def all_pages() -> dict[str, list[Block]]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A block or a command, the test that runs or checks it (empty: none), and why it is only checked."""
+    """A block or a command, the test that runs or checks it (empty: none), and why it is only checked.
+
+    On request: its page takes minutes, and runs with HPCCKPT_PAGES=1 alone.
+    """
 
     place: str
     kind: str
     text: str
     test: str
     reason: str = ""
+    is_on_request: bool = False
 
 
 def entries() -> Iterator[Entry]:
@@ -138,14 +142,15 @@ def entries() -> Iterator[Entry]:
 
     for page, blocks in all_pages().items():
         setup = setups.SETUPS.get(page)
+        is_on_request = setup is not None and not setup.quick
         for block in blocks:
             test, reason = setup.test_of(block) if setup else ("", "")
             rows = [(each, *(setup.test_of(block, each) if setup else ("", ""))) for each in block.commands]
             if rows and all(why for _, _, why in rows):  # a transcript none of whose commands can run
                 test, reason = rows[0][1:]
-            yield Entry(block.place, "block", block.lines[0] if block.lines else "", test, reason)
+            yield Entry(block.place, "block", block.lines[0] if block.lines else "", test, reason, is_on_request)
             for command, its_test, its_reason in rows:
-                yield Entry(f"{page}:{command.line}", "command", command.text, its_test, its_reason)
+                yield Entry(f"{page}:{command.line}", "command", command.text, its_test, its_reason, is_on_request)
 
 
 def main() -> int:
@@ -164,7 +169,11 @@ def main() -> int:
         n_checked = sum(bool(row.test and row.reason) for row in of_kind)
         n_run = sum(bool(row.test) for row in of_kind) - n_checked
         n_none = len(of_kind) - n_run - n_checked
-        print(f"{kind}s: {len(of_kind)} shown, {n_run} run by a test, {n_checked} checked, {n_none} by none")
+        n_asked = sum(row.is_on_request and bool(row.test) and not row.reason for row in of_kind)
+        print(
+            f"{kind}s: {len(of_kind)} shown, {n_run} run by a test ({n_asked} of them only with HPCCKPT_PAGES=1), "
+            f"{n_checked} checked, {n_none} by none"
+        )
     return int(any(not row.test for row in rows))
 
 
