@@ -76,7 +76,9 @@ def test_the_numbers_are_printed_by_one_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.pages"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    numbers = r"^blocks: \d+ shown, \d+ run by a test \(\d+ of them only with HPCCKPT_PAGES=1\), \d+ checked, 0 by none$"
+    numbers = (
+        r"^blocks: \d+ shown, \d+ run by a test \(\d+ of them only with HPCCKPT_PAGES=1\), \d+ checked, 0 by none$"
+    )
     assert re.search(numbers, done.stdout, re.MULTILINE)
     assert done.returncode == 0
 
