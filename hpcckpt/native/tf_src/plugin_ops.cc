@@ -153,9 +153,8 @@ class PluginOp : public tensorflow::OpKernel {
             if (slots_[i] >= handles.size()) return beyond();
             const ResourceHandle& handle = handles[slots_[i]].scalar<ResourceHandle>()();
             if (!is_on_host(handle)) {
-                return absl::FailedPreconditionError(
-                    absl::StrCat(names_[i], ": is on ", handle.device(),
-                                 "; pass its value, which TensorFlow copies to the host"));
+                return absl::FailedPreconditionError(absl::StrCat(
+                    names_[i], ": is on ", handle.device(), "; pass its value, which TensorFlow copies to the host"));
             }
             const absl::Status status = find_variable(ctx, handle, &(*found)[slots_[i]]);
             if (!status.ok()) return without_value(i);
