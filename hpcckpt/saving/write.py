@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hpcckpt import native
-from hpcckpt.backends.base import Backend, Payload
+from hpcckpt.backends.base import Backend, Payload, is_built_in
 from hpcckpt.collective.outcomes import Captured, capture
 from hpcckpt.collective.planner import SavePlan, fits, own_declarations, with_local_sizes
 from hpcckpt.core import failpoints
@@ -188,7 +188,7 @@ def check_report(backend: Backend, path: Path, report: Any, files: FileSystem) -
     BackendError
         If it returned no report, or one with files that are missing or have another size.
     """
-    if type(backend).__module__.partition(".")[0] == "hpcckpt":
+    if is_built_in(backend):
         return
     if not isinstance(report, WriteReport):
         raise BackendError(f"backend {backend.name!r}: write() returned {type(report).__name__}, not a WriteReport")

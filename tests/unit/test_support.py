@@ -35,6 +35,36 @@ def test_an_example_is_a_module_that_finds_its_neighbours() -> None:
     assert Path(str(examples.load("ranks").__file__)).parent == EXAMPLES
 
 
+ROWS = """
+from tests.support.cases import cases
+
+@cases("value", [1, 2, 3, 2])
+def test_rows(value, tmp_path):
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "left").touch()
+    assert value != 2
+"""
+
+
+def test_each_row_of_a_table_runs_in_an_empty_directory_and_fails_by_its_values(tmp_path: Path) -> None:
+    (tmp_path / "test_rows.py").write_text(ROWS, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "test_rows.py",
+    ]
+    done = subprocess.run(command, env=programs.environment(), cwd=tmp_path, text=True, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("SUBFAILED(value=2)") == 2
+    assert "3 failed, 2 subtests passed" in done.stdout  # two rows, and the test that has them
+
+
 def imported(path: Path) -> set[str]:
     """Return the modules that a file imports, without the packages below the first."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))

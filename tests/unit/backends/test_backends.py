@@ -209,6 +209,17 @@ def test_a_rank_that_wrote_less_than_planned_publishes_nothing(ranks, run_dir, m
     assert ranks(body) == [[]] * ranks.size
 
 
+def assert_nothing_is_committed(ranks: Any, run_dir: Path, error: str) -> None:
+    def body(comm: Any) -> list[int]:
+        with hc.Checkpointer(run_dir, comm=comm, backend="mine") as ckpt:
+            with pytest.raises(errors.BackendError, match=error):
+                ckpt.save(1, {"w": np.ones(1000)}).result()
+            comm.barrier()
+            return ckpt.all_steps()
+
+    assert ranks(body) == [[]] * ranks.size
+
+
 WRONG = {
     "another size": ("replace(report, files=(replace(report.files[0], nbytes=7),))", "reported 7 bytes for data/"),
     "a file that is not there": (
@@ -228,15 +239,7 @@ def test_a_foreign_backend_that_reports_what_it_did_not_write_commits_nothing(ra
         return {returned}
 """
     install("one", "mine", "one_backend:Backend", f"from dataclasses import replace\n{source}")
-
-    def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm, backend="mine") as ckpt:
-            with pytest.raises(errors.BackendError, match=f"backend 'mine': .*{text}"):
-                ckpt.save(1, {"w": np.ones(1000)}).result()
-            comm.barrier()
-            return ckpt.all_steps()
-
-    assert ranks(body) == [[]] * ranks.size
+    assert_nothing_is_committed(ranks, run_dir, f"backend 'mine': .*{text}")
 
 
 REFUSED = {
@@ -254,15 +257,7 @@ def test_a_backend_that_reports_a_file_which_readers_refuse_commits_nothing(rank
         return tuple({REFUSED[case]} for file in super().seal(*args))
 """
     install("one", "mine", "one_backend:Backend", f"from dataclasses import replace\n{source}")
-
-    def body(comm):
-        with hc.Checkpointer(run_dir, comm=comm, backend="mine") as ckpt:
-            with pytest.raises(errors.BackendError, match=r"backend 'mine': files\[0\]: .*; nothing was committed"):
-                ckpt.save(1, {"w": np.ones(1000)}).result()
-            comm.barrier()
-            return ckpt.all_steps()
-
-    assert ranks(body) == [[]] * ranks.size
+    assert_nothing_is_committed(ranks, run_dir, r"backend 'mine': files\[0\]: .*; nothing was committed")
 
 
 def test_a_step_that_appears_meanwhile_is_not_overwritten(ranks, run_dir, faults):
