@@ -74,7 +74,7 @@ def tree_lines(root: Branch) -> list[str]:
 
 
 def _rows(branch: Branch, before: str = "", below: str = "") -> Iterator[tuple[str, Branch]]:
-    """Yield each branch with its name behind the lines that connect it; `below` begins the lines of what is in it."""
+    """Yield each branch and its name, after the lines that connect it; `below` is the start of the lines below it."""
     yield before + branch.name, branch
     for number, each in enumerate(branch.branches.values(), 1):
         is_last = number == len(branch.branches)
@@ -90,7 +90,7 @@ def _cells(branch: Branch) -> tuple[str, str]:
 
 
 def _row_lines(name: str, kind: str, size: str, name_width: int, kind_width: int) -> Iterator[str]:
-    """Yield the line of a row; a name or a shape that is too long has lines of its own before it."""
+    """Yield the line of a row; a name or a shape that is too long has separate lines before it."""
     while len(name) > WIDTH:
         yield name[:WIDTH]
         name = _continued(name, WIDTH)

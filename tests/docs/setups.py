@@ -492,7 +492,7 @@ def jq_line(runner: Runner, block: Block) -> None:
 
 
 def two_aside(runner: Runner, block: Block) -> None:
-    """Move two steps of a copy aside, and compare the line that tells of them."""
+    """Move two steps of a copy aside, and compare the line that reports them."""
     code = """
 import numpy as np, hpcckpt as hc
 with hc.Checkpointer("runs/back", on_newer="aside") as ckpt:

@@ -45,7 +45,7 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
         for block in blocks:
             try:
                 runner.run(block)
-            except PageError as error:  # go on: all differences of a page are reported at once
+            except PageError as error:  # all differences of a page are reported at once
                 failed.append(f"{block.place}: {error}")
     finally:
         runner.close()

@@ -18,7 +18,7 @@ def cases(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that runs a test once with each row, as `pytest.mark.parametrize` does, but as one test.
 
-    For tables of values that prove one promise.  What a row leaves behind is there for the next one, except in
+    For tables of values that prove one promise.  What a row changes is seen by the next one, except files in
     `DIRECTORIES`; a test that cannot bear this, or whose rows have marks, is parametrized.
 
     Parameters
@@ -61,7 +61,7 @@ def cases(
 
 def _values(row: Any, n_values: int) -> tuple[Any, ...]:
     if isinstance(row, ParameterSet):
-        assert not row.marks, "a row with marks needs a test of its own"
+        assert not row.marks, "a row with marks needs a separate test"
         return tuple(row.values)
     return (row,) if n_values == 1 else tuple(row)
 

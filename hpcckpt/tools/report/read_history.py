@@ -163,9 +163,9 @@ def _with_fate(records: JournalRecords, standing: _Standing) -> list[Save]:
     last = {save.step: number for number, save in enumerate(records.saves)}
     recorded = []
     for number, save in enumerate(records.saves):
-        stands = last[save.step] == number and _stands(save, there.get(save.step), records.part)
-        state = "kept" if stands else "removed" if save.step in records.removed else "gone"
-        recorded.append(replace(save, state=state, tags=standing.tags.get(save.step, ()) if stands else ()))
+        is_kept = last[save.step] == number and _is_kept(save, there.get(save.step), records.part)
+        state = "kept" if is_kept else "removed" if save.step in records.removed else "gone"
+        recorded.append(replace(save, state=state, tags=standing.tags.get(save.step, ()) if is_kept else ()))
     known = {save.step for save in recorded if save.state == "kept"}
     unrecorded = [_unrecorded(info, records.part, standing) for info in standing.steps if info.step not in known]
     if records.has_journal:  # a step is committed a moment before it is in the journal
@@ -173,7 +173,7 @@ def _with_fate(records: JournalRecords, standing: _Standing) -> list[Save]:
     return [*unrecorded, *recorded]
 
 
-def _stands(save: Save, info: StepInfo | None, part: RunPart) -> bool:
+def _is_kept(save: Save, info: StepInfo | None, part: RunPart) -> bool:
     if info is None:  # it may have come while the journal was read
         return _is_new(save) and (part.path / layout.step_dirname(save.step)).is_dir()
     return info.manifest is None or not save.save_id or info.manifest.save_id == save.save_id
