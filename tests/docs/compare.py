@@ -6,7 +6,7 @@ The only differences that count for nothing are listed here:
 * runs of blanks are one blank, and lines that are empty or only rules of a table are left out
 * owners, sizes and times in the lines of ``ls -l``, and its first line
 * the path of the directory in which the page runs, and ``/home/me``: both are ``/DIR``
-* warnings of TensorFlow about itself: `NOISE`
+* warnings of TensorFlow about itself, and that the directory is in memory, as it is where the suite runs: `NOISE`
 * times, durations, rates, process ids, hexadecimal identities of 12 digits and more: see `VARYING`
 * on a page whose setup has ``decimals=False``: the digits of numbers with a decimal point (losses, sizes)
 * what a setup names in ``varying``
@@ -35,6 +35,7 @@ DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 NOISE = re.compile(
     r"WARNING:(tensorflow|absl):|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] (tensorflow|external)"
     r"|Instructions for updating"
+    r"|warning +file system +tmpfs |\s*-> keep checkpoints on disk; use memory only as a fast first tier"
 )
 SKIP = {"…", "..."}
 
@@ -55,11 +56,11 @@ def is_line(shown: str, real: str) -> bool:
 def difference(shown: Sequence[str], real: Sequence[str], varying: Sequence[tuple[str, str]] = ()) -> str:
     """Return what is different, or nothing."""
     all_varying = (*VARYING, *varying)
-    wanted = [(line, normalised(line, all_varying)) for line in shown if not RULES.fullmatch(line)]
-    found = [
-        (line, normalised(line, all_varying)) for line in real if not RULES.fullmatch(line) and not NOISE.match(line)
-    ]
-    if _matches([line for _, line in wanted], [line for _, line in found]):
+    wanted, found = (
+        [normalised(line, all_varying) for line in lines if not RULES.fullmatch(line) and not NOISE.match(line)]
+        for lines in (shown, real)
+    )
+    if _matches(wanted, found):
         return ""
     return "shown:\n" + "".join(f"  {line}\n" for line in shown) + "real:\n" + "".join(f"  {line}\n" for line in real)
 
