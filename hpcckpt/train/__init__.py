@@ -15,6 +15,8 @@ use.
     Makes a class or function of a program's own visible in configurations, by its bare name.
 `datasets`, `models`, `losses`
     What configurations may be made of, beside Keras' own.
+`ktf`
+    The same by ktf's names, for programs: ``ktf.train``, ``ktf.models``, ``ktf.datasets``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _HOME = {
     "TrainLoop": "loop.train_loop",
     "export_config": "names.export_config",
 }
-_MODULES = {"datasets", "losses", "models"}
+_MODULES = {"datasets", "ktf", "losses", "models"}
 
 __all__ = [
     "CustomTrainLoop",
@@ -45,6 +47,7 @@ __all__ = [
     "TrainLoop",
     "datasets",
     "export_config",
+    "ktf",
     "losses",
     "models",
 ]
