@@ -19,7 +19,10 @@ def download_problem(error: Exception) -> tuple[str, str] | None:
     url, reason = found["url"], " ".join(found["reason"].split())
     file, folder = os.path.basename(urlsplit(url).path), models_folder()
     text = f"{file} is not in {folder}, or not whole, and Keras cannot download it ({reason})"
-    return text, f'fetch {url} where there is a network and copy it to {folder}, or write "weights": null to train from zero'
+    return (
+        text,
+        f'fetch {url} where there is a network and copy it to {folder}, or write "weights": null to train from zero',
+    )
 
 
 def models_folder() -> str:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from hpcckpt.core.lazy import attach
 
 if TYPE_CHECKING:
-    from hpcckpt.train.ktf import datasets, losses, models, train
+    from hpcckpt.train.ktf import batches, datasets, losses, models, train
 
-_MODULES = ("datasets", "losses", "models", "train")
+_MODULES = ("batches", "datasets", "losses", "models", "train")
 
-__all__ = ["datasets", "losses", "models", "train"]
+__all__ = ["batches", "datasets", "losses", "models", "train"]
 
 __getattr__, __dir__ = attach(__name__, __all__, {}, _MODULES)

@@ -38,9 +38,7 @@ class EncoderDecoderNet(Network):
     def get_config(self) -> dict[str, Any]:
         """Return what it was made of."""
         parts = {"encoder": self.encoder, "decoder": self.decoder}
-        return base_config(self) | {
-            name: keras.saving.serialize_keras_object(part) for name, part in parts.items()
-        }
+        return base_config(self) | {name: keras.saving.serialize_keras_object(part) for name, part in parts.items()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> EncoderDecoderNet:

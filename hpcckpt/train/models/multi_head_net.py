@@ -42,9 +42,7 @@ class MultiHeadNet(Network):
         Of `keras.Model`.
     """
 
-    def __init__(
-        self, heads: Mapping[str, int], base_model: Any = None, dropout: float = 0.0, **kwargs: Any
-    ) -> None:
+    def __init__(self, heads: Mapping[str, int], base_model: Any = None, dropout: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         names = list(heads)
         if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):

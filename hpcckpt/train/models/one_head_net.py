@@ -7,7 +7,15 @@ from typing import Any
 import keras
 
 from hpcckpt.errors import OptionError
-from hpcckpt.train.models.configured import Network, base_config, check_counts, check_share, known, parts_from_config, pooled
+from hpcckpt.train.models.configured import (
+    Network,
+    base_config,
+    check_counts,
+    check_share,
+    known,
+    parts_from_config,
+    pooled,
+)
 from hpcckpt.train.models.networks import SmallConvNet
 
 layers = keras.layers

@@ -5,7 +5,7 @@ that is not part of a training. So a name is looked up in lists, not imported by
 
 - ``tf.keras``: what `hpcckpt.train.names.keras_resolver` lists;
 - ``tf.nn``, ``tf.math``: functions, passed and not called; of ``tf.data`` the readers;
-- ``hpcckpt.train``: datasets, models, losses, and train loops;
+- ``hpcckpt.train``: datasets, batch processors, models, losses, and train loops;
 - what the program itself exported (`export_config`), by bare names;
 - roots that the user who starts the training allows: they are trusted. An object must be defined below its root: not
   everything that a module imports is its own.

@@ -64,7 +64,7 @@ class ResNet(Network):
         self.stem = ConvBlock(width, size, strides, normalization, name="stem")
         self.pool = None if small_images else keras.layers.MaxPooling2D(3, 2, "same", name="pool")
         is_bottleneck = is_bottleneck if bottleneck is None else bottleneck
-        self.names, channels = [], width
+        names, channels = [], width
         for layer, n_blocks in enumerate(blocks):
             filters = width * 2**layer
             for number in range(1, n_blocks + 1):
@@ -72,15 +72,16 @@ class ResNet(Network):
                 resample = step > 1 or channels != n_channels(filters, is_bottleneck)
                 name = f"layer{layer + 1}_block{number}"
                 setattr(self, name, ResNetBlock(filters, step, is_bottleneck, resample, normalization, name=name))
-                self.names.append(name)
+                names.append(name)
                 channels = n_channels(filters, is_bottleneck)
+        self.block_names = tuple(names)
         self.mean = keras.layers.GlobalAveragePooling2D(name="mean")
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Return a vector of features for each image."""
         images = self.stem(inputs, training=training)
         images = images if self.pool is None else self.pool(images)
-        for name in self.names:
+        for name in self.block_names:
             images = getattr(self, name)(images, training=training)
         return self.mean(images)
 

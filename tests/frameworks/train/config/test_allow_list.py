@@ -417,7 +417,10 @@ def test_a_bare_name_is_not_sent_to_a_package_that_is_allowed_already() -> None:
         ("ktf.model.OneHeadNet", "there is no 'model' in hpcckpt.train; did you mean 'models'?"),
         ("ktf.datasets.digit.from_raw", "there is no 'digit' in hpcckpt.train.datasets; did you mean 'digits'?"),
         ("ktf.datasets.digits.from_tfrecords", "in hpcckpt.train.datasets.digits; did you mean 'from_tfrecord'?"),
-        ("ktf.datasets.digits.afnist.from_tfrecord", "no 'afnist' in hpcckpt.train.datasets.digits; did you mean 'affnist'?"),
+        (
+            "ktf.datasets.digits.afnist.from_tfrecord",
+            "no 'afnist' in hpcckpt.train.datasets.digits; did you mean 'affnist'?",
+        ),
         ("hpcckpt.train.LeNet5", "there is no 'LeNet5' in hpcckpt.train; did you mean 'hpcckpt.train.models.LeNet5'?"),
         ("tf.keras.metrics.sparse_categorical_accuracy", 'write {"tf.keras.metrics.SparseCategoricalAccuracy": {}}'),
         ("mypackage.Net", "start with --allow mypackage if you trust this file"),

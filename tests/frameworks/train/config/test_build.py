@@ -229,6 +229,7 @@ def test_deprecated_arguments_that_keras_still_takes_are_not_called_wrong() -> N
 # -- weights that Keras keeps ----------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*will be loaded as the default")  # Keras 3, of its sizes
 def test_weights_come_from_the_cache_of_keras_and_else_it_is_told_where_to_put_them(
     seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

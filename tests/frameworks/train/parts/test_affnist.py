@@ -68,7 +68,9 @@ def test_it_is_generated_once_and_told_each_time(digits_as_mnist: None, capsys: 
     with pytest.raises(DatasetNotFoundError, match=r"data/affnist/index.json is not there: .*affnist.raw_to_tfrecord"):
         affnist.from_tfrecord("data/affnist", convert=False)
     train, valid = affnist.from_tfrecord("data/affnist", batch_size=20, n_images=90, force_rgb=True)
-    told = "the 90 training images in data/affnist are generated from MNIST; they are not the files of affNIST's authors"
+    told = (
+        "the 90 training images in data/affnist are generated from MNIST; they are not the files of affNIST's authors"
+    )
     assert capsys.readouterr().err == f"hpcckpt: affnist: {told}\n"
     assert (int(train.cardinality()), train.element_spec[0].shape) == (4, (20, 40, 40, 3))
     assert sum(len(labels) for _, labels in valid) == 15
