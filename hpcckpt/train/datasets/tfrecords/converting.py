@@ -94,7 +94,7 @@ def make_once(recipe: Recipe, directory: Path, n_shards: int = N_SHARDS) -> Inde
     """Return the index of a directory of TFRecords, which is made first if it is not there. Root only."""
     if not is_whole(n_shards, 1):
         raise OptionError(f"n_shards: {n_shards!r} – a positive number of files")
-    if _is_taken(directory):
+    if is_taken(directory):
         return _present(recipe, directory)
     raw = checked(recipe.parse(), recipe.name)
     try:
@@ -102,7 +102,7 @@ def make_once(recipe: Recipe, directory: Path, n_shards: int = N_SHARDS) -> Inde
         with _becoming(directory) as temporary:
             _write(recipe, raw, temporary, n_shards)
     except OSError as error:
-        if not _is_taken(directory):
+        if not is_taken(directory):
             raise from_os_error(error, f"convert {recipe.name} to {directory}") from error
     return _present(recipe, directory)
 
@@ -122,7 +122,7 @@ def _present(recipe: Recipe, directory: Path) -> Index:
     return index
 
 
-def _is_taken(directory: Path) -> bool:
+def is_taken(directory: Path) -> bool:
     """Return True if the path exists and is not an empty directory."""
     return directory.exists() and not (directory.is_dir() and next(directory.iterdir(), None) is None)
 
