@@ -133,11 +133,14 @@ def _part(listing: Listing, order: Integers) -> Part:
         files, classes = tf.constant(paths[order], tf.string), tf.constant(labels[order])
     prefix = os.path.join(os.fsencode(listing.directory), b"")
 
-    def read(number: Any) -> tuple[Any, Any, Any]:
-        path = tf.strings.join([prefix, tf.gather(files, number)])
+    def name(number: Any) -> Any:
+        return tf.strings.join([prefix, tf.gather(files, number)])
+
+    def read(number: Any, _: int) -> tuple[Any, Any, Any]:
+        path = name(number)
         return tf.io.read_file(path), tf.gather(classes, number), path
 
-    return Part(len(order), read)
+    return Part(len(order), read, name)
 
 
 def _verify(listings: Sequence[Listing]) -> None:

@@ -157,10 +157,15 @@ class _Records:
     def part(self, begin: int, end: int, run: int = 1) -> Part:
         """Return the records from one number to another."""
 
-        def read(number: Any) -> tuple[Any, Any, Any]:
-            return self._read(begin + number, run)
+        def read(number: Any, n: int) -> tuple[Any, Any, Any]:
+            return self._read(begin + number, n)
 
-        return Part(end - begin, read, run, is_parallel=False)
+        return Part(end - begin, read, lambda number: self._names(begin + number), run, is_parallel=False)
+
+    def _names(self, numbers: Any) -> Any:
+        places = tf.searchsorted(self._ends, tf.reshape(numbers, [-1]), side="right")
+        paths = tf.reshape(tf.gather(self._paths, places), tf.shape(numbers))
+        return tf.strings.join([paths, ": the record at byte ", tf.as_string(tf.gather(self._offsets, numbers))])
 
     def _read(self, first: Any, run: int) -> tuple[Any, Any, Any]:
         """Read records that follow each other, in one file or across the end of some."""
@@ -171,7 +176,7 @@ class _Records:
         offsets = tf.concat([begins[:1], tf.zeros([places[-1] - places[0]], tf.int64)], 0)
         records = self._from(paths, offsets).take(run).batch(run, drop_remainder=True).get_single_element()
         images, labels = self._features.parse(records)
-        names = tf.strings.join([tf.gather(self._paths, places), ": the record at byte ", tf.as_string(begins)])
+        names = self._names(numbers)
         return (images, labels, names) if run > 1 else (images[0], labels[0], names[0])
 
     @staticmethod

@@ -20,13 +20,17 @@ import tensorflow as tf
 
 from hpcckpt.errors import OptionError
 from hpcckpt.keras.data.pipeline_state import mark_as_seekable
+from hpcckpt.keras.data.shuffle_state import ShuffleState
 from hpcckpt.train.datasets.checks import is_whole
-from hpcckpt.train.datasets.feeding import Feeding
+from hpcckpt.train.datasets.feeding import N_AHEAD, Feeding
 from hpcckpt.train.datasets.ordering import epochs
 from hpcckpt.train.datasets.pipelines import Pair, finish, made_ahead
 from hpcckpt.train.datasets.streaming.decoding import Decode
+from hpcckpt.train.datasets.streaming.verifying import first_damage, mark_searchable
 
 _WHITE = 255
+_N_SEARCHED = 2 + N_AHEAD
+"""Batches from which on a damaged example is searched: more are not read ahead."""
 _N_READ_AHEAD = 16
 """Runs that are read while others are decoded, where reading is not parallel."""
 
@@ -40,8 +44,10 @@ class Part:
     n : int
         How many.
     read : callable
-        Takes the number of an example; returns its encoded bytes, its label (int64), and its name. If `run` is more
-        than 1, those of so many examples from there on, as vectors.
+        Takes the number of an example, and how many; returns its encoded bytes, its label (int64), and its name. For
+        more than one: those of so many examples from there on, as vectors.
+    name : callable
+        Takes the number of an example; returns its name: a file, or a place in one.
     run : int
         How many follow each other on storage, and are read at once.
     is_parallel : bool
@@ -49,7 +55,8 @@ class Part:
     """
 
     n: int
-    read: Callable[[Any], tuple[Any, Any, Any]]
+    read: Callable[[Any, int], tuple[Any, Any, Any]]
+    name: Callable[[Any], Any]
     run: int = 1
     is_parallel: bool = True
 
@@ -99,6 +106,7 @@ class _Training:
     def dataset(self) -> Any:
         made = self._from_batch(0)
         mark_as_seekable(made, self._from_batch)
+        mark_searchable(made, self._first_damage)
         return made
 
     def _from_batch(self, batch: int) -> Any:
@@ -120,18 +128,31 @@ class _Training:
         return numbers.map(self._read).prefetch(_N_READ_AHEAD).map(self._decode_all, tf.data.AUTOTUNE)
 
     def _read(self, number: Any, drawn: Any) -> tuple[Any, Any, Any]:
-        """Read a run of examples, which is at this place in the order of the epoch."""
+        return self._part.read(self._first_of(number, drawn), self._part.run)
+
+    def _first_of(self, number: Any, drawn: Any) -> Any:
+        """Return the first example of a run of this rank, by its number in the order of the epoch."""
         rank, size = self._feeding.share
         run = tf.random.experimental.index_shuffle(number * size + rank, drawn, self._n_runs - 1)
         n_spare = self._part.n - self._n_runs * self._part.run
         shift = tf.math.floormod(drawn[0], n_spare + 1)  # which examples are left out differs from epoch to epoch
-        return self._part.read(run * self._part.run + shift)
+        return run * self._part.run + shift
 
     def _decode_all(self, encoded: Any, labels: Any, names: Any) -> tuple[Any, Any]:
         if self._part.run == 1:
             return self._decode(encoded, names), labels
         decoded = tf.map_fn(lambda each: self._decode(*each), (encoded, names), fn_output_signature=tf.uint8)
         return decoded, labels
+
+    def _first_damage(self, batch: int) -> str:
+        """Return the first example from a batch of the last epoch on that cannot be read, of those read ahead."""
+        state = ShuffleState(self._drawn)
+        state.take_back()
+        drawn = next(iter(self._drawn))
+        runs = range(batch * self._per_step, min(batch + _N_SEARCHED, self._n_steps) * self._per_step)
+        firsts = (int(self._first_of(tf.constant(number, tf.int64), drawn)) for number in runs)
+        examples = (first + number for first in firsts for number in range(self._part.run))
+        return first_damage(self._part, self._decode, examples)
 
     def _look(self) -> Callable[[Any, Any], tuple[Any, Any]]:
         look, n = finish(_WHITE, self._feeding), self._feeding.batch_size
@@ -148,7 +169,9 @@ def _validation(part: Part, decode: Decode, feeding: Feeding) -> Any:
         return decode(encoded, name), label
 
     if part.is_parallel:
-        images = numbers.map(lambda number: decoded(*part.read(number)), tf.data.AUTOTUNE)
+        images = numbers.map(lambda number: decoded(*part.read(number, 1)), tf.data.AUTOTUNE)
     else:
-        images = numbers.map(part.read).prefetch(_N_READ_AHEAD).map(decoded, tf.data.AUTOTUNE)
-    return made_ahead(images.batch(feeding.batch_size), finish(_WHITE, feeding), is_read_again=True)
+        images = numbers.map(lambda number: part.read(number, 1)).prefetch(_N_READ_AHEAD).map(decoded, tf.data.AUTOTUNE)
+    made = made_ahead(images.batch(feeding.batch_size), finish(_WHITE, feeding), is_read_again=True)
+    mark_searchable(made, lambda _: first_damage(part, decode, range(rank, part.n, size)))
+    return made
