@@ -99,7 +99,7 @@ def make_once(recipe: Recipe, directory: Path, n_shards: int = N_SHARDS) -> Inde
     raw = checked(recipe.parse(), recipe.name)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _becoming(directory) as temporary:
+        with becoming(directory) as temporary:
             _write(recipe, raw, temporary, n_shards)
     except OSError as error:
         if not is_taken(directory):
@@ -127,7 +127,7 @@ def is_taken(directory: Path) -> bool:
     return directory.exists() and not (directory.is_dir() and next(directory.iterdir(), None) is None)
 
 
-class _becoming:  # noqa: N801 - read as a sentence
+class becoming:  # noqa: N801 - read as a sentence
     """Yields a temporary directory that durably replaces an absent or empty one at the end of the block."""
 
     def __init__(self, directory: Path) -> None:
