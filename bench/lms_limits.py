@@ -1,16 +1,17 @@
 """How large a model may get in limited memory: without anything, with LMS, with `tf.recompute_grad`, with both.
 
 For ResNet50 the largest batch, for a 3-D U-Net the largest volume, under ``RLIMIT_DATA`` of what there is before the
-first step + 1.5 GiB; and the time of a step at that size, and at the largest size that fits without anything.
+first step + 1.5 GiB; and the time of a step at one size that fits in every variant.
 
 Each point is a run of ``examples/lms_large.py`` in a separate process. LMS takes the plan of least memory, with a file
 as tier. All processes have the same settings: oneDNN on, ``TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1`` (oneDNN's pool would keep
-what is freed), and ``MALLOC_MMAP_THRESHOLD_=65536`` (so does malloc). Times at one size are taken in rounds, each variant once in
-an order of chance; a ratio is taken within a round.
+what is freed), and ``MALLOC_MMAP_THRESHOLD_=65536`` (so does malloc). Times are taken in rounds, each variant
+once in an order of chance; a ratio is taken within a round.
 
     python bench/lms_limits.py --directory /path/on/the/disk --json found.json --plot found.svg
 
-``--json`` is written after each point; a run that was interrupted continues from it.
+``--json`` is written after each point; a run that was interrupted continues from it. On a slow machine use
+``--probes 1`` first: the table has the largest size that was seen to fit, and the smallest that was seen not to.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A network, which of its sizes grows and in steps of what, and the sizes at which the search begins."""
+    """A network, which of its sizes grows and by what unit, where the search begins, and the size that is timed."""
 
     title: str
     options: tuple[str, ...]
     grows: str
     unit: int
     guesses: tuple[int, ...]
+    timed: int
 
     def amount(self, size: int) -> int:
         """Return how much data a step of this size has: images, or voxels."""
@@ -58,11 +60,12 @@ class Case:
 
 CASES = {
     "resnet50": Case(
-        "ResNet50, 224 x 224", ("--network", "ResNet50", "--image-size", "224"), "--batch-size", 2, (14, 32, 96, 96)
+        "ResNet50, 224 x 224", ("--network", "ResNet50", "--image-size", "224"), "--batch-size", 2, (14, 32, 96, 96),
+        4,
     ),
     "unet3d": Case(
         "3-D U-Net, depth 3, 8 filters, batch 1", ("--network", "unet3d", "--filters", "8", "--batch-size", "1"),
-        "--image-size", 8, (120, 136, 160, 168),
+        "--image-size", 8, (120, 136, 160, 168), 80,
     ),
 }  # fmt: skip
 
@@ -89,6 +92,19 @@ class Bench:
         figures: dict[str, Any] = points[key]
         return figures
 
+    def seen(self, case: str, variant: str) -> tuple[int, int]:
+        """Return the largest size that fits and the smallest that does not, of those that were tried; 0 if none."""
+        tried = {
+            int(size): "why" not in figures
+            for size, figures in (
+                (key.split()[2], figures)
+                for key, figures in self.found["points"].items()
+                if key.startswith(f"{case} {variant} ") and key.endswith(" limit")
+            )
+        }
+        fit = max((size for size, does_fit in tried.items() if does_fit), default=0)
+        return fit, min((size for size, does_fit in tried.items() if not does_fit), default=0)
+
     def _trained(self, case: Case, variant: str, size: int, steps: int) -> dict[str, Any]:
         task = [*case.options, case.grows, str(size), "--steps", str(steps), "--cap-gib", str(CAP_GIB)]
         program = [sys.executable, str(PROGRAM), *task, *VARIANTS[variant], "--child", "train"]
@@ -101,28 +117,25 @@ class Bench:
         return {"why": f"exit {done.returncode}: {' '.join(last)[-300:]}"}
 
 
-def fits(bench: Bench, case: str, variant: str, size: int) -> bool:
-    """Return whether a training of two steps stays within the limit."""
-    return "why" not in bench.point(case, variant, size, 2)
+def limits(bench: Bench, case: str, variant: str, guess: int) -> tuple[int, int]:
+    """Return the largest size that was seen to fit, and the smallest that was seen not to; 0 if there was none.
 
-
-def limit(bench: Bench, case: str, variant: str, guess: int) -> int:
-    """Return the largest size that fits, within one unit or an eighth: go up or down from a guess, then bisect."""
-    unit = CASES[case].unit
-    low, high, size = 0, 0, guess
-    while not low or not high or high - low > max(unit, low / 8):
-        if fits(bench, case, variant, size):
-            low = size
-        else:
-            high = size
+    Trainings of two steps: up or down from a guess, then by bisection, until one unit or an eighth is between them, or
+    the probes are used up. What the file has already is no probe.
+    """
+    unit, n_probes, size = CASES[case].unit, 0, guess
+    while True:
+        low, high = bench.seen(case, variant)
         if low and high:
-            size = (low + high) // 2 // unit * unit
-            size = size if size > low else low + unit
-        else:
+            if high - low <= max(unit, low / 8):
+                return low, high
+            size = max(low + unit, (low + high) // 2 // unit * unit)
+        elif low or high:
             size = max(unit, round((low * 1.25 if low else high / 1.25) / unit) * unit)
-        if not low and high == unit:
-            return 0
-    return low
+        if n_probes == bench.options.probes or high == unit:
+            return low, high
+        bench.point(case, variant, size, 2)
+        n_probes += 1
 
 
 def facts() -> dict[str, Any]:
@@ -134,42 +147,38 @@ def facts() -> dict[str, Any]:
 
 def table(bench: Bench, case: str) -> Iterator[str]:
     """Measure a network; return the lines of its table."""
-    chosen, rounds = CASES[case], bench.options.repeat
-    sizes = {
-        name: limit(bench, case, name, guess) for name, guess in zip(VARIANTS, chosen.guesses, strict=True)
-    }
-    common = sizes["nothing"]
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    chosen, rounds = CASES[case], range(bench.options.repeat)
     chance = random.Random(1)
-    for turn in range(rounds):
-        for name in chance.sample(sorted(VARIANTS), len(VARIANTS)):
-            figures = bench.point(case, name, common, bench.options.steps, f"round {turn}")
-            times[name].append(figures.get("step_s", float("nan")))
-    bench.found.setdefault("tables", {})[case] = rows = [
-        _row(bench, case, name, size, common, times) for name, size in sizes.items()
-    ]
+    turns: list[dict[str, dict[str, Any]]] = []
+    for turn in rounds:
+        names = chance.sample(sorted(VARIANTS), len(VARIANTS))
+        turns.append(
+            {name: bench.point(case, name, chosen.timed, bench.options.steps, f"round {turn}") for name in names}
+        )
+    sizes = {name: limits(bench, case, name, guess) for name, guess in zip(VARIANTS, chosen.guesses, strict=True)}
+    rows = [_row(chosen, name, sizes, turns) for name in VARIANTS]
+    bench.found.setdefault("tables", {})[case] = rows
     what = "batch" if chosen.grows == "--batch-size" else "edge"
     yield f"## {chosen.title}: the largest {what} under RLIMIT_DATA (before the first step + {CAP_GIB} GiB)\n"
-    yield f"| | largest {what} | times as much data | s/step there | peak MiB at {common} | s/step at {common} | times as long |"
+    timed = f"at {what} {chosen.timed}: s/step | times as long | peak MiB"
+    yield f"| | {what} that fits | that does not | times as much data | {timed} |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for row in rows:
-        cells = [str(row["size"]), f"{row['gain']:.1f}", f"{row['step_s']:.1f}", f"{row['peak_mib']:.0f}"]
-        cells += [f"{row['common_s']:.1f}", f"{row['ratio']:.2f}"]
+        cells = [str(row["fits"] or "–"), str(row["fails"] or "–"), f"{row['gain']:.1f}"]
+        cells += [f"{row['step_s']:.1f}", f"{row['ratio']:.2f}", f"{row['peak_mib']:.0f}"]
         yield "| " + " | ".join([row["name"], *cells]) + " |"
     yield ""
 
 
 def _row(
-    bench: Bench, case: str, name: str, size: int, common: int, times: dict[str, list[float]]
+    case: Case, name: str, sizes: dict[str, tuple[int, int]], turns: list[dict[str, dict[str, Any]]]
 ) -> dict[str, Any]:
-    amount = CASES[case].amount
-    ratios = [mine / plain for mine, plain in zip(times[name], times["nothing"], strict=True)]
-    at_common = [bench.point(case, name, common, 0, f"round {turn}") for turn in range(len(times[name]))]
+    fits, fails = sizes[name]
+    ratios = [turn[name]["step_s"] / turn["nothing"]["step_s"] for turn in turns]
     return {
-        "name": name, "size": size, "gain": amount(size) / amount(common),
-        "step_s": bench.point(case, name, size, 2).get("step_s", float("nan")), "common": common,
-        "common_s": statistics.median(times[name]), "ratio": statistics.median(ratios),
-        "peak_mib": statistics.median(each.get("peak_mib", float("nan")) for each in at_common),
+        "name": name, "fits": fits, "fails": fails, "gain": case.amount(fits) / case.amount(sizes["nothing"][0]),
+        "ratio": statistics.median(ratios), "step_s": statistics.median(turn[name]["step_s"] for turn in turns),
+        "peak_mib": statistics.median(turn[name]["peak_mib"] for turn in turns),
     }  # fmt: skip
 
 
@@ -186,11 +195,11 @@ def draw(tables: dict[str, list[dict[str, Any]]], path: str) -> None:
     for axes, (case, rows) in zip(grid, tables.items(), strict=True):
         names = [row["name"] for row in rows]
         gains = axes[0].barh(names, [row["gain"] for row in rows], color=colors)
-        axes[0].bar_label(gains, [f"{row['gain']:.1f}  ({row['size']})" for row in rows], padding=3, fontsize=8)
+        axes[0].bar_label(gains, [f"{row['gain']:.1f}  ({row['fits']})" for row in rows], padding=3, fontsize=8)
         axes[0].set_title(f"{CASES[case].title}: data in a step that fits", fontsize=9)
         ratios = axes[1].barh(names, [row["ratio"] for row in rows], color=colors)
         axes[1].bar_label(ratios, [f"{row['ratio']:.2f}" for row in rows], padding=3, fontsize=8)
-        axes[1].set_title(f"time of a step, all at {rows[0]['common']}", fontsize=9)
+        axes[1].set_title(f"time of a step, all at {CASES[case].timed}", fontsize=9)
         for each in axes:
             each.invert_yaxis()
             each.margins(x=0.2)
@@ -206,6 +215,7 @@ def main() -> None:
     options.add_argument("--only", choices=CASES, help="one network")
     options.add_argument("--steps", type=int, default=3)
     options.add_argument("--repeat", type=int, default=3, help="rounds at the same size")
+    options.add_argument("--probes", type=int, default=8, help="trainings at most in the search for each limit")
     options.add_argument("--json", metavar="FILE", help="write all points there, and use those that are there")
     options.add_argument("--plot", metavar="FILE", help="draw the tables")
     chosen = options.parse_args()

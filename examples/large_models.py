@@ -1,4 +1,4 @@
-"""The networks of `lms_large.py`: those of ``keras.applications`` by name, and a 3-D U-Net; with `tf.recompute_grad`."""
+"""The networks of `lms_large.py`: those of ``keras.applications``, and a 3-D U-Net; with `tf.recompute_grad` too."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def _double(x: Any, filters: int, *, recompute: bool) -> Any:
 class Recomputed(keras.layers.Layer):  # type: ignore[misc]
     """A model as a layer that keeps only its input, and is computed again in the backward pass.
 
-    Moving averages of batch normalization are updated twice in a step. Losses are not changed by that.
+    Moving averages of batch normalization are updated twice in a step, which changes no loss of the training. Random
+    layers draw again: with dropout the gradients are those of another mask than the loss.
     """
 
     def __init__(self, body: Any) -> None:

@@ -67,7 +67,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     sizes.add_argument("--cap-gib", type=float, help="memory above what there is before the first step")
     sizes.add_argument("--stats-csv", metavar="FILE", help="append a row for each size")
     sizes.add_argument(
-        "--largest", type=int, default=5, metavar="N", help="tensors to list when memory runs out (default: %(default)s)"
+        "--largest",
+        type=int,
+        default=5,
+        metavar="N",
+        help="tensors to list when memory runs out (default: %(default)s)",
     )
     parser.add_argument("--child", choices=["train", "trace"], help=argparse.SUPPRESS)
     return parser.parse_args(given)
@@ -232,7 +236,9 @@ def largest(image_size: int, batch_size: int) -> list[str]:
     if found is None:
         return [f"  the step cannot be traced: {why}"]
     lines = [f"  largest of {found['nbytes'] >> 20} MiB of tensors that exist while {found['op']} runs:"]
-    return lines + [f"  {nbytes >> 20:>8} MiB {dtype} {shape} {name}" for nbytes, dtype, shape, name in found["tensors"]]
+    return lines + [
+        f"  {nbytes >> 20:>8} MiB {dtype} {shape} {name}" for nbytes, dtype, shape, name in found["tensors"]
+    ]
 
 
 def write(path: str, row: dict[str, Any]) -> None:
