@@ -2,7 +2,7 @@
 
 python -m tests.features                 all rows
 python -m tests.features T1 K3           some
-python -m tests.features --page          print the tables of docs/features.md
+python -m tests.features --page          write the tables of docs/features.md
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.features import ktf, notebook, outline, tflms, tmci, tutorial  # noqa: F401 - they register rows
-from tests.features.table import ROWS, NeedsError, Row, page
+from tests.features.table import N_ROWS, PAGE, ROWS, NeedsError, Row, names, page
 from tests.features.work import Session, Work
 from tests.support.paths import ROOT
 
@@ -46,13 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; return 1 if a row is partial."""
     asked = _arguments(arguments)
     if asked.page:
-        print(page(), end="")
+        PAGE.write_text(page(), encoding="utf-8")
         return 0
     unknown = [name for name in asked.rows if name not in ROWS]
     if unknown:
-        print(f"there is no row {', '.join(unknown)}; rows are {', '.join(ROWS)}", file=sys.stderr)
+        print(f"there is no row {', '.join(unknown)}; rows are {', '.join(names())}", file=sys.stderr)
         return 2
-    rows = [ROWS[name] for name in asked.rows or ROWS]
+    rows = [ROWS[name] for name in asked.rows or names()]
     shutil.rmtree(WHERE, ignore_errors=True)
     session, began = Session(WHERE), time.monotonic()
     with ThreadPoolExecutor(asked.jobs) as pool:
@@ -77,7 +77,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="rows at a time (default: %(default)s)",
     )
     parser.add_argument("--keep", action="store_true", help="keep the directories in which rows ran")
-    parser.add_argument("--page", action="store_true", help="print the tables of the page, and run nothing")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/features.md, and run nothing")
     return parser.parse_args(arguments)
 
 
@@ -129,10 +129,10 @@ def _report(outcomes: list[Outcome], seconds: float) -> str:
 
 def _counted(counts: Counter[str], outcomes: list[Outcome], seconds: float, commit: str) -> str:
     known = {name: counts.pop(name, 0) for name in ("better", "works", "partial")}
-    parts = [f"{count} {name}" for name, count in [*known.items(), *counts.items()]]
-    return (
-        f"{len(outcomes)} rows: {', '.join(parts)}; 0 worse, 0 missing. {seconds / 60:.1f} minutes at commit {commit}."
-    )
+    parts = [f"{count} {name}" for name, count in [*known.items(), *sorted(counts.items())]]
+    n_rows, n_all = len(outcomes), sum(N_ROWS.values())
+    which = f"{n_rows} rows" if n_rows == n_all else f"{n_rows} of {n_all} rows"
+    return f"{which}: {', '.join(parts)}. {seconds / 60:.1f} minutes at commit {commit}."
 
 
 if __name__ == "__main__":

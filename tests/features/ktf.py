@@ -50,7 +50,8 @@ def functional(work: Work, name: str) -> str:
 def k1(work: Work) -> str:
     """K1: `trainer.py -c config.json`: training without Python
 
-    `hpcckpt train -c config.json` and `python -m hpcckpt.train -c config.json` train, and so do 2 ranks under `mpirun`.
+    `hpcckpt train -c config.json` and `python -m hpcckpt.train -c config.json` train, and so do 2 ranks under
+    `mpirun`.
     """
     done = train(work, SHAPES, "--run runs/one")
     work.sh("python -m hpcckpt.train -c config.json --run runs/two")
@@ -64,7 +65,8 @@ def k1(work: Work) -> str:
 def k2(work: Work) -> str:
     """K2: hjson: comments with `#`, `//` and `/* */`, and commas that are left out
 
-    Both samples of the document parse as they are, and a file with the three styles prints its effective configuration.
+    Both samples of the document parse as they are, and a file with the three styles prints its effective
+    configuration.
     """
     done = work.sh("""hpcckpt train -c mine.hjson --print-config""") if work.write("mine.hjson", """
         # one
@@ -107,8 +109,8 @@ def k3(work: Work) -> str:
 def k4(work: Work) -> str:
     """K4: The complex sample of the document, as it is
 
-    MobileNetV2, frozen in the first of two cycles, on affNIST, with TensorBoard in both. Weights of ImageNet come from the cache of Keras, else
-    the error says where to put them; random weights are put there.
+    MobileNetV2, frozen in the first of two cycles, on affNIST, with TensorBoard in both. Weights of ImageNet come
+    from the cache of Keras, else the error says where to put them; random weights are put there.
     """
     work.sh("python -m hpcckpt.train.datasets.digits.affnist.raw_to_tfrecord data/affnist --n-images 384")
     shutil.copy(SEEDS / "complex.json", work.directory)
@@ -136,8 +138,8 @@ def k4(work: Work) -> str:
 def k5(work: Work) -> str:
     """K5: Cycles: what one leaves out is inherited, weights go from one to the next
 
-    Two cycles, the second with another optimizer and loop: the effective configuration has the data of the first, the tensors of cycle 1 are
-    handed over, and the same command again trains nothing.
+    Two cycles, the second with another optimizer and loop: the effective configuration has the data of the first, the
+    tensors of cycle 1 are handed over, and the same command again trains nothing.
     """
     config = json.loads(SHAPES)
     config.append({"optimizer": {"tf.keras.optimizers.SGD": {"learning_rate": 0.01}}})
@@ -157,8 +159,8 @@ def k5(work: Work) -> str:
 def k6(work: Work) -> str:
     """K6: Keys, defaults, and what is said of mistakes
 
-    All problems are reported at once with their places and the nearest name; `--print-config`, `--check` and `--set`; `CustomTrainLoop` without
-    a step is refused.
+    All problems are reported at once with their places and the nearest name; `--print-config`, `--check` and `--set`;
+    `CustomTrainLoop` without a step is refused.
     """
     wrong = json.loads(SHAPES)[0]
     wrong["optimiser"] = {"tf.keras.optimizers.Adam": {}}
@@ -181,8 +183,8 @@ def k6(work: Work) -> str:
 def k7(work: Work) -> str:
     """K7: Factories by dotted path, nested, in lists; `tf` and `ktf` names; `import ktf` in programs
 
-    A learning-rate schedule in an optimizer, layers in a Sequential, metrics; what a file may not name is refused unless `--allow`; and programs
-    use `import hpcckpt.train.ktf as ktf` with the names of ktf.
+    A learning-rate schedule in an optimizer, layers in a Sequential, metrics; what a file may not name is refused
+    unless `--allow`; and programs use `import hpcckpt.train.ktf as ktf` with the names of ktf.
     """
     schedule = {
         "tf.keras.optimizers.schedules.ExponentialDecay": {
@@ -218,7 +220,8 @@ def k7(work: Work) -> str:
 def k8(work: Work) -> str:
     """K8: `@export_config` and `Environment().run([...])`
 
-    The program of the document with its module renamed and its missing colon: trains; the run directory has the name of the script.
+    The program of the document with its module renamed and its missing colon: trains; the run directory has the name
+    of the script.
     """
     work.write("hello.py", """
         #!/usr/bin/env python
@@ -311,7 +314,8 @@ def k10(work: Work) -> str:
 def k11(work: Work) -> str:
     """K11: Weights are saved and loaded between cycles by default
 
-    In the run directory, not in the directory for temporary files: verified, and the second cycle begins with the bits that the first ended with.
+    In the run directory, not in the directory for temporary files: verified, and the second cycle begins with the
+    bits that the first ended with.
     """
     loop = {"ktf.train.KerasTrainLoop": {"num_epochs": 1}}
     still = {"tf.keras.optimizers.SGD": {"learning_rate": 0.0}}
@@ -326,7 +330,8 @@ def k11(work: Work) -> str:
 def k12(work: Work) -> str:
     """K12: Lists of weights of submodels, saved and loaded
 
-    `save_submodels: ["base_model", "base_model@block1"]` of one training, `load_submodels` of another with another head.
+    `save_submodels: ["base_model", "base_model@block1"]` of one training, `load_submodels` of another with another
+    head.
     """
     loop = {"num_epochs": 1, "save_submodels": ["base_model", "base_model@block1"]}
     train(work, changed(train_loop={"ktf.train.KerasTrainLoop": loop}), "--run runs/first")
@@ -350,7 +355,8 @@ def k12(work: Work) -> str:
 def k13(work: Work) -> str:
     """K13: `freeze_submodels`, with `a@b@c` for a submodel in a submodel
 
-    Frozen weights keep their bits, nested or not; a path that leads nowhere prints what there is and the nearest name.
+    Frozen weights keep their bits, nested or not; a path that leads nowhere prints what there is and the nearest
+    name.
     """
     wrong = {"ktf.train.KerasTrainLoop": {"freeze_submodels": ["base_model@block9"]}}
     done = train(work, changed(train_loop=wrong), "--run runs/a", code=2)
@@ -362,8 +368,9 @@ def k13(work: Work) -> str:
 def k14(work: Work) -> str:
     """K14: Data sets: `parser.py`, `raw_to_tfrecord.py`, `dataset.py`; folders of images
 
-    mnist, digits and synthetic have the three files, give each rank its share, and are converted with checksums; a folder of image files is
-    streamed, and so are TFRecord shards that are larger than the memory that a process may use.
+    mnist, digits and synthetic have the three files, give each rank its share, and are converted with checksums; a
+    folder of image files is streamed, and so are TFRecord shards that are larger than the memory that a process may
+    use.
     """
     datasets = ROOT / "hpcckpt/train/datasets"
     for name in ("mnist", "digits", "synthetic"):
@@ -398,7 +405,8 @@ def k14(work: Work) -> str:
 def k15(work: Work) -> str:
     """K15: Networks, components, losses, heads
 
-    One head and several, a ResNet of any depth, a sequence encoder and decoder, regression: a training of each from a file.
+    One head and several, a ResNet of any depth, a sequence encoder and decoder, regression: a training of each from a
+    file.
     """
     regression = changed(
         model={"ktf.models.OneHeadNet": {"num_outputs": 1}},
@@ -430,7 +438,8 @@ def _names(path: Path, *words: str) -> bool:
 def k16(work: Work) -> str:
     """K16: Functional tests that print `*********** Passed ***********`
 
-    `tests/frameworks/train/functional/run.py` runs them from `/`, and checks code, line and that nothing is left behind.
+    `tests/frameworks/train/functional/run.py` runs them from `/`, and checks code, line and that nothing is left
+    behind.
     """
     done = work.session.once("functional", _functional)
     assert done.code == 0, done.tail()
@@ -441,7 +450,8 @@ def k16(work: Work) -> str:
 def k17(work: Work) -> str:
     """K17: Notebooks as tests; viewers of data sets and of models
 
-    All notebooks are executed from top to bottom by the tests; among them is one that shows images of the data sets, and one for the models.
+    All notebooks are executed from top to bottom by the tests; among them is one that shows images of the data sets,
+    and one for the models.
     """
     names = [path.name for path in (ROOT / "notebooks").rglob("*.ipynb")]
     sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").rglob("*.ipynb")}
@@ -460,7 +470,8 @@ def k17(work: Work) -> str:
 def k18(work: Work) -> str:
     """K18: Docker: build, push, clean; `docker run --gpus all`; Apptainer
 
-    The scripts with `--dry-run`, an image for GPUs among them, and the Apptainer file; images are built where there is an engine.
+    The scripts with `--dry-run`, an image for GPUs among them, and the Apptainer file; images are built where there
+    is an engine.
     """
     build = work.sh(f"{ROOT}/docker/build_docker.sh --dry-run")
     work.sh(
@@ -488,7 +499,8 @@ def k18(work: Work) -> str:
 def k19(work: Work) -> str:
     """K19: Argo: `argo_train.sh`
 
-    `docker/argo_train.sh --dry-run` fills a workflow that is valid YAML and retries on code 75; submitting needs a cluster.
+    `docker/argo_train.sh --dry-run` fills a workflow that is valid YAML and retries on code 75; submitting needs a
+    cluster.
     """
     work.write("mnist.hjson", (ROOT / "examples/configs/mnist.hjson").read_text(encoding="utf-8"))
     done = work.sh(
@@ -562,7 +574,8 @@ def k21(work: Work) -> str:
 def k22(work: Work) -> str:
     """K22: `requirements.txt`, `requirements_ext.txt`, a virtual environment
 
-    Extras of the package for each use, of which numpy and four small packages alone are required; `pip check` finds nothing.
+    Extras of the package for each use, of which numpy and four small packages alone are required; `pip check` finds
+    nothing.
     """
     done = work.python("""
         import tomllib, sys
@@ -606,7 +619,8 @@ def k24(work: Work) -> str:
 def k25(work: Work) -> str:
     """K25: Tools that convert raw data to TFRecord files
 
-    `python -m hpcckpt.train.datasets.digits.raw_to_tfrecord`: whole or absent, with checksums; a file that was cut is named with the remedy.
+    `python -m hpcckpt.train.datasets.digits.raw_to_tfrecord`: whole or absent, with checksums; a file that was cut is
+    named with the remedy.
     """
     tool = "python -m hpcckpt.train.datasets.digits.raw_to_tfrecord data/digits"
     work.sh(f"{tool} && {tool}")
@@ -622,7 +636,8 @@ def k25(work: Work) -> str:
 def k26(work: Work) -> str:
     """K26: Places for optimizers, gradient algorithms, train steps and triplet-loss processors
 
-    An example of each kind that a package of the user's exports, triplet batches with their loss among them, trains with `--allow`.
+    An example of each kind that a package of the user's exports, triplet batches with their loss among them, trains
+    with `--allow`.
     """
     found = [path for path in (ROOT / "examples").rglob("*") if path.is_file() and "triplet" in path.name.lower()]
     assert found, "examples has nothing about triplets"

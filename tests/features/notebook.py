@@ -152,8 +152,8 @@ def notebook(work: Work) -> Done:
 def n1(work: Work) -> str:
     """N1: The cells of the notebook as they are
 
-    `deepnn`, the three parameters, `excl_output_by_scopes` and `run(tf.get_default_graph())` in `tensorflow.compat.v1`, with the import changed
-    and a reader of MNIST that TensorFlow 2 no longer has.
+    `deepnn`, the three parameters, `excl_output_by_scopes` and `run(tf.get_default_graph())` in
+    `tensorflow.compat.v1`, with the import changed and a reader of MNIST that TensorFlow 2 no longer has.
     """
     done = notebook(work)
     for line in ("swapout_threshold: 50", "swapin_ahead: 3", "swapin_groupby: 2"):
@@ -165,7 +165,8 @@ def n1(work: Work) -> str:
 def n2(work: Work) -> str:
     """N2: Its numbers: vertices, levels, swap-outs and swap-ins
 
-    368 vertices, 5 swap-outs and 6 swap-ins, where the original adds 6 and 7: `docs/lms.md` explains the difference beside the numbers.
+    368 vertices, 5 swap-outs and 6 swap-ins, where the original adds 6 and 7: `docs/lms.md` explains the difference
+    beside the numbers.
     """
     done = notebook(work)
     done.find(r"The graph has 368 vertices and \d+ edges\.")
@@ -243,7 +244,8 @@ def n6(work: Work) -> str:
 def n7(work: Work) -> str:
     """N7: A tutorial as a notebook
 
-    `notebooks/large_model_support.ipynb` is executed from top to bottom, and stores numbers, the histogram and the memory of a step.
+    `notebooks/large_model_support.ipynb` is executed from top to bottom, and stores numbers, the histogram and the
+    memory of a step.
     """
     done = work.sh(
         f"python -m pytest -q -p no:cacheprovider --rootdir {ROOT} -c {ROOT}/pyproject.toml {ROOT}/tests/docs/test_notebooks.py"
@@ -256,8 +258,8 @@ def n7(work: Work) -> str:
 def n8(work: Work) -> str:
     """N8: 3-D U-Net, a comparison with gradient checkpointing, LMS with distributed training
 
-    `examples/lms_large.py --network unet3d` trains with LMS, with `tf.recompute_grad` and without either, and its CSV compares them;
-    `examples/lms_horovod.py` is row L22.
+    `examples/lms_large.py --network unet3d` trains with LMS, with `tf.recompute_grad` and without either, and its CSV
+    compares them; `examples/lms_horovod.py` is row L22.
     """
     common = "--network unet3d --image-size 32 --batch-size 1 --depth 2 --filters 8 --stats-csv stats.csv"
     for options in ("--no-lms", "", "--no-lms --recompute-grad"):

@@ -61,7 +61,8 @@ def c1(work: Work) -> str:
 def c2(work: Work) -> str:
     """C2: TensorFlow, mpi4py, Horovod, h5py, numpy, each in its place
 
-    Importing hpcckpt loads none but numpy; the sources import mpi4py, h5py and Horovod only in the modules that are for them.
+    Importing hpcckpt loads none but numpy; the sources import mpi4py, h5py and Horovod only in the modules that are
+    for them.
     """
     loaded = work.python("""
         import sys
@@ -107,8 +108,8 @@ def c3(work: Work) -> str:
 def c4(work: Work) -> str:
     """C4: The native part gives access to buffers, the MPI layer decides who writes what, parallel HDF5 or files per rank by plugins
 
-    A sharded and a replicated tensor on 2 ranks with rankfile, hdf5 by MPI-IO, hdf5 per rank and a C plugin: all verified; h5py reads the
-    shared file.
+    A sharded and a replicated tensor on 2 ranks with rankfile, hdf5 by MPI-IO, hdf5 per rank and a C plugin: all
+    verified; h5py reads the shared file.
     """
     done = work.python(
         """
@@ -147,7 +148,8 @@ def c4(work: Work) -> str:
 def c5(work: Work) -> str:
     """C5: LMS on each rank before distributed training
 
-    Two ranks of Horovod plan before the first step, compare the digests of their plans, and swap while gradients are averaged.
+    Two ranks of Horovod plan before the first step, compare the digests of their plans, and swap while gradients are
+    averaged.
     """
     done = work.example(
         "lms_horovod", "--run", "runs/lms", "--epochs", "1", "--limit", "512", "--data", str(work.mnist()), ranks=2
@@ -161,8 +163,8 @@ def c5(work: Work) -> str:
 def c6(work: Work) -> str:
     """C6: `aprun` and `srun` start trainings
 
-    Three epochs on 2 ranks by the script of `scripts/theta` with simulated qsub and aprun, and by a simulated srun; with a real Slurm where it
-    is installed.
+    Three epochs on 2 ranks by the script of `scripts/theta` with simulated qsub and aprun, and by a simulated srun;
+    with a real Slurm where it is installed.
     """
     cobalt = BatchServer(work.directory / "spool", "cobalt", work.directory / "login")
     (cobalt.work / "c.hjson").write_text(TINY, encoding="utf-8")
@@ -195,7 +197,8 @@ def _last(text: str) -> str:
 def c7(work: Work) -> str:
     """C7: Horovod's callbacks
 
-    `RestoreCallback` beside those of Horovod: rank 1 of 2 is killed in the third epoch, and the same command resumes on 2 ranks with level exact.
+    `RestoreCallback` beside those of Horovod: rank 1 of 2 is killed in the third epoch, and the same command resumes
+    on 2 ranks with level exact.
     """
     work.write("train.py", """
         import os, signal
@@ -252,8 +255,9 @@ def c8(work: Work) -> str:
 def c9(work: Work) -> str:
     """C9: Templates for qsub and sbatch
 
-    `train.qsub`, `restart.qsub`, `train.sbatch` and `restart.sbatch` are run dry from a directory outside of the checkout, a program of the user's
-    by `program.sbatch` and `hpcckpt jobscript`; a run that is complete says so before it imports TensorFlow.
+    `train.qsub`, `restart.qsub`, `train.sbatch` and `restart.sbatch` are run dry from a directory outside of the
+    checkout, a program of the user's by `program.sbatch` and `hpcckpt jobscript`; a run that is complete says so
+    before it imports TensorFlow.
     """
     work.write("c.hjson", TINY)
     copied = work.directory / "copied"

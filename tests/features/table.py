@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from tests.support.paths import ROOT
+
 if TYPE_CHECKING:
     from tests.features.work import Work
 
@@ -66,7 +68,7 @@ class Row:
 
 
 ROWS: dict[str, Row] = {}
-"""All rows, by name, in the order of the modules."""
+"""All rows, by name; `names` has their order."""
 
 
 def row(verdict: str) -> Callable[[C], C]:
@@ -93,14 +95,25 @@ def row(verdict: str) -> Callable[[C], C]:
     return register
 
 
+N_ROWS = {"T": 16, "A": 22, "L": 22, "N": 8, "K": 26, "C": 9}
+"""How many rows a system has, by its letter."""
+PAGE = ROOT / "docs" / "features.md"
+
+
+def names() -> list[str]:
+    """Return the names of all rows, system by system."""
+    return sorted(ROWS, key=lambda name: (list(SYSTEMS).index(name[0]), int(name[1:])))
+
+
 def page() -> str:
-    """Return the tables of ``docs/features.md``, one for each system."""
+    """Return the text of ``docs/features.md``: what it has before its first table, and a table for each system."""
+    head = PAGE.read_text(encoding="utf-8").partition("\n## ")[0].rstrip("\n")
     parts = []
     for letter, system in SYSTEMS.items():
-        rows = [each for each in ROWS.values() if each.name[0] == letter]
+        rows = [ROWS[name] for name in names() if name[0] == letter]
         lines = [f"| {each.name} | {each.feature} | {each.verdict} | {each.shown} |" for each in rows]
         parts.append(
             "\n".join([f"## {system}", "", "| row | feature | verdict | how it is shown |", "|---|---|---|---|"])
         )
         parts[-1] += "\n" + "\n".join(lines)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([head, *parts]) + "\n"

@@ -51,7 +51,8 @@ def keras_program(work: Work, program: str, *words: str, **env: str) -> Done:
 def l1(work: Work) -> str:
     """L1: Sessions: `LMS().run()` before `tf.Session`
 
-    The session of the notebook, whose graph `run` edits, trains with tensors that leave memory, and reaches the accuracy of the notebook.
+    The session of the notebook, whose graph `run` edits, trains with tensors that leave memory, and reaches the
+    accuracy of the notebook.
     """
     done = notebook(work)
     swapped = int(done.find(r"^SWAPPED (\d+) ")[1])
@@ -64,7 +65,8 @@ def l1(work: Work) -> str:
 def l2(work: Work) -> str:
     """L2: Tensors are swapped between the memory of a GPU and that of the host
 
-    `make gpu` trains on a GPU with and without LMS, and checks losses, bytes swapped and peaks; without a GPU the row says what was tried.
+    `make gpu` trains on a GPU with and without LMS, and checks losses, bytes swapped and peaks; without a GPU the row
+    says what was tried.
     """
     work.sh(f"make -n -C {ROOT} gpu")
     tried = no_gpu(work)
@@ -113,7 +115,8 @@ def l4(work: Work) -> str:
 def l5(work: Work) -> str:
     """L5: `model.fit_generator(generator=training_gen, callbacks=[lms_callback])`
 
-    The line of the document in graph mode and in eager mode: swap-outs are executed, and losses are those without LMS.
+    The line of the document in graph mode and in eager mode: swap-outs are executed, and losses are those without
+    LMS.
     """
     program = """
     def train(*callbacks):
@@ -133,8 +136,8 @@ def l5(work: Work) -> str:
 def l6(work: Work) -> str:
     """L6: `swapout_threshold`, `swapin_ahead`, `swapin_groupby`
 
-    On the notebook's graph a smaller threshold swaps more, a larger `swapin_groupby` makes fewer swap-ins, and `swapin_ahead` begins them
-    earlier; `docs/lms.md` lists where counts differ from the original's.
+    On the notebook's graph a smaller threshold swaps more, a larger `swapin_groupby` makes fewer swap-ins, and
+    `swapin_ahead` begins them earlier; `docs/lms.md` lists where counts differ from the original's.
     """
     notebook_files(work)
     done = work.python("""
@@ -221,8 +224,8 @@ def l8(work: Work) -> str:
 def l9(work: Work) -> str:
     """L9: `debug`, `debug_level`
 
-    With `debug=True` each swap-out, swap-in, connection and control edge is a line of level 1, and with `debug_level=2` each operation; without
-    it there are none.
+    With `debug=True` each swap-out, swap-in, connection and control edge is a line of level 1, and with
+    `debug_level=2` each operation; without it there are none.
     """
     notebook_files(work)
     done = work.python("""
@@ -270,8 +273,8 @@ def l10(work: Work) -> str:
 def l11(work: Work) -> str:
     """L11: Auto tuning: `lms.batch_size`, both errors, `TF_LMS_SIMULATOR_MEM_RATIO`, `autotune_gpu_mem`
 
-    On the notebook's own model: the error without a batch size, the search with less memory than a step takes, and the line that LMS is not
-    necessary, which is said only after a step was run and measured.
+    On the notebook's own model: the error without a batch size, the search with less memory than a step takes, and
+    the line that LMS is not necessary, which is said only after a step was run and measured.
     """
     notebook_files(work)
     done = work.python("""
@@ -307,8 +310,8 @@ def l11(work: Work) -> str:
 def l12(work: Work) -> str:
     """L12: Filters by scope and by type
 
-    In Keras' `fit` the types `Relu`, `Conv2D` and `MaxPool` are found though TensorFlow has fused operations; one that matches nothing is a
-    warning that lists the types of the graph.
+    In Keras' `fit` the types `Relu`, `Conv2D` and `MaxPool` are found though TensorFlow has fused operations; one
+    that matches nothing is a warning that lists the types of the graph.
     """
     done = keras_program(work, """
     for types in ({"Relu"}, {"Conv2D"}, {"MaxPool"}, {"Conv7D"}):
@@ -330,8 +333,8 @@ def l12(work: Work) -> str:
 def l13(work: Work) -> str:
     """L13: A MetaGraph or SavedModel that was saved after LMS is loaded for inference or further training
 
-    Both are saved from the notebook's graph; a new process that imports `hpcckpt.lms` predicts with one and trains the other, and a plain graph
-    loads without hpcckpt.
+    Both are saved from the notebook's graph; a new process that imports `hpcckpt.lms` predicts with one and trains
+    the other, and a plain graph loads without hpcckpt.
     """
     notebook_files(work)
     work.python("""
@@ -383,8 +386,8 @@ def l13(work: Work) -> str:
 def l14(work: Work) -> str:
     """L14: `keras.models.save_model` has no swap nodes, and the same weights
 
-    A model that trained with LMS is saved by Keras as SavedModel and `.h5`: no operation of LMS is in it, and weights are those of a training
-    without LMS.
+    A model that trained with LMS is saved by Keras as SavedModel and `.h5`: no operation of LMS is in it, and weights
+    are those of a training without LMS.
     """
     done = keras_program(work, """
     def train(*callbacks):
@@ -409,7 +412,8 @@ def l14(work: Work) -> str:
 def l15(work: Work) -> str:
     """L15: `load_model(filepath, callbacks=[lms_callback])`
 
-    `hpcckpt.keras.load_model` takes `.h5`, `.keras` and a SavedModel of Keras, and a checkpoint of hpcckpt; the next `fit` of each is planned.
+    `hpcckpt.keras.load_model` takes `.h5`, `.keras` and a SavedModel of Keras, and a checkpoint of hpcckpt; the next
+    `fit` of each is planned.
     """
     done = keras_program(work, """
     import hpcckpt as hc
@@ -450,8 +454,9 @@ def l16(work: Work) -> str:
 def l17(work: Work) -> str:
     """L17: Large data: raise the image size until memory ends, then try the options
 
-    `examples/lms_large.py` has the options of the original (sync mode, serialization, by size, -1 for a search, networks of Keras, channels
-    first); it trains with and without LMS, writes CSV, and lists the largest tensors when memory ends.
+    `examples/lms_large.py` has the options of the original (sync mode, serialization, by size, -1 for a search,
+    networks of Keras, channels first); it trains with and without LMS, writes CSV, and lists the largest tensors when
+    memory ends.
     """
     usage = work.example("lms_large", "--help")
     for option in (
@@ -504,7 +509,8 @@ def l18(work: Work) -> str:
 def l19(work: Work) -> str:
     """L19: Install without a second command
 
-    From an installation of `pip install` a session and `fit` train with LMS; nothing is built and no command is asked for.
+    From an installation of `pip install` a session and `fit` train with LMS; nothing is built and no command is asked
+    for.
     """
     where = work.session.once("site", site)
     done = keras_program(work, """
@@ -522,8 +528,8 @@ def l19(work: Work) -> str:
 def l20(work: Work) -> str:
     """L20: Beyond TFLMS: a memory budget that is verified
 
-    A budget that can be kept is kept by the first step, which is measured; one that cannot is refused before the first step with the nearest
-    that can; `Verified:` is never said of a step that took more.
+    A budget that can be kept is kept by the first step, which is measured; one that cannot is refused before the
+    first step with the nearest that can; `Verified:` is never said of a step that took more.
     """
     kept = work.example("lms_mnist_keras", "--memory-budget", "150 MiB", "--limit", "2048", "--data", str(work.mnist()))
     took, budget = kept.find(r"Verified: a step took ([\d.]+) MiB, within the memory budget of ([\d.]+) MiB").groups()
@@ -543,8 +549,8 @@ def l20(work: Work) -> str:
 def l21(work: Work) -> str:
     """L21: Beyond TFLMS: `tf.function`, predictions, and refusals with a remedy
 
-    `lms.watch(step)` swaps in a loop of the user's; `is_training = False` plans `predict`; XLA and eager execution are answered by a line that
-    says what to do.
+    `lms.watch(step)` swaps in a loop of the user's; `is_training = False` plans `predict`; XLA and eager execution
+    are answered by a line that says what to do.
     """
     done = keras_program(work, """
     given = dict(swapout_threshold=10, swapin_ahead=3, swapin_groupby=2)

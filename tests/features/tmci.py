@@ -85,8 +85,8 @@ def site(work: Work) -> Path:
 def t1(work: Work) -> str:
     """T1: Install with one command; `import tmci` returns without an error
 
-    `pip install` of the sources into an empty directory, then a program that imports `hpcckpt.tmci` and saves from there: no second
-    command builds the ops.
+    `pip install` of the sources into an empty directory, then a program that imports `hpcckpt.tmci` and saves from
+    there: no second command builds the ops.
     """
     where = work.session.once("site", site)
     done = work.python(
@@ -140,8 +140,8 @@ def t3(work: Work) -> str:
 def t4(work: Work) -> str:
     """T4: TMCI's example `lenet5.py` with only its imports changed: two saves and one load of 25 tensors
 
-    The program of the document, with the plugin that its commands build; images come from a file, because `mnist.load_data` needs the
-    network.
+    The program of the document, with the plugin that its commands build; images come from a file, because
+    `mnist.load_data` needs the network.
     """
     plugin = work.session.once("plugin", _plugin)
     (work.directory / "plugin").symlink_to(plugin)
@@ -159,7 +159,8 @@ def t4(work: Work) -> str:
 def t5(work: Work) -> str:
     """T5: The same example of ours, which needs no network, with any backend
 
-    `examples/tmci_lenet5.py` with dummy, posix, hdf5 and plugin:posix, and with rankfile on 2 ranks: scores are equal after loading.
+    `examples/tmci_lenet5.py` with dummy, posix, hdf5 and plugin:posix, and with rankfile on 2 ranks: scores are equal
+    after loading.
     """
     done = work.example("tmci_lenet5", "--limit", "2000")
     assert done.count("^===> ") == 6
@@ -203,8 +204,8 @@ def t6(work: Work) -> str:
 def t7(work: Work) -> str:
     """T7: `frequency` with `epoch` and `batch`
 
-    A training of 25 batches counts the saves of the plugin dummy with each key, also with `step`, and with two keys at once; `batch` is a
-    NameError in TMCI.
+    A training of 25 batches counts the saves of the plugin dummy with each key, also with `step`, and with two keys
+    at once; `batch` is a NameError in TMCI.
     """
     done = work.python(
         LINEAR
@@ -277,8 +278,8 @@ def t9(work: Work) -> str:
 def t10(work: Work) -> str:
     """T10: A plugin that was written for TMCI (`tmci::Backend`, `TMCI_REGISTER_BACKEND`) compiles unchanged
 
-    Its sources replace those of a project that `hpcckpt plugin new dummy --lang tmci` writes; `cmake` and `make` build it, and it prints
-    TMCI's lines.
+    Its sources replace those of a project that `hpcckpt plugin new dummy --lang tmci` writes; `cmake` and `make`
+    build it, and it prints TMCI's lines.
     """
     work.sh("hpcckpt plugin new dummy --lang tmci")
     source = ROOT / "plugin" / "src"
@@ -299,7 +300,8 @@ def t10(work: Work) -> str:
 def t11(work: Work) -> str:
     """T11: `cd plugin; mkdir build; cd build; cmake ..; make` gives `build/src/libdummy.so`; TMCI's own CMakeLists.txt does too
 
-    The folder `plugin` with exactly these commands, and again with a CMakeLists.txt as TMCI's in which the one word `import tmci` is changed.
+    The folder `plugin` with exactly these commands, and again with a CMakeLists.txt as TMCI's in which the one word
+    `import tmci` is changed.
     """
     plugin = work.session.once("plugin", _plugin)
     assert (plugin / "build/src/libdummy.so").is_file()
@@ -329,7 +331,8 @@ def t11(work: Work) -> str:
 def t12(work: Work) -> str:
     """T12: `get_library_dir()` and `get_library()` name the library that a plugin links to
 
-    A plugin that uses `tensorflow::Tensor` is compiled and linked with the two values by the compiler alone, and loads.
+    A plugin that uses `tensorflow::Tensor` is compiled and linked with the two values by the compiler alone, and
+    loads.
     """
     done = work.sh("""
         c++ -std=c++17 -shared -fPIC -I$(python -m hpcckpt --tmci-include-dirs | sed 's/;/ -I/g') -o libdummy.so \\
@@ -347,8 +350,8 @@ def t12(work: Work) -> str:
 def t13(work: Work) -> str:
     """T13: A plugin reads the memory of the tensors itself; nothing is copied
 
-    The address that the plugin prints is that of the variable's buffer, and saving 256 MiB makes the process grow by less than 5 %. What is
-    on a GPU passes through the host: `make gpu` shows it.
+    The address that the plugin prints is that of the variable's buffer, and saving 256 MiB makes the process grow by
+    less than 5 %. What is on a GPU passes through the host: `make gpu` shows it.
     """
     done = work.python("""
         import numpy as np, tensorflow as tf
@@ -392,7 +395,8 @@ def no_gpu(work: Work) -> str:
 def t14(work: Work) -> str:
     """T14: The config is any string; a return code that is not 0 is an error
 
-    A plugin that returns 7 and one that throws end in a `BackendError` with code, class, text and rank, on 2 ranks; the process lives on.
+    A plugin that returns 7 and one that throws end in a `BackendError` with code, class, text and rank, on 2 ranks;
+    the process lives on.
     """
     work.sh(
         "c++ -std=c++17 -shared -fPIC -I$(python -m hpcckpt --include-dir) $SOURCE -o libfaulty.so",

@@ -120,7 +120,8 @@ def a1(work: Work) -> str:
 def a2(work: Work) -> str:
     """A2: PyTorch: the optimizer's state and the epoch beside the model; files of others
 
-    `hc.torch.save` and `restore` of a step, then `hpcckpt convert` of a `.pt` file of `torch.save` to a checkpoint and back.
+    `hc.torch.save` and `restore` of a step, then `hpcckpt convert` of a `.pt` file of `torch.save` to a checkpoint
+    and back.
     """
     done = work.python("""
         import torch
@@ -156,7 +157,8 @@ def a2(work: Work) -> str:
 def a3(work: Work) -> str:
     """A3: Load a model without the code of its class; ONNX
 
-    A model of Keras' layers loads in a fresh process; for a subclassed one the error names the class; the pages say how a model gets to ONNX.
+    A model of Keras' layers loads in a fresh process; for a subclassed one the error names the class; the pages say
+    how a model gets to ONNX.
     """
     printed = trained(work)
     shown = same_accuracy(work, 'import hpcckpt as hc\nshow("restored", hc.keras.load_model("full"))', printed)
@@ -186,8 +188,8 @@ def a3(work: Work) -> str:
 def a4(work: Work) -> str:
     """A4: A job script for a PyTorch training that uses TMPDIR
 
-    `hpcckpt jobscript --scheduler slurm` with `--scratch '$TMPDIR'` prints one, and `scripts/slurm/program.sbatch` starts any program; both are
-    run dry.
+    `hpcckpt jobscript --scheduler slurm` with `--scratch '$TMPDIR'` prints one, and `scripts/slurm/program.sbatch`
+    starts any program; both are run dry.
     """
     script = work.sh("""hpcckpt jobscript --scheduler slurm --nodes 1 --time 1h --scratch '$TMPDIR' --run runs/torch \\
         -- python train.py --run runs/torch > job.sbatch
@@ -203,8 +205,8 @@ def a4(work: Work) -> str:
 def a5(work: Work) -> str:
     """A5: `tf.train.Checkpoint` and `CheckpointManager`
 
-    A training loop with the manager of hpcckpt in place of TensorFlow's stops at 30 of 60 steps, and resumes to the bits of a run without a
-    stop.
+    A training loop with the manager of hpcckpt in place of TensorFlow's stops at 30 of 60 steps, and resumes to the
+    bits of a run without a stop.
     """
     for run, steps in (("stopped", 30), ("stopped", 60), ("straight", 60)):
         done = work.example("tf_custom_loop", "--run", run, "--steps", str(steps))
@@ -217,8 +219,8 @@ def a5(work: Work) -> str:
 def a6(work: Work) -> str:
     """A6: Format: TensorFlow checkpoint
 
-    `hpcckpt convert` writes index, data and the file `checkpoint`; `tf.train.latest_checkpoint` finds it, `model.load_weights` loads it, and
-    accuracy is equal; the file made a checkpoint again has the same tensors.
+    `hpcckpt convert` writes index, data and the file `checkpoint`; `tf.train.latest_checkpoint` finds it,
+    `model.load_weights` loads it, and accuracy is equal; the file made a checkpoint again has the same tensors.
     """
     printed = trained(work)
     work.sh("mkdir tf && hpcckpt convert full tf/cp-0002.ckpt && hpcckpt convert tf/cp-0002.ckpt back")
@@ -236,7 +238,8 @@ show("restored", model)
 def a7(work: Work) -> str:
     """A7: Format: `.keras` and `.weights.h5`
 
-    `hpcckpt convert` writes both; Keras loads them with equal accuracy; what Keras has no place for is listed as left out.
+    `hpcckpt convert` writes both; Keras loads them with equal accuracy; what Keras has no place for is listed as left
+    out.
     """
     printed = trained(work)
     made = work.sh("hpcckpt convert full model.keras && hpcckpt convert full model.weights.h5")
@@ -278,7 +281,8 @@ def a9(work: Work) -> str:
 def a10(work: Work) -> str:
     """A10: The `ModelCheckpoint(...)` of the tutorial with all its arguments
 
-    The snippet with its import changed, `options=None` and `**kwargs` included, alone and on 2 ranks, where each line is printed once.
+    The snippet with its import changed, `options=None` and `**kwargs` included, alone and on 2 ranks, where each line
+    is printed once.
     """
     printed = trained(work)
     assert re.search(r"^Epoch 1: saving model to training/cp-0001\.ckpt$", printed, re.MULTILINE), printed[-2000:]
@@ -393,7 +397,8 @@ def a15(work: Work) -> str:
 def a16(work: Work) -> str:
     """A16: The example `restore.py` restores the earlier checkpoints
 
-    `examples/tutorial.py` trains, `examples/restore.py` restores each of its checkpoints; accuracies are those that the training printed.
+    `examples/tutorial.py` trains, `examples/restore.py` restores each of its checkpoints; accuracies are those that
+    the training printed.
     """
     data = ["--data", str(work.mnist())]
     first = work.example("tutorial", "--directory", "training", "--epochs", "2", *data)
@@ -409,7 +414,8 @@ def a16(work: Work) -> str:
 def a17(work: Work) -> str:
     """A17: `mnist.npz`, modules and TMPDIR on a compute node without a network
 
-    An example trains where there is no network at all (`unshare -n`), from a file; and `hpcckpt train --check` with the data of a package.
+    An example trains where there is no network at all (`unshare -n`), from a file; and `hpcckpt train --check` with
+    the data of a package.
     """
     isolated = work.sh("unshare -rn true", code=None).code == 0
     prefix = "unshare -rn " if isolated else "env http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 "
@@ -423,8 +429,8 @@ def a17(work: Work) -> str:
 def a18(work: Work) -> str:
     """A18: A crash after hours: continue from the last interval
 
-    `hpcckpt verify-resume` kills a Keras training in the middle of an epoch with SIGKILL, starts it again, and finds the bits of a run that was
-    not killed.
+    `hpcckpt verify-resume` kills a Keras training in the middle of an epoch with SIGKILL, starts it again, and finds
+    the bits of a run that was not killed.
     """
     work.write("train.py", """
         import os, keras, numpy as np
@@ -447,7 +453,8 @@ def a18(work: Work) -> str:
 def a19(work: Work) -> str:
     """A19: Restore with other resources
 
-    Saved on 2 ranks, a part of it sharded; restored on 3 and on 1, and by `hpcckpt restore` on 2 ranks: the same values.
+    Saved on 2 ranks, a part of it sharded; restored on 3 and on 1, and by `hpcckpt restore` on 2 ranks: the same
+    values.
     """
     work.write("job.py", """
         import sys
@@ -482,8 +489,8 @@ def a19(work: Work) -> str:
 def a20(work: Work) -> str:
     """A20: Inspect, compare, transfer, share
 
-    `hpcckpt diff` per tensor, a verified `copy`, `restore --out best.safetensors`, `load_weights(names=...)`; a page begins with the four motives
-    of the tutorial.
+    `hpcckpt diff` per tensor, a verified `copy`, `restore --out best.safetensors`, `load_weights(names=...)`; a page
+    begins with the four motives of the tutorial.
     """
     trained(work)
     steps = re.findall(r"^ +(\d+) ", work.sh("hpcckpt list training").out, re.MULTILINE)
@@ -515,7 +522,8 @@ def _in_heading(page: Path, word: str) -> bool:
 def a21(work: Work) -> str:
     """A21: HDF5 as the content of a checkpoint
 
-    `backend="hdf5"` with the drivers direct, mpio and per-rank on 2 ranks: verified, and h5py finds the tensors by their names.
+    `backend="hdf5"` with the drivers direct, mpio and per-rank on 2 ranks: verified, and h5py finds the tensors by
+    their names.
     """
     done = work.python(
         """
