@@ -48,16 +48,15 @@ def test_a_row_that_fails_in_any_way_is_partial_and_one_that_needs_a_gpu_is_list
     rows = {name: Row(name, "f", "works", "s", check) for name, check in checks.items()}
     monkeypatch.setattr(program, "ROWS", rows)
     monkeypatch.setattr(program, "names", lambda: list(rows))
-    monkeypatch.setattr(program, "WHERE", tmp_path / "coverage")
-    monkeypatch.setattr(program, "ROOT", tmp_path)
-    assert program.main(["--jobs", "1"]) == 1
+    where = ["--directory", str(tmp_path / "coverage")]
+    assert program.main(["--jobs", "1", *where]) == 1
     shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line[:1] == "X"]
     assert shown == [["X1", "works"], ["X2", "partial"], ["X3", "partial"], ["X4", "partial"], ["X5", "needs"]]
     report = (tmp_path / "coverage" / "report.md").read_text(encoding="utf-8")
     assert "0 better, 1 works, 3 partial, 1 needs a GPU" in report
     assert "| X5 | a GPU | nvidia-smi: not found |" in report
-    assert program.main(["x1"]) == 0
-    assert program.main(["X9"]) == 2
+    assert program.main(["x1", *where]) == 0
+    assert program.main(["X9", *where]) == 2
 
 
 def test_what_rows_share_is_made_once_and_its_failure_is_that_of_each(tmp_path: Path) -> None:

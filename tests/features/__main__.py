@@ -53,16 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"there is no row {', '.join(unknown)}; rows are {', '.join(names())}", file=sys.stderr)
         return 2
     rows = [ROWS[name] for name in asked.rows or names()]
-    shutil.rmtree(WHERE, ignore_errors=True)
-    session, began = Session(WHERE), time.monotonic()
+    where = asked.directory.absolute()
+    shutil.rmtree(where, ignore_errors=True)
+    session, began = Session(where), time.monotonic()
     with ThreadPoolExecutor(asked.jobs) as pool:
         outcomes = list(pool.map(lambda each: _run(session, each, is_kept=asked.keep), rows))
     report = _report(outcomes, time.monotonic() - began)
-    (WHERE / "report.md").write_text(report, encoding="utf-8")
-    (WHERE / "report.json").write_text(json.dumps([asdict(each) for each in outcomes], indent=1), encoding="utf-8")
+    (where / "report.md").write_text(report, encoding="utf-8")
+    (where / "report.json").write_text(json.dumps([asdict(each) for each in outcomes], indent=1), encoding="utf-8")
     if not asked.keep:
         shutil.rmtree(session.shared)
-    print(f"\n{report}\nfiles in {WHERE.relative_to(ROOT)}: report.md, report.json, logs")
+    print(f"\n{report}\nfiles in {where}: report.md, report.json, logs")
     return 1 if any(each.verdict == "partial" for each in outcomes) else 0
 
 
@@ -76,6 +77,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="rows at a time (default: %(default)s)",
     )
+    parser.add_argument("--directory", type=Path, default=WHERE, metavar="DIR", help="emptied; default: build/coverage")
     parser.add_argument("--keep", action="store_true", help="keep the directories in which rows ran")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/features.md, and run nothing")
     return parser.parse_args(arguments)

@@ -68,7 +68,9 @@ def k2(work: Work) -> str:
     Both samples of the document parse as they are, and a file with the three styles prints its effective
     configuration.
     """
-    done = work.sh("""hpcckpt train -c mine.hjson --print-config""") if work.write("mine.hjson", """
+    work.write(
+        "mine.hjson",
+        """
         # one
         [
           { // two
@@ -77,21 +79,14 @@ def k2(work: Work) -> str:
             "loss": { "tf.keras.losses.SparseCategoricalCrossentropy": { "from_logits": true } }
           }
         ]
-    """) else None  # fmt: skip
-    assert done is not None
-    done.find("OneHeadNet")
-    samples = work.python(
-        """
-        import sys
-        from hpcckpt.train.config.cycles import cycles
-        for name in sys.argv[1:]:
-            found = cycles(name)
-            print("PARSED", name.rpartition("/")[2], len(found), "cycles", *(each.model.path for each in found))
-        """,
-        str(SEEDS / "simple.json"), str(SEEDS / "complex.json"),
-    )  # fmt: skip
-    samples.find(r"^PARSED simple.json 1 cycles")
-    return samples.line(r"^PARSED complex.json 2 cycles")
+    """,
+    )
+    found = {}
+    for name in ("mine.hjson", str(SEEDS / "simple.json"), str(SEEDS / "complex.json")):
+        cycles = json.loads(work.sh(f"hpcckpt train -c {name} --print-config").out)
+        found[name.rpartition("/")[2]] = [next(iter(cycle["model"])) for cycle in cycles]
+    assert [len(models) for models in found.values()] == [1, 1, 2], found
+    return f"models of the cycles: {found}"
 
 
 @row("works")
@@ -375,13 +370,22 @@ def k14(work: Work) -> str:
     datasets = ROOT / "hpcckpt/train/datasets"
     for name in ("mnist", "digits", "synthetic"):
         assert all((datasets / name / f"{file}.py").is_file() for file in ("parser", "raw_to_tfrecord", "dataset"))
-    shares = work.python("""
+    shares = work.python(
+        """
         import numpy as np
-        from hpcckpt.train.datasets import synthetic, sharing
         from mpi4py import MPI
-        train, _ = synthetic.from_raw(n_images=64, size=8, batch_size=8) if MPI.COMM_WORLD.size == 1 else (None, None)
-    """)  # fmt: skip
-    assert shares.code == 0
+        from hpcckpt.train.datasets import digits, sharing
+        comm = MPI.COMM_WORLD
+        with sharing(comm.rank, comm.size):
+            train, _ = digits.from_raw(batch_size=16, seed=1)
+        mine = {image.tobytes() for images, _ in train.as_numpy_iterator() for image in images}
+        both = comm.gather(mine)
+        if comm.rank == 0:
+            print("SHARES", len(both[0]), len(both[1]), "in both:", len(both[0] & both[1]), flush=True)
+        """,
+        ranks=2,
+    )
+    shares.find(r"^SHARES [1-9]\d+ [1-9]\d+ in both: 0$")
     work.python("""
         import numpy as np, pathlib
         from PIL import Image
@@ -398,7 +402,7 @@ def k14(work: Work) -> str:
     done = train(
         work, changed(datasets=data, model={"ktf.models.OneHeadNet": {"num_outputs": 2}}), "--run runs/pictures"
     )
-    return done.line("cycle=1/1 complete")[:100]
+    return f"{shares.line('^SHARES')}; pictures: {done.line('cycle=1/1 complete')[:60]}"
 
 
 @row("works")
@@ -453,17 +457,24 @@ def k17(work: Work) -> str:
     All notebooks are executed from top to bottom by the tests; among them is one that shows images of the data sets,
     and one for the models.
     """
-    names = [path.name for path in (ROOT / "notebooks").rglob("*.ipynb")]
-    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").rglob("*.ipynb")}
-    shown = [name for name, text in sources.items() if "imshow" in text and "datasets" in text]
-    models = [name for name, text in sources.items() if re.search(r"summary\(|plot_model|activations|networks\.", text)]
-    work.sh(
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "notebooks").rglob("*.ipynb"))}
+    done = work.sh(
         f"python -m pytest -q -p no:cacheprovider --rootdir {ROOT} -c {ROOT}/pyproject.toml {ROOT}/tests/docs/test_notebooks.py"
         " -k runs", limit_s=1800,
     )  # fmt: skip
-    assert shown, f"no notebook shows the images of a data set: {names}"
-    assert models, f"no notebook shows a model: {names}"
-    return f"{len(names)} notebooks executed; data sets: {', '.join(shown)}; models: {', '.join(models)}"
+    datasets = [path.parent.name for path in (ROOT / "hpcckpt/train/datasets").rglob("raw_to_tfrecord.py")]
+    models = [path.stem for path in (ROOT / "hpcckpt/train/models").glob("[a-z]*.py") if path.stem != "configured"]
+    images = [text for text in sources.values() if "imshow" in text]
+    unseen = [
+        name for name in datasets if not any(f"datasets.{name}" in text or f"{name}.from" in text for text in images)
+    ]
+    assert not unseen, f"no notebook shows images of {', '.join(unseen)}"
+    classes = {
+        name: "".join(part.capitalize() for part in name.split("_")).replace("Lenet", "LeNet") for name in models
+    }
+    unseen = [name for name in classes.values() if not any(name in text for text in sources.values())]
+    assert not unseen, f"no notebook shows {', '.join(unseen)}"
+    return f"{done.line('[0-9]+ passed')}; data sets {', '.join(datasets)}; models {', '.join(classes.values())}"
 
 
 @row("works")
@@ -574,19 +585,25 @@ def k21(work: Work) -> str:
 def k22(work: Work) -> str:
     """K22: `requirements.txt`, `requirements_ext.txt`, a virtual environment
 
-    Extras of the package for each use, of which numpy and four small packages alone are required; `pip check` finds
-    nothing.
+    Extras of the package for each use; with numpy and the four small packages that are required alone, a program saves
+    and loads; `make setup` makes a virtual environment.
     """
     done = work.python("""
-        import tomllib, sys
+        import sys, tomllib
+        for name in ("tensorflow", "keras", "mpi4py", "h5py", "torch", "horovod", "hjson", "pydantic", "psutil", "matplotlib"):
+            sys.modules[name] = None    # as if it were not installed
+        import numpy as np
+        import hpcckpt as hc
+        with hc.Checkpointer("runs/a") as ckpt:
+            ckpt.save(1, {"w": np.ones(3)})
         project = tomllib.load(open(sys.argv[1], "rb"))["project"]
         print("EXTRAS", *sorted(project["optional-dependencies"]))
-        print("REQUIRED", *project["dependencies"])
+        print("REQUIRED", *project["dependencies"], "enough:", float(hc.load("runs/a")["w"].sum()) == 3)
     """, str(ROOT / "pyproject.toml"))  # fmt: skip
     extras = done.find(r"^EXTRAS (.*)$")[1].split()
     assert {"tf", "horovod", "mpi", "hdf5", "torch", "train", "test", "dev"} <= set(extras), extras
     work.sh(f"make -n -C {ROOT} setup")
-    return done.line("^EXTRAS")
+    return f"{done.line('^EXTRAS')}; {done.line('^REQUIRED .* enough: True$')}"
 
 
 @row("works")

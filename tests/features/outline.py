@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 
@@ -100,7 +99,8 @@ def c3(work: Work) -> str:
         f"cd {ROOT} && python -m pytest --with-mpi -q -p no:cacheprovider --collect-only -m mpi tests/mpi", code=None
     )
     found = re.search(r"(\d+)(?:/\d+)? tests? collected", marked.out)
-    assert found and int(found[1]) > 0, f"no test has the mark mpi: {marked.out.splitlines()[-1:]}"
+    assert found, f"no test has the mark mpi: {marked.out.splitlines()[-1:]}"
+    assert int(found[1]) > 0
     return f"2 ranks: {done.line(r'[0-9]+ passed')}; -m mpi: {found[0]}"
 
 

@@ -468,11 +468,22 @@ def l17(work: Work) -> str:
         "--grow",
     ):
         usage.find(re.escape(option) + r"\b")
-    size = "--network MobileNetV2 --image-size 64 --batch-size 4 --stats-csv stats.csv".split()
+    size = ["--network", "MobileNetV2", "--image-size", "64", "--batch-size", "4", "--stats-csv", "stats.csv"]
     work.example("lms_large", *size, "--no-lms")
-    distance = (
-        "--swapout-threshold 60 --swapin-ahead 3 --swapin-groupby 2 --sync-mode 3 --serialization 1 3:5 7".split()
-    )
+    distance = [
+        "--swapout-threshold",
+        "60",
+        "--swapin-ahead",
+        "3",
+        "--swapin-groupby",
+        "2",
+        "--sync-mode",
+        "3",
+        "--serialization",
+        "1",
+        "3:5",
+        "7",
+    ]
     done = work.example("lms_large", *size, *distance)
     grown = work.example(
         "lms_large", *size[:-2], "--no-lms", "--grow", "batch", "--by", "8", "--cap-gib", "0.3", "--most", "4"

@@ -444,7 +444,7 @@ def t15(work: Work) -> str:
     assert ran.out.count("data=0x") == 3 * N_TENSORS
     assert "scores are equal" in ran.out
     work.needs("Theta", "retired in 2023; its qsub, aprun and modules are simulated")
-    return f"4 module lines; aprun -n 1 -N 1 python examples/tmci_lenet5.py; scores are equal"
+    return "4 module lines; aprun -n 1 -N 1 python examples/tmci_lenet5.py; scores are equal"
 
 
 @row("better")
