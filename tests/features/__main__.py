@@ -85,7 +85,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(session: Session, row: Row, *, is_kept: bool) -> Outcome:
     """Run one row; whatever it raises makes it partial, and is printed."""
-    work, began = Work(session, row.name, session.directory / "rows" / row.name), time.monotonic()
+    began, work = time.monotonic(), Work(session, row.name, session.directory / "rows" / row.name)
     try:
         verdict, evidence = row.verdict, row.check(work)
     except NeedsError as error:

@@ -199,12 +199,12 @@ def l7(work: Work) -> str:
 def l8(work: Work) -> str:
     """L8: `serialization=[1, '3:5', 7]`, `serialization_by_size`
 
-    Levels 1, 3, 4, 5 and 7 are serialized, the graph then has more levels, and by size levels are found.
+    `[21, '23:25', 27]` serializes levels 21, 23, 24, 25 and 27, the graph then has more levels, and by size levels are found.
     """
     notebook_files(work)
     done = work.python("""
         from deepnn import *
-        for more in ({"serialization": [1, '3:5', 7]}, {"serialization": ["20:"]}, {"serialization_by_size": 0.0001}):
+        for more in ({"serialization": [21, '23:25', 27]}, {"serialization": ["20:"]}, {"serialization_by_size": 0.0001}):
             tf.reset_default_graph()
             build()
             lms = LMS(swapout_threshold=20, swapin_ahead=3, swapin_groupby=2, **more)
@@ -212,12 +212,12 @@ def l8(work: Work) -> str:
             print("WITH", more, flush=True)
             lms.run(tf.get_default_graph())
     """)
-    done.find(r"levels: \[1, 3, 4, 5, 7\]")
+    done.find(r"levels: \[21, 23, 24, 25, 27\]")
     before = int(done.find(r"Original categorized topological sort has (\d+) levels")[1])
     after = [int(each) for each in re.findall(r"New categorized topological sort has (\d+) levels", done.out)]
     assert len(after) >= 2, done.tail()
     assert max(after) > before, (before, after)
-    return f"{done.line('levels: .1, 3, 4, 5, 7')[-70:]}; {before} levels become {after}"
+    return f"{done.line('levels: .21, 23, 24, 25, 27')[-70:]}; {before} levels become {after}"
 
 
 @row("works")
@@ -590,7 +590,7 @@ def l21(work: Work) -> str:
     """)  # fmt: skip
     done.find(r"^WATCHED pass [1-9]")
     assert "jit_compile=False" in done.line(r"^REFUSED .*jit_compile")
-    done.find(r"^REFUSED .*run_eagerly.*\['.+'\]")
+    assert "compile it without" in done.line(r"^REFUSED .*run_eagerly")
     done.find(r"^PREDICTED pass")
     return f"{done.line('^WATCHED')}; {done.line('^PREDICTED')}; {done.line('^REFUSED')[:120]}"
 

@@ -108,7 +108,7 @@ class Work:
 
     def __init__(self, session: Session, name: str, directory: Path) -> None:
         self.session, self.name, self.directory = session, name, directory
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
         self.log = session.directory / "logs" / f"{name}.log"
         self.missing: list[tuple[str, str]] = []
         self._n_programs = 0
