@@ -220,7 +220,7 @@ def k8(work: Work) -> str:
     """
     work.write("hello.py", """
         #!/usr/bin/env python
-        import hpcckpt.train as ktf_train
+        import hpcckpt.train
         import hpcckpt.train.models
 
         # Important: Use this decorator so ktf can see it from the config
@@ -390,19 +390,36 @@ def k14(work: Work) -> str:
         import numpy as np, pathlib
         from PIL import Image
         rng = np.random.default_rng(0)
-        for split, n in (("train", 40), ("valid", 8)):
+        for split, n in (("train", 3000), ("valid", 40)):
             for label in ("cats", "dogs"):
                 folder = pathlib.Path("pictures", split, label)
                 folder.mkdir(parents=True)
                 for number in range(n):
-                    pixels = rng.integers(0, 128, (32, 32, 3), np.uint8) + (100 if label == "dogs" else 0)
-                    Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+                    pixels = rng.integers(0, 128, (64, 64, 3)) + (100 if label == "dogs" else 0)
+                    Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png", compress_level=0)
     """)
-    data = {"ktf.datasets.folders.from_raw": {"directory": "pictures", "image_size": 16, "batch_size": 8}}
-    done = train(
-        work, changed(datasets=data, model={"ktf.models.OneHeadNet": {"num_outputs": 2}}), "--run runs/pictures"
-    )
-    return f"{shares.line('^SHARES')}; pictures: {done.line('cycle=1/1 complete')[:60]}"
+    work.sh("python -m hpcckpt.train.datasets.folders.raw_to_tfrecord shards --data pictures/train")
+    folders = {"directory": "pictures/valid", "image_size": 16, "batch_size": 8}
+    two = {"ktf.models.OneHeadNet": {"num_outputs": 2}}
+    done = train(work, changed(datasets={"ktf.datasets.folders.from_raw": folders}, model=two), "--run runs/folders")
+    memory = work.python("""
+        from pathlib import Path
+        from hpcckpt.train.datasets import shards
+        def field(name):
+            return next(int(l.split()[1]) << 10 for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(name))
+        train, _ = shards.from_tfrecord("shards", image_size=64, batch_size=16)
+        images = train.as_numpy_iterator()
+        next(images)
+        Path("/proc/self/clear_refs").write_text("5")
+        before, n = field("VmRSS:"), 0
+        for batch, _ in images:
+            n += batch.nbytes
+        print("STREAMED", n >> 20, "MiB", "grew", (field("VmHWM:") - before) >> 20, "MiB")
+    """)
+    streamed, grown = map(int, memory.find(r"^STREAMED (\d+) MiB grew (-?\d+) MiB$").groups())
+    assert streamed > 200, streamed
+    assert grown < streamed / 4, memory.tail()
+    return f"{shares.line('^SHARES')}; folders: {done.line('cycle=1/1 complete')[:50]}; {memory.line('^STREAMED')}"
 
 
 @row("works")
@@ -412,30 +429,21 @@ def k15(work: Work) -> str:
     One head and several, a ResNet of any depth, a sequence encoder and decoder, regression: a training of each from a
     file.
     """
-    regression = changed(
-        model={"ktf.models.OneHeadNet": {"num_outputs": 1}},
-        loss={"tf.keras.losses.MeanSquaredError": {}},
-        metrics=["mae"],
-    )
-    done = train(work, regression, "--run runs/regression")
-    resnet = {"ktf.models.networks.ResNet": {"depth": 18, "name": "base_model"}}
-    train(
-        work, changed(model={"ktf.models.OneHeadNet": {"num_outputs": 10, "base_model": resnet}}), "--run runs/resnet"
-    )
-    configs = [
-        path
-        for path in (ROOT / "examples/configs").glob("*.hjson")
-        if _names(path, "MultiHeadNet", "Encoder", "Decoder")
-    ]
-    assert configs, "no example configuration has several heads, or an encoder and a decoder"
-    for path in configs:
-        work.sh(f"hpcckpt train -c {path} --check")
-    return f"{done.line('cycle=1/1 complete')[:60]}; ResNet of depth 18; {', '.join(path.name for path in configs)}"
-
-
-def _names(path: Path, *words: str) -> bool:
-    text = path.read_text(encoding="utf-8")
-    return any(word in text for word in words)
+    lines = []
+    for name in ("heads", "sequences", "regression"):
+        config = ROOT / "examples/configs" / f"{name}.hjson"
+        done = work.sh(f"hpcckpt train -c {config} --run runs/{name} --set train_loop.num_epochs=1")
+        lines.append(f"{name}: {done.line(r'complete epochs=1')[9:60]}")
+    data = {"ktf.datasets.synthetic.from_raw": {"n_images": 64, "size": 32, "channels": 3, "batch_size": 8}}
+    counts = {}
+    for depth in (18, 50):
+        resnet = {"ktf.models.networks.ResNet": {"depth": depth, "name": "base_model"}}
+        model = {"ktf.models.OneHeadNet": {"num_outputs": 10, "base_model": resnet}}
+        found = train(work, changed(datasets=data, model=model), "--check").find(r"OneHeadNet +([\d,]+) ")
+        counts[depth] = int(found[1].replace(",", ""))
+    assert 11e6 < counts[18] < 12e6, counts  # as published: 11.2 and 23.5 million without the head of ImageNet
+    assert 23e6 < counts[50] < 24.5e6, counts
+    return f"{'; '.join(lines)}; weights of ResNet by depth: {counts}"
 
 
 @row("works")
@@ -462,19 +470,20 @@ def k17(work: Work) -> str:
         f"python -m pytest -q -p no:cacheprovider --rootdir {ROOT} -c {ROOT}/pyproject.toml {ROOT}/tests/docs/test_notebooks.py"
         " -k runs", limit_s=1800,
     )  # fmt: skip
-    datasets = [path.parent.name for path in (ROOT / "hpcckpt/train/datasets").rglob("raw_to_tfrecord.py")]
-    models = [path.stem for path in (ROOT / "hpcckpt/train/models").glob("[a-z]*.py") if path.stem != "configured"]
-    images = [text for text in sources.values() if "imshow" in text]
-    unseen = [
-        name for name in datasets if not any(f"datasets.{name}" in text or f"{name}.from" in text for text in images)
-    ]
-    assert not unseen, f"no notebook shows images of {', '.join(unseen)}"
-    classes = {
-        name: "".join(part.capitalize() for part in name.split("_")).replace("Lenet", "LeNet") for name in models
-    }
-    unseen = [name for name in classes.values() if not any(name in text for text in sources.values())]
-    assert not unseen, f"no notebook shows {', '.join(unseen)}"
-    return f"{done.line('[0-9]+ passed')}; data sets {', '.join(datasets)}; models {', '.join(classes.values())}"
+    sheets = []
+    for name, options in (
+        ("synthetic", {"n_images": 64}),
+        ("digits", {}),
+        ("mnist", {"limit": 64}),
+        ("digits.affnist", {"n_images": 60}),
+    ):
+        work.write("view.json", changed(datasets={f"ktf.datasets.{name}.from_raw": {**options, "batch_size": 16}}))
+        work.sh(f"python -m hpcckpt.train.datasets.view view.json -o {name}.png")
+        assert (work.directory / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        sheets.append(name)
+    shown = [name for name in ("OneHeadNet", "LeNet5") if any(name in text for text in sources.values())]
+    assert len(shown) == 2, f"of the models, notebooks show {shown}"
+    return f"{done.line('[0-9]+ passed')}; pictures of {', '.join(sheets)}; models in notebooks: {', '.join(shown)}"
 
 
 @row("works")
@@ -656,15 +665,32 @@ def k26(work: Work) -> str:
     An example of each kind that a package of the user's exports, triplet batches with their loss among them, trains
     with `--allow`.
     """
-    found = [path for path in (ROOT / "examples").rglob("*") if path.is_file() and "triplet" in path.name.lower()]
-    assert found, "examples has nothing about triplets"
-    programs = [path for path in found if path.suffix == ".py"]
-    configs = [path for path in found if path.suffix == ".hjson"]
-    if configs:
-        allow = f"--allow {programs[0].stem}" if programs else ""
-        done = work.sh(
-            f"hpcckpt train -c {configs[0]} {allow} --run runs/triplet", PYTHONPATH=str((programs or configs)[0].parent)
-        )
-    else:
-        done = work.sh(f"python {programs[0]}")
-    return f"{found[0].relative_to(ROOT)}: {done.out.splitlines()[-1][:100]}"
+    config = ROOT / "examples/configs/triplets.hjson"
+    done = work.sh(f"hpcckpt train -c {config} --run runs/triplets --set train_loop.num_epochs=1")
+    done.find(r"cycle=2/2 complete epochs=1")
+    work.write(
+        "mine/__init__.py",
+        """
+        import keras
+        import tensorflow as tf
+        from hpcckpt.train import CustomTrainLoop, export_config
+
+        @export_config
+        class SignSGD(keras.optimizers.SGD):
+            def update_step(self, gradient, variable):
+                super().update_step(tf.sign(gradient), variable)
+
+        @export_config
+        class ClippedLoop(CustomTrainLoop):
+            def train_step(self, batch):
+                x, y = batch
+                with tf.GradientTape() as tape:
+                    predicted = self.model(x, training=True)
+                    loss = self.loss(y, predicted)
+                self.minimize(loss, tape)
+                return {"loss": loss, **self.measure(y, predicted)}
+    """,
+    )
+    own = changed(optimizer={"SignSGD": {"learning_rate": 0.001}}, train_loop={"ClippedLoop": {"num_epochs": 1}})
+    mine = train(work, own, "--run runs/mine --allow mine", PYTHONPATH=str(work.directory))
+    return f"triplets: {done.line('cycle=1/2 complete')[:60]}; own optimizer and step: {mine.line('complete epochs=1')[:50]}"
