@@ -153,7 +153,7 @@ def c5(work: Work) -> str:
     done = work.example(
         "lms_horovod", "--run", "runs/lms", "--epochs", "1", "--limit", "512", "--data", str(work.mnist()), ranks=2
     )
-    assert done.count(r"plan as on rank 0: True, [1-9]") == 2, done.tail()
+    assert done.total(r"plan as on rank 0: True, [1-9]") == 2, done.tail()
     work.sh("hpcckpt verify runs/lms")
     return f"{done.line('plan as on rank 0: True')}; {done.line('^losses')}"
 
@@ -223,7 +223,7 @@ def c7(work: Work) -> str:
     killed = work.mpirun(2, "python", "train.py", code=None)
     assert killed.code != 0
     done = work.mpirun(2, "python", "train.py")
-    assert done.count(r"rank \d done") == 2, done.tail()
+    assert done.total(r"rank \d done") == 2, done.tail()
     return done.line(r"resume step=20 epoch=2 .*ranks 2->2 level=exact")[:140]
 
 

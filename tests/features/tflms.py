@@ -604,5 +604,5 @@ def l22(work: Work) -> str:
     done = work.example(
         "lms_horovod", "--run", "runs/lms", "--epochs", "1", "--limit", "1024", "--data", str(work.mnist()), ranks=2
     )
-    assert done.count(r"\[[01]\] plan as on rank 0: True, [1-9]\d* swap-outs") == 2, done.tail()
+    assert done.total(r"\[[01]\] plan as on rank 0: True, [1-9]\d* swap-outs") == 2, done.tail()
     return done.line(r"\[1\] plan as on rank 0")

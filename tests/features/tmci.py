@@ -168,7 +168,7 @@ def t5(work: Work) -> str:
     for backend, ranks in (("posix", 0), ("hdf5", 0), ("plugin:posix", 0), ("rankfile", 2)):
         place = ["--config", "path=run"] if ranks else []  # the same on all ranks
         other = work.example("tmci_lenet5", "--limit", "1000", "--backend", backend, *place, ranks=ranks)
-        assert other.count("^scores are equal$") == max(ranks, 1), other.tail()
+        assert other.total("scores are equal") == max(ranks, 1), other.tail()
     return f"six lines ===>, 3 x 25 tensors, {done.line('^scores are equal')}, with 5 backends"
 
 
@@ -423,7 +423,7 @@ def t14(work: Work) -> str:
     for rank in (0, 1):
         done.find(rf"BackendError: \[rank {rank}\] faulty\.Save failed \(code -1\): the network is away")
         done.find(rf"BackendError: \[rank {rank}\] faulty\.Create failed \(code -1\): no licence for this host")
-    assert done.count("^saved$") == 2
+    assert done.total("saved") == 2
     return done.line(r"BackendError: \[rank 1\] faulty\.Save failed \(code 7\): the disk is tired")
 
 

@@ -52,6 +52,10 @@ class Done:
         """Return how many lines have a match of a pattern."""
         return sum(bool(re.search(pattern, line)) for line in self.out.splitlines())
 
+    def total(self, pattern: str) -> int:
+        """Return how often a pattern occurs: ranks may print on one line."""
+        return len(re.findall(pattern, self.out))
+
     def tail(self) -> str:
         """Return the last lines."""
         lines = self.out.splitlines()
