@@ -189,9 +189,12 @@ def a4(work: Work) -> str:
     `hpcckpt jobscript --scheduler slurm` with `--scratch '$TMPDIR'` prints one, and `scripts/slurm/program.sbatch`
     starts any program; both are run dry.
     """
-    script = work.sh("""hpcckpt jobscript --scheduler slurm --nodes 1 --time 1h --scratch '$TMPDIR' --run runs/torch \\
+    script = work.sh(
+        """hpcckpt jobscript --scheduler slurm --nodes 1 --time 1h --scratch '$TMPDIR' --run runs/torch \\
         -- python train.py --run runs/torch > job.sbatch
-        HPCCKPT_DRY_RUN=1 bash job.sbatch""")
+        HPCCKPT_DRY_RUN=1 bash job.sbatch""",
+        TMPDIR=str(work.directory),
+    )
     script.find(r"srun .*python train\.py --run runs/torch")
     dry = work.sh(
         f"bash {ROOT}/scripts/slurm/program.sbatch runs/torch python train.py --run runs/torch", HPCCKPT_DRY_RUN="1"
