@@ -1,6 +1,6 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-all campaign lint fix docs setup setup-b bench clean
+.PHONY: help demo examples test test-all coverage campaign lint fix docs setup setup-b bench clean
 # Arguments of the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
 RANKS ?= 2
@@ -20,6 +20,9 @@ test:  ## every promise at its cheapest level, in under 5 minutes
 
 test-all:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
 	@scripts/dev/test.sh $(PARTS)
+
+coverage: setup  ## show each feature of the original systems, a table of rows (docs/features.md); some: ARGS="T1 K3"
+	@scripts/dev/coverage.sh $(ARGS)
 
 campaign: setup  ## faults by the thousand, in full; a part: ARGS="corruption --count 500"; see tests/campaign/README.md
 	@scripts/dev/campaign.sh $(ARGS)

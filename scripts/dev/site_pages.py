@@ -36,7 +36,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Reference": ("cli", "reference/commands", "train-config", "reference/python", "backends", "format", "support"),
     "Development": (
-        "contributing", "architecture", "glossary", "benchmarks", "peers", "releasing", "decisions/index", "changes",
+        "contributing", "architecture", "glossary", "features", "benchmarks", "peers", "releasing", "decisions/index",
+        "changes",
     ),
 }  # fmt: skip
 """The side bar: captions -> pages."""

@@ -611,6 +611,9 @@ SETUPS["docs/jobscript.md"] = Setup(
     prepare=lambda runner: write_journal(runner, "runs/a", (60.2, 120.4, 90.0)),
     quick=True,
 )
+SETUPS["docs/features.md"] = Setup(
+    exempt=[Exempt("make coverage", is_make, "trains for an hour; make coverage is outside of the suite")], quick=True
+)
 SETUPS["docs/benchmarks.md"] = Setup(
     exempt=[Exempt("make bench", is_make, "measures for an hour")],
     quick=True,
