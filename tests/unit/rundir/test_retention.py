@@ -76,6 +76,7 @@ def test_a_step_without_a_finite_metric_is_never_best(ranks, run_dir, never_best
     assert save_all(ranks, run_dir, losses, max_to_keep=1, keep_best="loss")[0][0] == [3, 4]
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_every_rank_is_told_the_same_best_step(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm, keep_best="min:loss") as ckpt:
