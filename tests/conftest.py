@@ -1,7 +1,8 @@
 """What all tests share: ranks as threads or as MPI processes, fault injection, and ways to damage files.
 
-Under plain pytest a test that takes ``ranks`` runs with 1, 2 and 5 threads; under ``-m "not slow"``, as `make test`
-says it, with 2.  Under ``mpirun -n N pytest --with-mpi`` it runs once, on N processes, and only such tests run.
+Under plain pytest a test that takes ``ranks`` runs with 2 threads, or with the numbers of its mark ``counts``; under
+``-m "not slow"``, as `make test` says it, with 2.  Under ``mpirun -n N pytest --with-mpi`` it runs once, on N
+processes, and only such tests run.  A parametrized test is one case (see `tests.support.tables`).
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ from hpcckpt import native
 from hpcckpt.core import failpoints
 from hpcckpt.testing.groups import MpiRanks, ThreadRanks, is_with_mpi, make_ranks
 from tests import levels
-from tests.support import caller
+from tests.support import caller, tables
 from tests.support.paths import TESTS
 from tests.support.tier_fixtures import holding, nodes, places, trap  # noqa: F401 - fixtures
 
-THREAD_COUNTS = (1, 2, 5)
-"""Three ranks are processes: the suite runs all promises on them too."""
 LONG_FIRST = (
     "schedulers/slurm", "schedulers/jobs", "frameworks/train/functional", "frameworks/train/run", "frameworks/horovod",
     "frameworks/lms", "frameworks/keras", "campaign", "mpi",
 )  # fmt: skip
 """Directories whose tests take long, or wait: at the end of a run in parallel nothing long is to be left."""
+
+MARKERS = (
+    "counts(*n): how many threads as ranks, where the number matters",
+    "one_case: the tests of this file are parts of one promise, rows of one case",
+    "under_mpi: `make test-all` runs it on processes; set by conftest.py",
+)
 
 settings.register_profile("default", max_examples=60, deadline=None, derandomize=True, database=None)
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=15)
@@ -55,14 +60,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare our markers, and forget the caller's environment; not in a process that only deals out the tests."""
     if getattr(config.option, "dist", "no") == "no":
         caller.forget(is_under_mpi=is_with_mpi(config))
-    config.addinivalue_line("markers", "counts(*n): how many threads as ranks, where the usual counts add nothing")
+    for line in MARKERS:
+        config.addinivalue_line("markers", line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test that takes ``ranks`` its rank counts."""
     if "ranks" in metafunc.fixturenames:
         asked = metafunc.definition.get_closest_marker("counts")
-        counts: list[Any] = _marked(asked.args if asked else THREAD_COUNTS)
+        counts: list[Any] = _marked(asked.args if asked else (levels.QUICK_COUNT,))
         if is_with_mpi(metafunc.config):
             counts = ["mpi"]
         metafunc.parametrize("ranks", counts, indirect=True, ids=lambda n: f"n={n}")
@@ -90,6 +96,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         path, test = item.path.relative_to(TESTS).as_posix(), item.nodeid.partition("::")[2]
         if levels.is_slow(f"{path}::{test}"):
             item.add_marker(pytest.mark.slow)
+        if _is_for_processes(item, path):
+            item.add_marker(pytest.mark.under_mpi)
+
+
+def _is_for_processes(item: pytest.Item, path: str) -> bool:
+    """Return whether `make test-all` runs a test on three processes, which prove what two or three threads do."""
+    if not path.startswith(levels.UNDER_MPI):
+        return False
+    taken = set(getattr(item, "fixturenames", ()))
+    if "suite_ranks" in taken:
+        return getattr(item.getparent(pytest.Class).cls, "counts", ()) == (levels.MPI_COUNT,)
+    return "ranks" in taken and item.get_closest_marker("counts") is None
 
 
 # -- what runs, and when -------------------------------------------------------------------------
@@ -107,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return not any(item.iter_markers("mpi_only"))
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
-    items[:] = sorted((item for item in items if is_kept(item)), key=_turn)
+    items[:] = tables.gather(sorted((item for item in items if is_kept(item)), key=_turn))
 
 
 def _turn(item: pytest.Item) -> int:
@@ -155,7 +173,26 @@ def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return MPI.COMM_WORLD.bcast(tmp_path / "run")
 
 
+# -- rows of a table are subtests of one test ------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run the rows of a table, one after another."""
+    if not isinstance(item, tables.Table):
+        return None
+    item.run_protocol(nextitem)
+    return True
+
+
 # A rank that fails must not leave the others waiting for it: print why, and end the job.
+
+
+def _fail_skipped(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Let a test fail that `make test-all` would run nowhere."""
+    if _mpi_size(item.config) == levels.MPI_COUNT and not isinstance(report, pytest.SubtestReport):
+        report.outcome = "failed"
+        report.longrepr = f"skipped on {levels.MPI_COUNT} processes, and run nowhere else: give it the mark counts"
 
 
 def _abort_job(config: pytest.Config, text: str) -> None:
@@ -172,6 +209,11 @@ def _abort_job(config: pytest.Config, text: str) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Abort the MPI job on the first failure of any rank."""
     report = yield
+    table = item.stash.get(tables.Table.key, None)
+    if table is not None:
+        report = table.taken(item, report)
+    if is_with_mpi(item.config) and tables.is_skipped(report) and "under_mpi" in item.keywords:
+        _fail_skipped(item, report)
     if report.failed:
         _abort_job(item.config, f"{item.nodeid} failed in {call.when}:\n{report.longreprtext}")
     return report

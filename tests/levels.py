@@ -10,7 +10,15 @@ from __future__ import annotations
 
 QUICK = "not slow"
 QUICK_COUNT = 2
-"""The number of threads as ranks that is quick; for a test that does not take it, the smallest one."""
+"""The number of threads as ranks that a test runs on, unless it has the mark ``counts``. Of those only this one is quick,
+or the smallest."""
+
+UNDER_MPI = (
+    "unit/backends/", "unit/checkpointer/", "unit/preemption/", "unit/restoring/", "unit/rundir/", "unit/saving/",
+    "unit/state/", "unit/tiers/", "conformance/", "faults/",
+)  # fmt: skip
+"""Where tests with ranks run on `MPI_COUNT` processes in `make test-all`: `MPI_TESTS` in ``scripts/dev/test.sh``."""
+MPI_COUNT = 3
 
 TABLE = {
     "campaign": True,
@@ -188,7 +196,7 @@ TABLE = {
     "mpi/test_hdf5.py::test_what_goes_wrong_amid_a_collective_write_is_told_to_all_ranks": True,
     "mpi/test_killed.py::test_a_job_killed_in_its_first_save_leaves_nothing": True,
     "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step": True,
-    "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step[2-4-manifest]": False,
+    "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step[2-first-4-manifest]": False,
     "mpi/test_killed.py::test_killed_overwrite_leaves_the_old_or_the_new_step": True,
     "mpi/test_killed.py::test_killed_restore_changes_nothing": True,
     "mpi/test_killed.py::test_killed_retention_loses_nothing_that_was_to_stay": True,

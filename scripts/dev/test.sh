@@ -2,30 +2,70 @@
 # Runs parts of the suite. All of them run even if one fails; a summary follows.
 #   test.sh quick              what `make test` runs: every promise at its cheapest level, on stack A, in under 5 minutes
 #   test.sh serial mpi b       what `make test-all` runs:
-# serial: every test, with threads as ranks; some start MPI jobs.   mpi: what is tested with ranks, on 1, 2 and 3 processes.
+# serial: every test that needs no ranks, or more than two or three; some start MPI jobs.
+# mpi: what is tested with ranks, on 3 processes, some of it on 1 and 2.
 # b: what holds for both stacks, on TensorFlow 2.21, Keras 3 and NumPy 2.
 set -euo pipefail
 # shellcheck source=scripts/dev/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
-# Under mpirun: what is tested with ranks in the packages of the engine, the conformance tests and the faults.
-# One rank under MPI is much like one without: there the tests with the mark one_rank will do.
+# Under mpirun -n 3: what is tested with ranks in the packages of the engine, the conformance tests and the faults.
 ENGINE=(tests/unit/{backends,checkpointer,preemption,restoring,rundir,saving,state,tiers})
 MPI_TESTS=("${ENGINE[@]}" tests/conformance tests/faults)
-# Of the promises, stack B runs those in which NumPy 2, another h5py or another interpreter could tell.
+# On two ranks, which are root and one other: sharding, agreement and errors by MPI. HDF5 packs on any number of ranks alike.
+TWO_RANKS=(
+    tests/unit/restoring/test_elastic.py tests/faults/test_faults.py
+    tests/conformance/test_hdf5_mpio.py::TestMpioPacked::test_{every_dtype_comes_back_to_the_bit,a_state_may_grow_and_shrink}
+    tests/conformance/test_hdf5_mpio.py::TestMpioPacked::test_{tensors_of_many_blocks_come_back,parts_can_be_read_by_name_and_box}
+    tests/conformance/test_hdf5_mpio.py::TestMpioPacked::test_{scalars_and_empty_tensors_come_back,a_damaged_byte_is_found_and_named}
+    tests/conformance/test_hdf5_mpio.py::TestMpioPacked::test_shards_are_read_by_any_number_of_ranks_cut_otherwise
+    tests/conformance/test_hdf5_mpio.py::TestMpioPacked::test_values_of_each_rank_come_back_and_may_change_their_size
+    tests/unit/checkpointer/test_round_trip.py::test_every_dtype_comes_back_bit_exact
+    tests/unit/saving/test_async.py::test_what_changes_after_save_does_not_reach_the_checkpoint
+    tests/unit/saving/test_ranks_differ.py::test_{ranks_with_different_trees_are_told_who_and_what,an_mpi4py_communicator_is_duplicated}
+    tests/unit/saving/test_ranks_differ.py::test_without_a_communicator_all_ranks_of_the_launch_save_together
+    tests/unit/preemption/test_stop.py::test_all_ranks_stop_at_one_step_soon_after_one_was_asked
+)
+# One rank under MPI is much like one without.
+ONE_RANK=(
+    tests/unit/checkpointer/test_round_trip.py::test_every_dtype_comes_back_bit_exact
+    tests/unit/restoring/test_elastic.py::test_every_rank_is_told_the_same_of_a_save
+    tests/unit/saving/test_ranks_differ.py::test_without_a_communicator_all_ranks_of_the_launch_save_together
+    tests/unit/preemption/test_stop.py::test_all_ranks_stop_at_one_step_soon_after_one_was_asked
+    tests/conformance/test_hdf5_mpio.py::TestMpio::test_{every_dtype_comes_back_to_the_bit,each_step_holds_its_own_values}
+)
+# Of the promises, stack B runs those in which NumPy 2, Keras 3, TensorFlow 2.21 or another h5py could tell.
+KERAS=tests/frameworks/keras
 B_TESTS=(
-    tests/unit/test_imports.py tests/unit/collective/test_{background,planner,sharding}.py tests/unit/core/test_words.py
-    tests/unit/format tests/unit/backends/test_{backends,hdf5_files,rankfile_format,safetensors}.py
-    tests/unit/checkpointer/test_round_trip.py tests/unit/restoring/test_{elastic,loading,mismatch,reading}.py
-    tests/unit/state/test_statedicts.py tests/unit/tools/convert tests/conformance/test_hdf5_suite.py
-    tests/unit/native/test_{block_io,choice,copying,dlpack,nonfinite,plugin_calls,tf_ops,tfinfo,views}.py
-    tests/format/{test_golden,test_hdf5_golden}.py tests/format/fuzz
-    tests/frameworks/keras tests/frameworks/tmci tests/frameworks/tensorflow
-    tests/frameworks/lms/test_{importers,class,session,pass,keras_path,equality,tiers}.py
-    tests/frameworks/train/config/test_{allow_list,cycles}.py tests/frameworks/train/parts/test_{models,positions}.py
-    tests/frameworks/train/run/test_{environment,custom_loop}.py
+    tests/unit/test_imports.py tests/unit/native/test_{dlpack,nonfinite,tfinfo,views}.py
+    tests/unit/native/test_tf_ops.py::test_{a_name_says_what_a_library_is_made_for,set_up_has_built_the_ops_for_the_tensorflow_that_is_installed}
+    tests/unit/backends/test_{hdf5_files,safetensors}.py tests/unit/checkpointer/test_round_trip.py
+    tests/conformance/test_hdf5_suite.py::TestDirect::test_{every_dtype_comes_back_to_the_bit,any_memory_layout_can_be_saved}
+    tests/conformance/test_hdf5_suite.py::TestDirect::test_{names_are_free_text,scalars_and_empty_tensors_come_back}
+    tests/format/{test_golden,test_hdf5_golden}.py tests/format/fuzz/test_found.py
+    $KERAS/test_{exact_resume,exactness,examples,holding,names,pipelines,state,unbuilt}.py
+    $KERAS/test_backup_and_restore.py::test_{a_run_killed_between_epochs_ends_as_if_never_killed,the_train_counter_goes_on}
+    $KERAS/test_backup_and_restore.py::test_with_a_pipeline_with_a_position_a_kill_within_an_epoch_changes_nothing
+    $KERAS/test_backup_options.py::test_where_all_is_deterministic_the_level_is_exact
+    $KERAS/test_checkpoint_files.py::test_{the_files_own_reader_opens_what_is_saved,a_path_is_accepted_or_refused_as_keras_does}
+    $KERAS/test_checkpoint_files.py::test_{options_with_a_keras_file_are,another_directory_at_that_path_is}_refused_in_keras_words
+    $KERAS/test_checkpoint_files.py::test_an_optimizer_that_horovod_wraps_is_that_of_keras_in_the_file
+    $KERAS/test_model_checkpoint.py::test_{all_of_keras_options_are_there_in_keras_order,options_are_those_of_keras_2}
+    $KERAS/test_model_checkpoint.py::test_{monitor_and_mode_choose_what_is_best,verbose_says_what_keras_says}
+    $KERAS/test_model_checkpoint.py::test_{a_metric_that_is_missing_is_treated_as_keras_does,save_freq_counts_epochs_or_batches}
+    $KERAS/test_model_checkpoint.py::test_save_weights_only_leaves_out_what_the_model_is_built_from
+    $KERAS/test_model_checkpoint.py::test_load_weights_on_restart_is_keras_2s_old_way_to_go_on
+    $KERAS/test_model_checkpoint.py::test_the_tutorials_code_runs_after_changing_one_import
+    tests/frameworks/tensorflow/test_{tracking,custom_loop}.py
+    tests/frameworks/tensorflow/test_manager.py::test_{it_does_what_tensorflows_does,it_refuses_what_tensorflows_refuses}
+    tests/frameworks/tensorflow/test_manager.py::test_it_takes_tensorflows_arguments_by_their_names_and_places
+    tests/frameworks/tmci/test_{calls,weights}.py
+    tests/frameworks/lms/test_{equality,importers,keras_path,pass}.py
+    tests/frameworks/lms/test_session.py::test_the_hook_edits_the_graph_of_a_monitored_session
+    tests/frameworks/train/config/test_allow_list.py tests/frameworks/train/parts/test_models.py
+    tests/frameworks/train/run/test_environment.py::test_it_trains_what_a_script_with_keras_alone_would_to_the_bit
     tests/frameworks/train/run/test_killed.py::test_two_ranks_that_are_killed_at_two_of_these_places_end_with_the_same_bits
-    tests/campaign/test_fuzz.py
+    tests/unit/tools/convert/test_{code,round_trips,same_model,stock_files}.py
 )
 # Limits in seconds, in addition to pytest's own time-out per test, for what hangs outside a test.
 QUICK_S=1800 SERIAL_S=3600 MPI_S=600 B_S=1800
@@ -83,11 +123,12 @@ total() {
 existing() { local path; for path in "$@"; do if [ -e "${path%%::*}" ]; then echo "$path"; fi; done; }
 
 pytest_under_mpi() { # ranks
-    local logs=$RESULTS/ranks-$1 rc=0 selected=()
-    [ "$1" != 1 ] || selected=(-m one_rank)
+    local logs=$RESULTS/ranks-$1 rc=0 tests=("${MPI_TESTS[@]}")
+    [ "$1" != 1 ] || tests=("${ONE_RANK[@]}")
+    [ "$1" != 2 ] || tests=("${TWO_RANKS[@]}")
     mkdir -p "$logs"
     timeout --kill-after=20 "$MPI_S" "$HPCCKPT_MPIRUN" -n "$1" scripts/dev/rank.sh "$logs" \
-        python -m pytest --with-mpi -p no:cacheprovider "${selected[@]}" "${MPI_TESTS[@]}" || rc=$?
+        python -m pytest --with-mpi -p no:cacheprovider "${tests[@]}" || rc=$?
     if [ "$rc" != 0 ]; then tail -n 40 "$logs"/rank-*.log 2>/dev/null || true; fi
     return "$rc"
 }
@@ -127,7 +168,7 @@ stack_b() { pytest_in_parallel "$B_S" $(existing "${B_TESTS[@]}"); }
 for name in "${PARTS[@]}"; do
     case $name in
         quick) HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-quick} part quick on_stack a in_memory "$QUICK_S" -m "not slow" tests ;;
-        serial) HPCCKPT_TEST_TOOLS=1 part serial on_stack a in_memory "$SERIAL_S" tests ;;
+        serial) HPCCKPT_TEST_TOOLS=1 part serial on_stack a in_memory "$SERIAL_S" -m "not under_mpi" tests ;;
         mpi) for n in 1 2 3; do part "mpirun -n $n" on_stack a pytest_under_mpi "$n"; done ;;
         b) part "stack b" on_stack b stack_b ;;
         *) die "no part '$name': one of quick, serial, mpi, b" ;;

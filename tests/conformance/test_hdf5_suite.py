@@ -6,14 +6,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hpcckpt.collective.communicator import launched_size
 from hpcckpt.testing.backends import BackendSuite
 
 pytest.importorskip("h5py")
-pytestmark = [
-    pytest.mark.stack_b,
-    pytest.mark.skipif(launched_size() == 2, reason="runs on one and three ranks"),
-]
+pytestmark = pytest.mark.stack_b
 
 
 class TestDirect(BackendSuite):

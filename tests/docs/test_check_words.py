@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.one_case
+
 SCRIPT = ROOT / "scripts/dev/check_words.py"
 
 

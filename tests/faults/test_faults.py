@@ -144,6 +144,7 @@ def test_a_failure_of_retention_is_a_warning_for_the_step_is_committed(ranks, ru
     assert listed(run_dir) == ["step-0000000003"]
 
 
+@pytest.mark.counts(1, 2, 5)
 @pytest.mark.parametrize(("who", "name"), CASES)
 @pytest.mark.parametrize("phase", RESTORING)
 def test_a_restore_that_fails_is_the_same_error_on_all_and_can_be_repeated(ranks, run_dir, phase, who, name):
@@ -169,6 +170,7 @@ def test_a_restore_that_fails_is_the_same_error_on_all_and_can_be_repeated(ranks
     assert (pins, epoch) == (set(), 1)
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_failures_of_different_kinds_are_told_together(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
@@ -233,6 +235,7 @@ def stubborn(monkeypatch):
     monkeypatch.setitem(tree.ADAPTERS, Stubborn.__module__.partition(".")[0], "stubborn_adapter")
 
 
+@pytest.mark.counts(1, 2, 5)
 @pytest.mark.parametrize("check_replicas", [0, 100])
 @pytest.mark.parametrize("who", ["rank 0", "the last rank"])
 def test_a_value_that_cannot_be_read_on_one_rank_fails_on_all(ranks, run_dir, stubborn, who, check_replicas):

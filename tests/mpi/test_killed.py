@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ BETWEEN = PHASES[PHASES.index("5-published") : PHASES.index("7-outcome")]
 PUBLISHED = PHASES[PHASES.index("5-published") :]
 
 
-WAYS: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
+Way = tuple[int, tuple[int, ...], dict[str, Any]]
+FIRST: Way = (2, (0,), {})
+WAYS: dict[str, Way] = {
     "1": (1, (0,), {}),
-    "2-first": (2, (0,), {}),
     "2-all-at-once": (2, (0, 1), {"async_save": False}),
     "3-last": (3, (2,), {}),
 }
@@ -33,11 +35,12 @@ WAYS: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
 
 
 def cases() -> list[Any]:
-    """Return every phase in each of these ways."""
-    return [
+    """Return every phase on two ranks of which root is killed, and in one of the other ways by turns."""
+    first = [pytest.param(FIRST[0], phase, *FIRST[1:], id=f"2-first-{phase}") for phase in SAVE_PHASES]
+    turns = zip(SAVE_PHASES, itertools.cycle(WAYS.items()), strict=False)
+    return first + [
         pytest.param(n_ranks, phase, victims, options, id=f"{name}-{phase}")
-        for name, (n_ranks, victims, options) in WAYS.items()
-        for phase in SAVE_PHASES
+        for phase, (name, (n_ranks, victims, options)) in turns
     ]
 
 

@@ -12,6 +12,8 @@ from hypothesis import given, strategies as st
 from hpcckpt import errors
 from hpcckpt.errors import CollectiveError, Failure, HpcckptError, as_failure, collective_error
 
+pytestmark = pytest.mark.one_case
+
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, HpcckptError)]
 CATEGORIES = (errors.RetryError, errors.OlderStepError, errors.ConfigError, errors.CodeError)
 

@@ -9,6 +9,8 @@ from hypothesis import given, strategies as st
 
 from hpcckpt.interval import IntervalPlanner, daly, job_mtbf, young
 
+pytestmark = pytest.mark.one_case
+
 costs = st.floats(1e-3, 1e4)
 mtbfs = st.floats(60.0, 1e7)
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests import levels
-from tests.support.paths import TESTS
+from tests.support.paths import ROOT, TESTS
+
+pytestmark = pytest.mark.one_case
 
 ROWS = re.findall(
     r"^\| (.+?) \| (.*?) \| ?(.*?) ?\|$", (TESTS / "PROMISES.md").read_text(encoding="utf-8"), re.MULTILINE
@@ -64,6 +69,22 @@ def test_every_promise_has_a_test_in_make_test() -> None:
     assert [name for name in named if not exists(name)] == []
     quick_names = [name for _, quick, _ in PROMISES for name in names(quick)]
     assert [name for name in quick_names if levels.is_slow(name) or has_slow_mark(name)] == []
+
+
+def test_what_the_parts_of_make_test_all_name_exists() -> None:
+    script = (ROOT / "scripts/dev/test.sh").read_text(encoding="utf-8")
+    lists = script[script.index("ENGINE=(") : script.index("# Limits in seconds")]
+    arrays = '"${MPI_TESTS[@]}" "${TWO_RANKS[@]}" "${ONE_RANK[@]}" "${B_TESTS[@]}"'
+    done = subprocess.run(
+        ["bash", "-c", f"set -eu\n{lists}\nprintf '%s\\n' {arrays}"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    named = [name.removeprefix("tests/") for name in done.stdout.split()]
+    assert len(named) > 50
+    assert [name for name in named if not exists(name)] == []
 
 
 def test_the_longest_entry_decides() -> None:

@@ -17,8 +17,9 @@ from hpcckpt.backends.base import Payload
 from hpcckpt.backends.rankfile.backend import RankfileBackend
 from hpcckpt.core import moved
 from hpcckpt.core.plan import FullPlan, SaveJob
-from tests.support.cases import cases
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.one_case
 
 DOCUMENTED = Path(__file__).with_name("documented.json")  # made by scripts/dev/documented.py make f07e35e 94abd9d
 
@@ -64,7 +65,7 @@ def test_a_path_that_stays_does_not_warn(path, monkeypatch):
     assert module is importlib.import_module(f"hpcckpt.{moved.STAYING[path]}")
 
 
-@cases("path", sorted(moved.STAYING))
+@pytest.mark.parametrize("path", sorted(moved.STAYING))
 def test_type_checkers_find_a_path_that_stays(path):
     stub = Path(hpcckpt.__file__).parent.joinpath(*path.split(".")).with_suffix(".pyi")
     (imported,) = ast.parse(stub.read_text(encoding="utf-8")).body
@@ -93,7 +94,7 @@ def test_old_paths_load_nothing_before_they_are_imported():
     assert set(loaded) <= {"hpcckpt", "hpcckpt._version", "hpcckpt.core", "hpcckpt.core.lazy", "hpcckpt.core.moved"}
 
 
-@cases(
+@pytest.mark.parametrize(
     ("owner", "old", "new"),
     [
         (Payload(None, None), "let_go", "release"),

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.one_case
+
 SCRIPT = ROOT / "scripts/dev/mutants.py"
 OLD = '''
 def give_name(run, step):

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,34 +36,92 @@ def test_an_example_is_a_module_that_finds_its_neighbours() -> None:
     assert Path(str(examples.load("ranks").__file__)).parent == EXAMPLES
 
 
-ROWS = """
-from tests.support.cases import cases
+FACTS = """
+import pytest
 
-@cases("value", [1, 2, 3, 2])
+pytestmark = pytest.mark.one_case
+
+def test_plain(tmp_path):
+    (tmp_path / "left").touch()
+
+@pytest.mark.parametrize("value", [1, 2])
 def test_rows(value, tmp_path):
     assert not list(tmp_path.iterdir())
-    (tmp_path / "left").touch()
-    assert value != 2
+    assert value == 1
+
+class TestMore:
+    def test_plain(self):
+        pytest.skip("not here")
+"""
+ROWS = """
+import pytest
+
+@pytest.fixture(params=["a", "b"])
+def place(request, tmp_path):
+    (tmp_path / "made").touch()
+    yield request.param
+    assert not (tmp_path / "late").exists()
+
+@pytest.mark.parametrize("value", [1, 2, pytest.param(3, marks=pytest.mark.skip), 4])
+def test_rows(value, place, tmp_path):
+    assert [each.name for each in tmp_path.iterdir()] == ["made"]
+    (tmp_path / ("late" if value == 4 else "left")).touch()
+    assert (value, place) != (2, "b")
+
+@pytest.mark.parametrize("value", [1, 2])
+def test_skipped(value):
+    pytest.skip(f"no {value}")
+
+@pytest.mark.parametrize("value", [1, 2])
+def test_good(value):
+    pass
 """
 
 
-def test_each_row_of_a_table_runs_in_an_empty_directory_and_fails_by_its_values(tmp_path: Path) -> None:
+@pytest.fixture
+def run_rows(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run tests of `ROWS` and `FACTS` with the conftest.py of the tests."""
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n", encoding="utf-8")
     (tmp_path / "test_rows.py").write_text(ROWS, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        "test_rows.py",
-    ]
-    done = subprocess.run(command, env=programs.environment(), cwd=tmp_path, text=True, capture_output=True)
+    (tmp_path / "test_facts.py").write_text(FACTS, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--rootdir", str(tmp_path)]
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments], env=programs.environment(), cwd=tmp_path, text=True, capture_output=True
+        )
+
+    return run
+
+
+def test_a_parametrized_test_is_one_case_and_its_rows_fail_by_name(
+    run_rows: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_rows("test_rows.py")
     assert done.returncode == 1, done.stderr
-    assert done.stdout.count("SUBFAILED(value=2)") == 2
-    assert "3 failed, 2 subtests passed" in done.stdout  # two rows, and the test that has them
+    assert "SUBFAILED[b-2] test_rows.py::test_rows" in done.stdout
+    assert "3 of 8 rows failed: a-4, b-2, b-4" in done.stdout
+    assert done.stdout.count("ERROR test_rows.py::test_rows - AssertionError") == 2  # late, when a row is torn down
+    assert "no 1; no 2" in done.stdout
+    assert "2 failed, 1 passed, 1 skipped, 2 errors in" in done.stdout  # the row, and its test
+
+
+def test_rows_are_selected_by_name_and_a_single_one_is_a_test(
+    run_rows: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    assert "1 passed" in run_rows("test_rows.py::test_rows[a-1]").stdout
+    done = run_rows("test_rows.py", "-k", "test_rows and b")
+    assert "2 of 4 rows failed: b-2, b-4" in done.stdout
+
+
+def test_the_tests_of_a_file_that_is_one_case_are_its_rows(
+    run_rows: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = run_rows("test_facts.py")
+    assert "SUBFAILED[test_rows[2]] test_facts.py::facts" in done.stdout
+    assert "1 of 4 rows failed: test_rows[2]" in done.stdout
+    assert "2 failed in" in done.stdout  # the row, and the case
+    assert "1 passed" in run_rows("test_facts.py::test_plain").stdout
 
 
 def imported(path: Path) -> set[str]:

@@ -13,6 +13,8 @@ from hpcckpt.keras.model.naming import Namer, snake_case, stem
 from hpcckpt.state.tree import flatten
 from tests.support.keras.models import IS_KERAS_3, lenet5, names, nested, recurrent, rows, small
 
+pytestmark = pytest.mark.one_case
+
 
 @pytest.mark.parametrize("make", [lenet5, small, nested, recurrent])
 def test_a_model_built_twice_has_the_same_names(make: Any) -> None:

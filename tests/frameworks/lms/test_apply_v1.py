@@ -13,6 +13,8 @@ from hpcckpt.lms.graph.graph import InputSlot, Use
 from hpcckpt.lms.planner.plan import Copy, Plan, SwapIn, SwapOut
 from hpcckpt.lms.runtime.apply_to_graph import SwapOps, apply, is_edited
 
+pytestmark = pytest.mark.one_case
+
 v1 = tf.compat.v1
 
 

@@ -21,6 +21,8 @@ from hpcckpt.lms.planner.simulate import simulate
 from hpcckpt.lms.settings import Parameters
 from tests.support.lms.graphs import chain, graph, hourglass, op, random_graphs
 
+pytestmark = pytest.mark.one_case
+
 KIB = (4, 64)
 STEP = hourglass(20, shape=KIB)
 """20 layers of 1 KiB each way: 21 KiB at its peak."""

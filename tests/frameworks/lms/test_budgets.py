@@ -48,7 +48,7 @@ else:
     peak = max(report.peak, verification.peak_since() - report.level)
     print(json.dumps({"peak": peak, "n_attempts": report.n_attempts, "n_steps": len(seen)}))
 """
-"""A step of 50 MiB of tensors, 24.5 MiB at least; oneDNN's pool, the default with AVX512-VNNI, keeps all of it resident."""
+"""A step of 50 MiB of tensors, 24.5 MiB at least; oneDNN's pool, default with AVX512-VNNI, keeps all of it resident."""
 
 
 def trained(budget: str, directory: Any, **environment: str) -> dict[str, Any]:

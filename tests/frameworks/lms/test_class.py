@@ -16,6 +16,8 @@ from hpcckpt.lms import LMS
 from hpcckpt.lms.planner.parameter_search import is_wanted
 from hpcckpt.lms.settings import checked
 
+pytestmark = pytest.mark.one_case
+
 ORIGINAL = {
     "swapout_threshold": -1, "swapin_groupby": -1, "swapin_ahead": -1, "sync_mode": 0, "serialization": (),
     "serialization_by_size": 0, "debug": False, "debug_level": 1, "cpu_device": "/cpu:0", "gpu_device": None,

@@ -8,6 +8,8 @@ from hpcckpt.lms.graph.filters import Filters, device_rule
 from hpcckpt.lms.planner.edited_graph import edited, unedited
 from tests.support.lms.graphs import chain, far, gone, graph, groups, hourglass, op, planned
 
+pytestmark = pytest.mark.one_case
+
 # -- candidates
 
 

@@ -14,6 +14,8 @@ from hpcckpt.lms.planner.edited_graph import check
 from hpcckpt.lms.settings import Parameters
 from tests.support.lms.graphs import chain, far, graph, hourglass, op, planned
 
+pytestmark = pytest.mark.one_case
+
 THREE = [op("c5", "s", "l04"), op("c7", "s", "l06"), op("c10", "s", "l09")]
 
 

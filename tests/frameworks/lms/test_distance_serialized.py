@@ -14,6 +14,8 @@ from hpcckpt.lms.planner.distance_planner import plan_by_distance
 from hpcckpt.lms.settings import Parameters
 from tests.support.lms.graphs import chain, gone, graph, op
 
+pytestmark = pytest.mark.one_case
+
 # -- serialization
 
 

@@ -15,6 +15,8 @@ from hpcckpt.lms.graph.filters import (
 )
 from tests.support.lms.graphs import graph, op
 
+pytestmark = pytest.mark.one_case
+
 GRAPH = graph(op("conv/a", kind="Conv2D"), op("loss/b", "conv/a", kind="Mul"), op("conv/c", "loss/b", kind="Relu"))
 SCOPE_FILTERS = [f"{kind}_{side}_by_scopes" for kind in ("excl", "incl") for side in ("output", "input")]
 TYPE_FILTERS = [f"{kind}_{side}_by_types" for kind in ("excl", "incl") for side in ("output", "input")]

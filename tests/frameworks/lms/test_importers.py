@@ -15,6 +15,8 @@ from hpcckpt.lms.graph.tf_import import from_graph, from_graph_def, nbytes_learn
 from hpcckpt.lms.graph.while_frames import frames
 from tests.support.lms.graphs import op
 
+pytestmark = pytest.mark.one_case
+
 v1 = tf.compat.v1
 
 

@@ -12,6 +12,8 @@ from hpcckpt.lms.graph.graph import Graph, Op
 from hpcckpt.lms.graph.levels import has_loops, sort
 from tests.support.lms.graphs import chain, graph, op
 
+pytestmark = pytest.mark.one_case
+
 
 def loop(prefix: str = "while/", frame: str = "") -> list[Op]:
     """Make the ops of ``while`` as TensorFlow lowers it, behind `start` and before `end`."""

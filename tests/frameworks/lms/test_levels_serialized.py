@@ -7,6 +7,8 @@ import pytest
 from hpcckpt.errors import OptionError
 from hpcckpt.lms.planner.serialization import parse_levels
 
+pytestmark = pytest.mark.one_case
+
 
 @pytest.mark.parametrize(
     ("told", "expected"),

@@ -11,6 +11,8 @@ from hpcckpt.lms.graph.graph import Use
 from hpcckpt.lms.graph.liveness import liveness
 from tests.support.lms.graphs import chain, graph, hourglass, op
 
+pytestmark = pytest.mark.one_case
+
 ONE = 4 * 8 * 4  # bytes of the tensors of `graphs`
 
 

@@ -11,6 +11,8 @@ import pytest
 from hpcckpt.lms import messages
 from hpcckpt.lms.messages import LmsLog
 
+pytestmark = pytest.mark.one_case
+
 
 def said(caplog: Any) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "hpcckpt.lms"]

@@ -7,6 +7,8 @@ import pytest
 from hpcckpt.lms.graph.op_times import Rates, n_flops, op_time_ns
 from tests.support.lms.graphs import graph, op
 
+pytestmark = pytest.mark.one_case
+
 IMAGE, KERNEL, OUT = (2, 8, 8, 3), (3, 3, 3, 16), (2, 8, 8, 16)
 FLOPS = 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)
 

@@ -22,7 +22,12 @@ WHY_NOT = (
     if find_mpirun()
     else "no mpirun on the PATH"
 )
-pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600), pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = [
+    pytest.mark.one_case,
+    pytest.mark.horovod,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+]
 
 
 @pytest.fixture(scope="module")

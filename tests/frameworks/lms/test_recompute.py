@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from hpcckpt.lms.graph.graph import Use
 from hpcckpt.lms.graph.op_times import Rates
 from hpcckpt.lms.planner.build_plan import emit
@@ -14,6 +16,8 @@ from hpcckpt.lms.planner.swap_timeline import TierBandwidth, timeline
 from tests.support.lms.cost_plans import DISK, SLOW, plan, steps
 from tests.support.lms.graphs import graph
 from tests.support.lms.steps import MIB, layers, peak_of_an_execution
+
+pytestmark = pytest.mark.one_case
 
 CRAWLING = TierBandwidth(write=1e6, read=1e6)
 CHEAP = Rates(flops=1e9, nbytes=1e11)

@@ -18,6 +18,8 @@ from hpcckpt.lms.report.report import HEADER, Memory, Report, Traffic, write_his
 from hpcckpt.lms.settings import Parameters
 from tests.support.lms.graphs import hourglass
 
+pytestmark = pytest.mark.one_case
+
 CONTEXT = GraphContext(hourglass(6, (64, 64)))
 PLAN = plan_by_distance(CONTEXT, Parameters(2, 0, 1))
 REPORT = Report(

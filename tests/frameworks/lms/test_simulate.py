@@ -18,6 +18,8 @@ from hpcckpt.lms.planner.simulate import Trace, simulate
 from hpcckpt.lms.settings import Parameters
 from tests.support.lms.graphs import chain, graph, hourglass, op, random_graphs
 
+pytestmark = pytest.mark.one_case
+
 KIB = (4, 64)
 """The shape of 1 KiB of float."""
 

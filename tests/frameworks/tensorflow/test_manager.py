@@ -357,6 +357,7 @@ def test_a_checkpoint_is_restored_by_the_ranks_that_it_or_its_manager_was_given(
     assert ranks(body) == [True, True]
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_ranks_save_and_restore_together(ranks, run_dir):
     def body(comm):
         run = Run("ours", run_dir, 2, comm=comm, keep_checkpoint_every_n_hours=0.0)

@@ -278,6 +278,7 @@ class Loader:
         self.position, self.buffer = state["position"], state["buffer"]
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_what_each_rank_has_for_itself_comes_back_to_it(ranks, run_dir):
     def body(comm):
         blank = Loader()

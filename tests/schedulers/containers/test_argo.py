@@ -12,6 +12,8 @@ from tests.support.container_scripts import DOCKER, ROOT, Machine
 
 yaml = pytest.importorskip("yaml")
 
+pytestmark = pytest.mark.one_case
+
 CONFIG = """\
 # a comment: with "quotes", @RUN@ and 'these'
 [

@@ -10,6 +10,8 @@ import pytest
 from hpcckpt import __version__
 from tests.support.container_scripts import DOCKER, ROOT, Machine
 
+pytestmark = pytest.mark.one_case
+
 IMAGE = f"hpcckpt:{__version__}"
 SCRIPTS = ("build_docker.sh", "push_docker.sh", "clean_docker.sh", "argo_train.sh")
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.container_scripts import DOCKER, ROOT
 
+pytestmark = pytest.mark.one_case
+
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 APPTAINER = (DOCKER / "apptainer.def").read_text(encoding="utf-8")
 INSTALL = (DOCKER / "install.sh").read_text(encoding="utf-8")

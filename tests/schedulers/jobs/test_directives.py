@@ -10,6 +10,8 @@ from tests.support.jobs.directives import DIALECTS, check_script, dialect_of, mi
 from tests.support.jobs.doors import DOORS
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.one_case
+
 SCRIPTS = sorted(path for room in ("slurm", "pbs", "theta") for path in (ROOT / "scripts" / room).iterdir())
 BATCH = [path for path in SCRIPTS if path.suffix in {".sbatch", ".pbs", ".qsub"}]
 

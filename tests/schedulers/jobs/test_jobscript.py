@@ -17,6 +17,8 @@ from tests.support.jobs.batch_server import ROOT
 from tests.support.jobs.directives import DIALECTS, check_script, missing, read_script
 from tests.support.jobs.laptop import dry_run
 
+pytestmark = pytest.mark.one_case
+
 Script = Callable[..., tuple[int, str, str]]
 SIZE = ["--nodes", "2", "--time", "1:00:00"]
 END = ["--", "hpcckpt", "train", "-c", "a config.hjson", "--run", "runs/a"]

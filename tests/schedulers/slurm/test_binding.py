@@ -9,6 +9,8 @@ import pytest
 
 from hpcckpt.jobs.binding import bound, count_nvidia
 
+pytestmark = pytest.mark.one_case
+
 
 def devices(environ, n_nvidia=4):
     return [bound({**environ, "SLURM_LOCALID": str(rank)}, n_nvidia) for rank in range(4)]

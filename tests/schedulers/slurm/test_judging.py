@@ -8,6 +8,8 @@ from hpcckpt.jobs.child_process import StepResult
 from hpcckpt.jobs.requeue_policy import JobCircumstances, decide
 from hpcckpt.jobs.schedulers import NoScheduler, detect
 
+pytestmark = pytest.mark.one_case
+
 REQUEUE = ("scontrol", "requeue", "42")
 ABOUT = JobCircumstances(max_restarts=3, left_s=300.0)
 CHAINED = ABOUT._replace(chain="night")

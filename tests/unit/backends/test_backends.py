@@ -19,8 +19,6 @@ from hpcckpt.format import layout
 from hpcckpt.native import plugins
 from hpcckpt.saving import write as writing
 
-pytestmark = pytest.mark.one_rank
-
 COPY = """
 from hpcckpt.backends.rankfile.backend import RankfileBackend
 class Backend(RankfileBackend):
@@ -189,6 +187,7 @@ def test_a_backend_that_differs_on_one_rank_is_refused(ranks, run_dir, monkeypat
 # -- a backend that does not do what it says -------------------------------------------------------
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_a_rank_that_wrote_less_than_planned_publishes_nothing(ranks, run_dir, monkeypatch):
     from hpcckpt.backends.rankfile.backend import RankfileBackend
 

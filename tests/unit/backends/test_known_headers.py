@@ -16,6 +16,8 @@ from hpcckpt.backends.rankfile.known import MAX_BYTES, Key, KnownHeaders
 from hpcckpt.core.plan import FileRecord
 from hpcckpt.errors import CorruptError
 
+pytestmark = pytest.mark.one_case
+
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:

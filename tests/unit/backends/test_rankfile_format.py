@@ -24,7 +24,8 @@ from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import CorruptError
 from hpcckpt.format.manifest import Manifest
 from hpcckpt.native import crc32c
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 JOB = SaveJob("a" * 32, 7, 3, 64)
 names = st.text("abc/xyz@[]:,~0123456789", min_size=1, max_size=12).filter(
@@ -123,7 +124,7 @@ def test_the_length_does_not_depend_on_checksums(items):
     assert struct.unpack("<Q", without[:8])[0] == len(without) - 8
 
 
-@cases("name", ["crc32c", '"crc32c":"', r"\"crc32c\":\"", r'\\"crc32c\\":\\"', '","crc32c":"00'])
+@pytest.mark.parametrize("name", ["crc32c", '"crc32c":"', r"\"crc32c\":\"", r'\\"crc32c\\":\\"', '","crc32c":"00'])
 def test_names_that_look_like_the_place_of_a_checksum_do_not_move_it(name):
     items = [WriteItem(TensorSpec(each, "int8", (100,)), Extent.whole((100,)), 0, 100) for each in (name, "z")]
     sealed, record, held = sealed_file(items)
@@ -220,7 +221,7 @@ def test_a_length_is_bounded_by_the_file_and_by_reason(word, file_bytes):
     assert 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - 8)
 
 
-@cases("length", [0, 1, 2**63, 2**64 - 1, MAX_HEADER_BYTES + 1])
+@pytest.mark.parametrize("length", [0, 1, 2**63, 2**64 - 1, MAX_HEADER_BYTES + 1])
 def test_a_length_that_cannot_be_is_called_corrupt(length):
     with pytest.raises(CorruptError, match="header length"):
         header_length(struct.pack("<Q", length), 2**62, "x")
@@ -236,7 +237,7 @@ HUGE = {
 }
 
 
-@cases("lie", HUGE)
+@pytest.mark.parametrize("lie", HUGE)
 def test_huge_claims_are_refused_without_allocating(lie):
     item = WriteItem(TensorSpec("x", "int8", (8,)), Extent.whole((8,)), 0, 8)
     sealed, _, held = sealed_file([item])

@@ -7,7 +7,6 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.testing.ranks import run_ranks
-from tests.support.cases import cases
 
 safetensors = pytest.importorskip("safetensors")
 from safetensors.numpy import load_file  # noqa: E402
@@ -36,7 +35,7 @@ def save(run_dir, n_ranks, state):
     return sorted((run_ranks(n_ranks, body)[0] / "data").iterdir())
 
 
-@cases("dtype", KNOWN)
+@pytest.mark.parametrize("dtype", KNOWN)
 def test_whole_tensors_are_found_under_their_names_with_equal_values(run_dir, dtype):
     expected = np.random.default_rng(0).integers(0, 2, (13, 5)).astype(dtype)
     (path,) = save(
@@ -50,7 +49,9 @@ def test_whole_tensors_are_found_under_their_names_with_equal_values(run_dir, dt
     assert found["empty"].shape == (0, 3)
 
 
-@cases(("dtype", "code"), [("bfloat16", "BF16"), ("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")])
+@pytest.mark.parametrize(
+    ("dtype", "code"), [("bfloat16", "BF16"), ("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")]
+)
 def test_narrow_floats_have_the_codes_of_safetensors(run_dir, dtype, code):
     import ml_dtypes
 
@@ -60,7 +61,7 @@ def test_narrow_floats_have_the_codes_of_safetensors(run_dir, dtype, code):
         assert (found.get_dtype(), found.get_shape()) == (code, [2, 3])
 
 
-@cases("value", [np.array([1 + 2j, 3j]), np.array(["ab", "c"]), np.array([1], "M8[ns]")])
+@pytest.mark.parametrize("value", [np.array([1 + 2j, 3j]), np.array(["ab", "c"]), np.array([1], "M8[ns]")])
 def test_what_safetensors_does_not_know_is_stored_as_bytes(run_dir, value):
     (path,) = save(run_dir, 1, lambda comm: {"x": value})
     found = load_file(path)["x"]

@@ -13,8 +13,6 @@ import hpcckpt as hc
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.tensors import ITEMSIZE
 
-pytestmark = pytest.mark.one_rank
-
 TOKENS = [
     *(token for token in ITEMSIZE if token == "bool" or hasattr(np, token) or hasattr(ml_dtypes, token)),
     *("<U5", "|S3", "<M8[ns]", "<m8[D]", "|V16", np.dtype(np.longdouble).str, np.dtype(np.clongdouble).str),
@@ -156,6 +154,7 @@ def test_nested_dicts_lists_and_scalars_come_back(ranks, run_dir):
         assert target["z"] == 5 + 1j
 
 
+@pytest.mark.counts(1, 2, 5)
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5, 2), ()])
 def test_empty_and_zero_dimensional_tensors_come_back(ranks, run_dir, shape):
     expected = np.full(shape, 3.5)
@@ -248,6 +247,7 @@ class Counter:
         self.value, self.weights = state["value"], state["weights"]
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_an_object_with_a_state_dict_gets_it_back_whole(ranks, run_dir):
     for target in save_and_restore(
         ranks, run_dir, lambda comm: {"counter": Counter(9)}, lambda comm: {"counter": Counter(0)}
@@ -256,6 +256,7 @@ def test_an_object_with_a_state_dict_gets_it_back_whole(ranks, run_dir):
         assert target["counter"].weights.tolist() == [9.0] * 3
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_root_only_values_are_rank_0s_on_every_rank(ranks, run_dir):
     def body(comm):
         held = hc.RootOnly(np.zeros(4))
@@ -267,6 +268,7 @@ def test_root_only_values_are_rank_0s_on_every_rank(ranks, run_dir):
     assert ranks(body) == [[1.0] * 4] * ranks.size
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_a_large_tensor_of_many_blocks_comes_back(ranks, run_dir):
     expected = np.random.default_rng(1).integers(0, 255, 3 * 2**20 + 17, np.uint8)
     for target in save_and_restore(

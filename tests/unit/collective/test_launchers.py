@@ -10,7 +10,8 @@ import pytest
 from hpcckpt.collective import communicator, connect, launchers
 from hpcckpt.collective.launchers import read, tasks_per_node
 from hpcckpt.errors import MpiError
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 Environ = dict[str, str]
 
@@ -67,7 +68,7 @@ def said(environ: Environ, own_step: str = "") -> tuple[int | None, ...]:
     return tuple(None if (fact := getattr(reading.launch, name)) is None else fact.value for name in aspects)
 
 
-@cases(
+@pytest.mark.parametrize(
     ("environ", "expected"),
     [
         (openmpi(3, 4, 1, 2), (3, 4, 1, 2, None, None)),
@@ -86,7 +87,7 @@ def test_each_launcher_is_recognised(environ: Environ, expected: tuple[int | Non
     assert said(environ) == expected
 
 
-@cases(
+@pytest.mark.parametrize(
     "environ",
     [
         {},
@@ -128,7 +129,7 @@ def test_a_step_is_known_by_its_ancestors(tmp_path: Path) -> None:
     assert launchers.slurm_step() == launchers._step_above(os.getpid())
 
 
-@cases(
+@pytest.mark.parametrize(
     "outer",
     [
         batch(4),
@@ -147,7 +148,7 @@ def test_srun_out_of_a_shell_of_mpirun_counts() -> None:
     assert said({**openmpi(0, 2), **step_with_pmix(3, "4", local_rank=3)})[:4] == (3, 4, 3, 4)
 
 
-@cases(
+@pytest.mark.parametrize(
     ("environ", "named"),
     [
         ({**step(1, "4", local_rank=1), **openmpi(1, 2)}, ["OMPI_COMM_WORLD_SIZE=2", "SLURM_STEP_NUM_TASKS=4"]),
@@ -182,7 +183,7 @@ def test_the_user_says_whom_to_believe() -> None:
     assert "nothing of it" in read({**environ, "HPCCKPT_LAUNCHER": "pals"}).problem()
 
 
-@cases(
+@pytest.mark.parametrize(
     ("text", "counts"),
     [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("", []), ("2(x", []), ("1,,2", []), ("1(x9999999)", []), ("a", [])],
 )

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 from hpcckpt.collective.sharding import (
@@ -20,7 +21,8 @@ from hpcckpt.collective.sharding import (
 )
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, TensorSpec, itemsize
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 full_shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
@@ -214,7 +216,7 @@ def test_cuts_fall_on_whole_lines_of_cache(owners, boxes):
                 assert item.start * width % ALIGNMENT_BYTES == 0
 
 
-@cases("n_ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 7])
 def test_a_rank_holds_at_most_two_partial_tensors(n_ranks):
     boxes = [
         Declaration(spec, Extent.whole(spec.shape))

@@ -17,6 +17,8 @@ import pytest
 import hpcckpt
 from hpcckpt.core import files
 
+pytestmark = pytest.mark.one_case
+
 FAILED = r"\[Errno"
 CODES = (errno.ENOENT, errno.EIO, errno.ESTALE)
 

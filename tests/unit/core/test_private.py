@@ -12,6 +12,8 @@ import pytest
 from hpcckpt.core import private_dirs
 from hpcckpt.errors import UnsafeDirectoryError
 
+pytestmark = pytest.mark.one_case
+
 ANOTHER = os.geteuid() + 1
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.cases import cases
+import pytest
 
 LIMIT_S = 240.0
 
@@ -19,7 +19,7 @@ def exit_code(program: str, redirected: str, **more: str) -> int:
     return subprocess.run(words, env={**environ, **more}, timeout=LIMIT_S, check=False).returncode
 
 
-@cases("redirected", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-"])
 def test_a_message_that_cannot_be_written_is_dropped(redirected: str) -> None:
     program = "import sys; from hpcckpt.core.std_streams import write_message; write_message('said'); sys.exit(75)"
     assert exit_code(program, redirected) == 75
@@ -35,7 +35,7 @@ def test_a_message_to_a_pipe_without_a_reader_is_dropped() -> None:
     os.close(writer)
 
 
-@cases("redirected", [">/dev/full 2>/dev/full", ">&- 2>&-", ">/dev/full 2>&-"])
+@pytest.mark.parametrize("redirected", [">/dev/full 2>/dev/full", ">&- 2>&-", ">/dev/full 2>&-"])
 def test_what_is_buffered_does_not_change_the_exit_code_of_a_program(redirected: str) -> None:
     program = (
         "import logging, sys; from hpcckpt.core.std_streams import flush_or_discard\n"
@@ -54,7 +54,7 @@ def test_text_after_a_disk_was_full_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text(encoding="utf-8") == "written\n"
 
 
-@cases("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_is_opened_in_the_place_of_a_closed_stream(closed: str) -> None:
     program = (
         "import os, sys; from hpcckpt.core.std_streams import open_closed_descriptors\n"

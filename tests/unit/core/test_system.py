@@ -33,7 +33,6 @@ from hpcckpt.rundir.lock import RunLock
 from hpcckpt.rundir.run_directory import NodeMap, RunDirectory
 from hpcckpt.rundir.workspace import Workspace
 from hpcckpt.testing.ranks import ThreadCommunicator, _Group
-from tests.support.cases import cases
 
 # -- nothing goes around them ----------------------------------------------------------------------
 
@@ -132,7 +131,7 @@ def defaults(path: Path) -> Iterator[str]:
                 yield f"default of {text}"
 
 
-@cases("package", AROUND)
+@pytest.mark.parametrize("package", AROUND)
 def test_a_package_of_the_protocol_reaches_the_system_through_the_interfaces_only(package):
     paths = sorted((ROOT / package).rglob("*.py"))
     assert len(paths) > 5
@@ -276,7 +275,7 @@ def commit_again(run: Path, written: Path, files: FailingFileSystem, failing: ra
     return True
 
 
-@cases("is_one", [True, False], ids=["one operation fails", "all fail from one on"])
+@pytest.mark.parametrize("is_one", [True, False], ids=["one operation fails", "all fail from one on"])
 def test_a_commit_of_which_any_operation_fails_leaves_the_old_or_the_new_step_whole(tmp_path, is_one):
     for name, value in (("old", 1.0), ("new", 2.0)):
         with hc.Checkpointer(tmp_path / name) as ckpt:

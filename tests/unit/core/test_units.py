@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpcckpt.core.units import parse_nbytes
-from tests.support.cases import cases
 
 
-@cases(
+@pytest.mark.parametrize(
     ("text", "nbytes"),
     [
         ("98 MB", 98_000_000), ("98 MiB", 98 << 20), ("98M", 98 << 20), ("98mib", 98 << 20), ("1.5 kB", 1500),
@@ -19,7 +18,7 @@ def test_sizes_are_read_as_their_units_are_written(text: str, nbytes: float) -> 
     assert parse_nbytes(text) == nbytes
 
 
-@cases("text", ["", "much", "-1", "3 parsecs", "7 iB", "1e3", "5 PB"])
+@pytest.mark.parametrize("text", ["", "much", "-1", "3 parsecs", "7 iB", "1e3", "5 PB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
         parse_nbytes(text)

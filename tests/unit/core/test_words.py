@@ -20,7 +20,8 @@ from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest, shape_problem
 from hpcckpt.rundir.discovery import StepInfo
 from hpcckpt.rundir.retention import steps_to_keep
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 # -- names ---------------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ def test_a_name_that_is_allowed_can_be_a_path_and_can_be_written(name):
 # -- dtypes --------------------------------------------------------------------------------------
 
 
-@cases("token", ITEMSIZE)
+@pytest.mark.parametrize("token", ITEMSIZE)
 def test_every_named_dtype_has_its_size(token):
     if token != "bool" and not hasattr(np, token) and not hasattr(ml_dtypes, token):
         with pytest.raises(ConfigError, match="ml_dtypes"):
@@ -82,7 +83,7 @@ def test_a_token_that_is_accepted_is_one_that_numpy_knows_by_that_size(token):
         assert token in ITEMSIZE or token[1:] in {"f16", "c32"}
 
 
-@cases("dtype", ["O", [("x", "i4")], "(2,)i4", ml_dtypes.int4])
+@pytest.mark.parametrize("dtype", ["O", [("x", "i4")], "(2,)i4", ml_dtypes.int4])
 def test_a_dtype_without_a_plain_form_is_refused(dtype):
     with pytest.raises(StateError, match="cannot be saved"):
         dtype_token(np.dtype(dtype))
@@ -164,7 +165,7 @@ def test_reading_what_is_best_raises_nothing_but_option_errors(value):
         parse_best(value)
 
 
-@cases(
+@pytest.mark.parametrize(
     ("text", "best", "largest"),
     [
         ("val_loss", Best("val_loss"), False),

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.support.cases import cases
+pytestmark = pytest.mark.one_case
 
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -25,8 +25,8 @@ def n_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-@cases("nbytes", [0, 1, 4095, 4096, 4097, 5 * MIB + 3])
-@cases("threads", [1, 3])
+@pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 5 * MIB + 3])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_an_arena_has_its_size_and_is_zeroed_writable_and_on_a_page(io: ModuleType, nbytes: int, threads: int) -> None:
     arena = io.Arena(nbytes, threads)
     whole = arena.view(0, nbytes)
@@ -85,8 +85,8 @@ def test_too_much_is_a_memory_error(io: ModuleType) -> None:
         io.Arena(1, 0)
 
 
-@cases("nbytes", [0, 1, 4096, 33 * MIB + 5])
-@cases("shift", [0, 1, 4095])
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 33 * MIB + 5])
+@pytest.mark.parametrize("shift", [0, 1, 4095])
 def test_prefaulting_changes_nothing(io: ModuleType, nbytes: int, shift: int) -> None:
     memory = np.resize(np.arange(251, dtype=np.uint8), nbytes + shift)
     expected = memory.copy()

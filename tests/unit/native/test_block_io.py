@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+pytestmark = pytest.mark.one_case
+
 BLOCK = 4096
 EDGES = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1]
 LARGE_EDGES = [(1 << 18) + d for d in (-1, 0, 1)] + [(1 << 20) + d for d in (-1, 0, 1)] + [(9 << 20) + 5]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.cases import cases
+import pytest
 
 
 def run(script: str, **environment: str) -> str:
@@ -22,7 +22,7 @@ def test_importing_the_package_does_not_load_native_code() -> None:
     assert run(script) == "False"
 
 
-@cases(("value", "expected"), [("1", "pure"), ("yes", "pure"), ("0", None), ("", None)])
+@pytest.mark.parametrize(("value", "expected"), [("1", "pure"), ("yes", "pure"), ("0", None), ("", None)])
 def test_native_code_can_be_declined(value: str, expected: str | None) -> None:
     script = "import sys; from hpcckpt import native; print(native.IMPLEMENTATION)"
     assert run(script, HPCCKPT_NO_NATIVE=value) == expected or expected is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.support.cases import cases
+pytestmark = pytest.mark.one_case
 
 KIB, MIB = 1 << 10, 1 << 20
 # Around what the kernels work on: a cache line, the shortest and the longest four lanes, and a thread's range.
@@ -26,7 +26,7 @@ def kernels() -> list[str]:
     return names
 
 
-@cases("nbytes", EDGES)
+@pytest.mark.parametrize("nbytes", EDGES)
 def test_every_kernel_copies_all_bytes_and_no_other_at_any_alignment(nbytes: int) -> None:
     core = pytest.importorskip("hpcckpt.native._native", reason="the native part is not built")
     source = random_array(nbytes + 64)
@@ -66,7 +66,7 @@ def test_any_list_of_pairs_is_copied(
     assert place.tobytes() == expected
 
 
-@cases("threads", [1, 2, 50])
+@pytest.mark.parametrize("threads", [1, 2, 50])
 def test_much_memory_of_uneven_parts_arrives_whole(io: ModuleType, threads: int) -> None:
     # More than what is copied through the caches, so that the streaming kernels run.
     lengths = [0, 11 * MIB + 3, 1, 5 * MIB, 0, 40, 3 * MIB - 1, 255 * KIB]
@@ -115,7 +115,7 @@ def test_what_is_not_contiguous_or_no_buffer_is_refused(io: ModuleType) -> None:
         io.copy_pieces([], threads=0)
 
 
-@cases(
+@pytest.mark.parametrize(
     "pairs",
     [
         [((0, 10), (0, 10))],

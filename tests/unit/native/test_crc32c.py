@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hpcckpt import native
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 RFC_3720 = {
     bytes(32): 0x8A9136AA,
@@ -31,7 +32,7 @@ def kernels() -> list[str]:
     return names
 
 
-@cases("data", RFC_3720, ids=lambda data: f"{len(data)}-{data[:2].hex()}")
+@pytest.mark.parametrize("data", RFC_3720, ids=lambda data: f"{len(data)}-{data[:2].hex()}")
 def test_the_vectors_of_rfc_3720_hold(io: ModuleType, data: bytes) -> None:
     assert io.crc32c(data) == RFC_3720[data]
 
@@ -82,15 +83,15 @@ def _pure_combine(first: int, second: int, nbytes: int) -> int:
     return _pure.crc32c_combine(first, second, nbytes)
 
 
-@cases("threads", [1, 3])
-@cases("nbytes", [0, 1, 4095, 4096, 4097, 8191, 8192, 8193, 100_000])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 8191, 8192, 8193, 100_000])
 def test_blocks_are_summed_one_by_one_and_nothing_has_none(io: ModuleType, nbytes: int, threads: int) -> None:
     data = random.Random(nbytes).randbytes(nbytes)
     expected = [reference.crc32c(data[i : i + 4096]) for i in range(0, nbytes, 4096)]
     assert io.crc32c_blocks(data, 4096, threads) == expected
 
 
-@cases("dtype", ["c16", "M8[s]", "?", "S5", "U3", "f2", ">i4"])
+@pytest.mark.parametrize("dtype", ["c16", "M8[s]", "?", "S5", "U3", "f2", ">i4"])
 def test_any_dtype_is_summed_as_its_bytes(io: ModuleType, dtype: str) -> None:
     array = np.zeros((3, 4), dtype)
     assert io.crc32c(array) == reference.crc32c(array.tobytes())
@@ -105,7 +106,7 @@ def test_what_has_no_plain_bytes_is_refused(io: ModuleType) -> None:
         io.crc32c(memoryview(bytes(8))[::2])
 
 
-@cases(("block_bytes", "threads"), [(0, 1), (-1, 1), (1, 0), (1, -3)])
+@pytest.mark.parametrize(("block_bytes", "threads"), [(0, 1), (-1, 1), (1, 0), (1, -3)])
 def test_counts_below_one_are_refused(io: ModuleType, block_bytes: int, threads: int) -> None:
     with pytest.raises(ValueError, match="not a positive number"):
         io.crc32c_blocks(b"", block_bytes, threads)

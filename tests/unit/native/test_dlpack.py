@@ -14,7 +14,8 @@ import pytest
 from hpcckpt.core.tensors import ITEMSIZE
 from hpcckpt.native import _pure_buffer
 from hpcckpt.native._pure_buffer import _DELETER, _Managed, _Tensor, _Versioned
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
@@ -127,7 +128,7 @@ def test_a_viewed_capsule_is_consumed(io: ModuleType) -> None:
     assert np.asarray(view).tobytes() == wanted
 
 
-@cases("is_versioned", [False, True])
+@pytest.mark.parametrize("is_versioned", [False, True])
 def test_a_consumed_tensor_is_deleted_once_with_the_last_use_of_its_memory(io: ModuleType, is_versioned: bool) -> None:
     forged = Forged((2,))
     capsule = forged.versioned() if is_versioned else forged.capsule()
@@ -169,7 +170,7 @@ def test_a_strided_exporter_is_refused(io: ModuleType) -> None:
         io.view(Exporter(np.zeros((3, 4)).T))
 
 
-@cases(
+@pytest.mark.parametrize(
     ("strides", "is_accepted"),
     [(None, True), ((20, 5, 1), True), ((20, 5, 2), False), ((5, 20, 1), False), ((40, 5, 1), False)],
 )
@@ -184,7 +185,9 @@ def test_strides_say_whether_memory_is_dense(
             io.view(forged.capsule())
 
 
-@cases(("shape", "strides"), [((1, 4), (99, 1)), ((4, 1), (1, 7)), ((0, 4), (3, 9)), ((), ()), ((1, 1), (0, 0))])
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((1, 4), (99, 1)), ((4, 1), (1, 7)), ((0, 4), (3, 9)), ((), ()), ((1, 1), (0, 0))]
+)
 def test_strides_that_are_never_used_do_not_matter(
     io: ModuleType, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
@@ -223,7 +226,7 @@ def test_vector_types_are_refused(io: ModuleType) -> None:
         io.view(Forged((2,), lanes=4).capsule())
 
 
-@cases("device", [CPU, CUDA_HOST])
+@pytest.mark.parametrize("device", [CPU, CUDA_HOST])
 def test_pinned_memory_is_host_memory(io: ModuleType, device: int) -> None:
     assert io.view(Forged((2,), device=device).capsule()).nbytes == 8
 
@@ -244,7 +247,7 @@ def test_an_unknown_major_version_is_refused(io: ModuleType) -> None:
         io.view(Forged((2,)).versioned(major=2))
 
 
-@cases("name", [b"used_dltensor", b"something"])
+@pytest.mark.parametrize("name", [b"used_dltensor", b"something"])
 def test_a_used_or_foreign_capsule_is_refused(io: ModuleType, name: bytes) -> None:
     with pytest.raises(ValueError, match="not an unconsumed DLPack capsule"):
         io.view(Forged((2,)).capsule(name))

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from hpcckpt import native
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 
 def fail_with(code: int) -> Callable[..., None]:
@@ -29,7 +30,7 @@ def test_files_and_directories_can_be_synced(fd: int, tmp_path: Path) -> None:
     native.fsync_dir(str(tmp_path))
 
 
-@cases("sync", [native.fsync, native.fdatasync])
+@pytest.mark.parametrize("sync", [native.fsync, native.fdatasync])
 def test_an_error_of_syncing_names_the_file(sync: Callable[[int, str], None]) -> None:
     reader, writer = os.pipe()
     try:

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.tensors import ITEMSIZE
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 FLOATS = [token for token in ITEMSIZE if "float" in token or "complex" in token]
 KNOWN = [token for token in FLOATS if hasattr(np, token) or hasattr(ml_dtypes, token)]
@@ -34,7 +35,7 @@ def random_values(token: str, n: int, n_odd: int, seed: int) -> np.ndarray:
     return values
 
 
-@cases("token", [t for t in KNOWN if ITEMSIZE[t] <= 2])
+@pytest.mark.parametrize("token", [t for t in KNOWN if ITEMSIZE[t] <= 2])
 def test_every_bit_pattern_is_judged_as_numpy_does(io: ModuleType, token: str) -> None:
     values = np.arange(1 << 8 * ITEMSIZE[token], dtype=np.uint32).astype(f"u{ITEMSIZE[token]}")
     expected = count_with_numpy(values.view(numpy_dtype(token)))
@@ -60,8 +61,8 @@ def test_counts_agree_with_numpy(
     assert io.count_nonfinite(memoryview(memory)[shift:], token, threads) == count_with_numpy(values)
 
 
-@cases("token", KNOWN)
-@cases("nbytes", [(1 << 20) - 16, 1 << 20, (1 << 20) + 16, (3 << 20) + 4096])
+@pytest.mark.parametrize("token", KNOWN)
+@pytest.mark.parametrize("nbytes", [(1 << 20) - 16, 1 << 20, (1 << 20) + 16, (3 << 20) + 4096])
 def test_the_first_and_the_last_of_many_are_seen(io: ModuleType, token: str, nbytes: int) -> None:
     values = np.ones(nbytes // ITEMSIZE[token], numpy_dtype(token))
     assert io.count_nonfinite(values, token, 3) == 0
@@ -72,19 +73,19 @@ def test_the_first_and_the_last_of_many_are_seen(io: ModuleType, token: str, nby
         values[place] = 1
 
 
-@cases("token", KNOWN)
+@pytest.mark.parametrize("token", KNOWN)
 def test_where_nothing_is_finite_all_is_counted(io: ModuleType, token: str) -> None:
     values = np.full(300_001, np.nan, numpy_dtype(token))
     assert io.count_nonfinite(values, token, 2) == 300_001
 
 
-@cases("values", [[complex(np.nan, 0)], [complex(0, -np.inf)], [complex(np.inf, np.nan)]])
+@pytest.mark.parametrize("values", [[complex(np.nan, 0)], [complex(0, -np.inf)], [complex(np.inf, np.nan)]])
 def test_a_complex_number_counts_once(io: ModuleType, values: list[complex]) -> None:
     for dtype in (np.complex64, np.complex128):
         assert io.count_nonfinite(np.array([1, *values, 2j], dtype), np.dtype(dtype).name) == 1
 
 
-@cases("token", [t for t in OTHERS if t not in FLOATS])
+@pytest.mark.parametrize("token", [t for t in OTHERS if t not in FLOATS])
 def test_in_other_types_nothing_is_counted(io: ModuleType, token: str) -> None:
     assert io.count_nonfinite(b"\xff" * 480, token) == 0
 

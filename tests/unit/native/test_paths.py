@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from hpcckpt import Checkpointer
-from tests.support.cases import cases
 
 ODD = os.fsdecode(b"odd-\xff\xfe")
 
@@ -25,7 +24,7 @@ def odd_directory(parent: Path) -> Path:
     return parent / ODD
 
 
-@cases("is_bytes", [False, True])
+@pytest.mark.parametrize("is_bytes", [False, True])
 def test_errors_of_native_calls_name_a_path_that_is_not_utf8(io: ModuleType, is_bytes: bool) -> None:
     path: Any = os.fsencode(ODD) if is_bytes else ODD
     calls = (
@@ -44,7 +43,7 @@ def test_a_file_that_ends_early_is_named_by_a_path_that_is_not_utf8(io: ModuleTy
         io.read_blocks(fd, [(bytearray(3), 5, None)], path=ODD)
 
 
-@cases(
+@pytest.mark.parametrize(
     "options",
     [{}, {"async_save": False}, {"backend": "hdf5"}, {"scratch": "scratch"}],
     ids=["", "sync", "hdf5", "tier"],

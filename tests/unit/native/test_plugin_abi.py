@@ -7,10 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from hpcckpt import native
 from hpcckpt.core import tensors
 from hpcckpt.native import abi, handshake
-from tests.support.cases import cases
 
 HEADERS = Path(native.__file__).parent / "include"
 TEXT = (HEADERS / "hpcckpt" / "plugin.h").read_text(encoding="utf-8")
@@ -42,7 +43,7 @@ LAYOUT_1_0 = {
 """What version 1.0 was. It is never changed here: a later version adds to it."""
 
 
-@cases("struct", STRUCTS)
+@pytest.mark.parametrize("struct", STRUCTS)
 def test_the_header_freezes_every_field_of_version_1_0(struct: str) -> None:
     nbytes, fields = LAYOUT_1_0[struct]
     frozen = dict(re.findall(rf"^HPCCKPT_AT\({struct}, (\w+), (\d+)\);", TEXT, re.MULTILINE))
@@ -50,7 +51,7 @@ def test_the_header_freezes_every_field_of_version_1_0(struct: str) -> None:
     assert f"sizeof({struct}) == {nbytes}" in TEXT
 
 
-@cases("struct", STRUCTS)
+@pytest.mark.parametrize("struct", STRUCTS)
 def test_python_has_the_layout_of_version_1_0(struct: str) -> None:
     nbytes, fields = LAYOUT_1_0[struct]
     ours = STRUCTS[struct]
@@ -89,7 +90,7 @@ def test_the_page_about_the_interface_has_its_version() -> None:
     assert f"version {abi.MAJOR}.{abi.MINOR}" in page.splitlines()[0]
 
 
-@cases(
+@pytest.mark.parametrize(
     ("compiler", "standard", "header"),
     [
         ("cc", "c11", "plugin.h"),

@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 
 from hpcckpt.errors import BackendError, PluginError
 from hpcckpt.native import abi, handshake
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 CODE = ctypes.cast(ctypes.pythonapi.Py_IncRef, ctypes.c_void_p).value or 0
 FUNCTIONS = ("create", "save", "load", "destroy")
@@ -73,7 +74,7 @@ def test_one_that_is_too_old_says_to_build_it_again() -> None:
     assert "--include-dir" in text
 
 
-@cases(("field", "by"), [("abi_major", 1), ("abi_major", 1 << 20), ("abi_minor", 1)])
+@pytest.mark.parametrize(("field", "by"), [("abi_major", 1), ("abi_major", 1 << 20), ("abi_minor", 1)])
 def test_one_that_is_too_new_says_to_upgrade(field: str, by: int) -> None:
     forged = Forged()
     setattr(forged.table, field, getattr(forged.table, field) + by)
@@ -90,7 +91,7 @@ def test_one_that_is_too_old_or_too_new_is_not_read_further() -> None:
         assert "too new" in forged.refusal()
 
 
-@cases("tag", [4, 0x100, 0x10000, 0x30000, 0])
+@pytest.mark.parametrize("tag", [4, 0x100, 0x10000, 0x30000, 0])
 def test_one_of_another_platform_says_to_build_it_for_this_one(tag: int) -> None:
     forged = Forged()
     forged.table.platform ^= tag or 0xFFFFFFFF
@@ -165,7 +166,7 @@ def name_nowhere(f: Forged) -> None:
     f.backends[0].name = 1 << 46
 
 
-@cases("change", [damage(each) for each in (
+@pytest.mark.parametrize("change", [damage(each) for each in (
     no_magic, table_cut_short, table_of_no_size, table_of_absurd_size, too_many_backends,
     absurdly_many_backends, null_list, list_nowhere, null_backend, backend_nowhere, backend_cut_short,
     backend_of_absurd_size, null_name, name_nowhere,
@@ -182,8 +183,8 @@ def test_a_library_that_registers_no_backend_is_told_the_macro() -> None:
     assert "registers no backend: add HPCCKPT_REGISTER_BACKEND(name, Class)" in forged.refusal()
 
 
-@cases("function", FUNCTIONS)
-@cases("where", ["null", "small", "data", "nowhere"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("where", ["null", "small", "data", "nowhere"])
 def test_a_function_that_is_none_is_refused(function: str, where: str) -> None:
     forged = Forged()
     data = ctypes.addressof(forged.table)
@@ -191,20 +192,22 @@ def test_a_function_that_is_none_is_refused(function: str, where: str) -> None:
     assert f"the function {function!r} of backend 'good'" in forged.refusal()
 
 
-@cases("name", [b"", b"1a", b"a b", b"a-b", b"a/b", b"..", b"a\nb", b"\xc3\xa9t\xc3\xa9", b"\xff\xfe", b"x" * 65])
+@pytest.mark.parametrize(
+    "name", [b"", b"1a", b"a b", b"a-b", b"a/b", b"..", b"a\nb", b"\xc3\xa9t\xc3\xa9", b"\xff\xfe", b"x" * 65]
+)
 def test_a_name_that_is_no_c_identifier_is_refused(name: bytes) -> None:
     assert "C identifier" in Forged((name,)).refusal()
     assert Forged((b"x" * 64,)).read()[0].name == "x" * 64
 
 
-@cases("address", [0, 8, 4096, 1 << 46, (1 << 63) + 8])
+@pytest.mark.parametrize("address", [0, 8, 4096, 1 << 46, (1 << 63) + 8])
 def test_an_entry_point_that_returns_no_table_is_refused(address: int) -> None:
     with pytest.raises(PluginError, match="is damaged"):
         handshake.read_plugin("libforged.so", address)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at where memory ends through /proc")
-@cases("n_left", [1, 23, 24, 40, 71])
+@pytest.mark.parametrize("n_left", [1, 23, 24, 40, 71])
 def test_a_table_at_the_end_of_memory_is_refused_rather_than_read_past(n_left: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

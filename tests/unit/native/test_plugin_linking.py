@@ -15,7 +15,6 @@ import pytest
 
 from hpcckpt import native
 from hpcckpt.native import loader_errors, plugins
-from tests.support.cases import cases
 
 Compile = Callable[..., Path]
 HEADERS = Path(native.__file__).parent / "include"
@@ -90,7 +89,7 @@ def test_a_library_that_is_not_found_is_named_with_a_remedy(
     assert remedy in problem(library)
 
 
-@cases(
+@pytest.mark.parametrize(
     ("header", "standard", "error"),
     [
         ("hpcckpt/backend.hpp", "c++14", "hpcckpt needs C++17: compile with -std=c++17"),

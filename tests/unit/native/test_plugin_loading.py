@@ -11,9 +11,8 @@ import pytest
 import hpcckpt.plugins
 from hpcckpt.errors import BackendConflictError, BackendError, BackendNotFoundError, PluginError
 from hpcckpt.native import plugins
-from tests.support.cases import cases
 
-pytestmark = pytest.mark.usefixtures("no_plugins")
+pytestmark = [pytest.mark.one_case, pytest.mark.usefixtures("no_plugins")]
 Compile = Callable[..., Path]
 FAULTY = ("faulty.cpp", "second_file.cpp")
 IN_FAULTY = ["echo", "faulty", "from_second_file", "slow", "slow_together"]
@@ -163,7 +162,7 @@ def test_a_library_of_another_machine_is_of_the_wrong_platform(
         plugins.load(library)
 
 
-@cases("content", [b"", b"hello", b"\x7fELF", b"\x7fELF" + bytes(60)])
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x7fELF", b"\x7fELF" + bytes(60)])
 def test_a_file_that_is_no_library_is_refused(content: bytes, tmp_path: Path) -> None:
     library = tmp_path / "libtext.so"
     library.write_bytes(content)

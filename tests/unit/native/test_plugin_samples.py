@@ -11,7 +11,6 @@ import pytest
 from hpcckpt.errors import BackendError, CorruptError
 from hpcckpt.native import plugins
 from hpcckpt.native.plugins import PluginContext, PluginTensor
-from tests.support.cases import cases
 
 pytestmark = [
     pytest.mark.usefixtures("no_plugins"),
@@ -142,7 +141,7 @@ def test_posix_stores_where_its_config_says(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["id-rank-00000.posix"]
 
 
-@cases(
+@pytest.mark.parametrize(
     ("config", "directory", "text"),
     [
         ("", "", "nowhere to store"),

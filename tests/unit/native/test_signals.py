@@ -9,8 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.cases import cases
-
 # As much zeroed memory as no machine sums up in less than half a minute, and that takes none: it is only read.
 PROGRAM = """
 import mmap, os, signal, threading
@@ -33,7 +31,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs memory that is only promised")
-@cases(
+@pytest.mark.parametrize(
     "call",
     [
         "native.crc32c(memory)",

@@ -11,7 +11,8 @@ import pytest
 from hpcckpt.errors import ConfigError
 from hpcckpt.native import tfinfo
 from hpcckpt.native.tfinfo import Guess, resolve
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 SAID = Guess(
     "2.15.1",
@@ -71,7 +72,7 @@ def test_an_empty_list_is_no_guess(tmp_path: Path) -> None:
     assert info.cxx11_abi == ""
 
 
-@cases(
+@pytest.mark.parametrize(
     ("content", "text"),
     [
         ("{", "is not JSON"),

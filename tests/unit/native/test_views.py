@@ -14,7 +14,8 @@ import pytest
 
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.tensors import ITEMSIZE
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 OTHER_TOKENS = ["<U5", "|S3", "<M8[ns]", "<m8[s]", "|V16"]
 NARROW = [token for token in ITEMSIZE if "float8" in token or token == "bfloat16"]
@@ -30,8 +31,8 @@ def no_view_is_left(io: ModuleType) -> Any:
     assert io.live_views() == before
 
 
-@cases("token", TOKENS)
-@cases("shape", [(), (5,), (2, 3), (0, 4)])
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0, 4)])
 def test_a_view_tells_what_the_tensor_is(io: ModuleType, token: str, shape: tuple[int, ...]) -> None:
     tensor = np.zeros(shape, numpy_dtype(token))
     view = io.view(tensor)
@@ -114,7 +115,7 @@ def test_a_released_view_gives_no_memory_away(io: ModuleType) -> None:
     assert view.shape == (3,)
 
 
-@cases(
+@pytest.mark.parametrize(
     ("tensor", "dtype", "shape"),
     [
         (b"abc", "uint8", (3,)),
@@ -132,7 +133,7 @@ def test_whatever_exports_a_buffer_can_be_viewed(
     assert np.asarray(view).tobytes() == bytes(memoryview(tensor).cast("B") if shape else memoryview(tensor).tobytes())
 
 
-@cases(
+@pytest.mark.parametrize(
     ("tensor", "error", "text"),
     [
         (np.zeros((3, 4)).T, BufferError, "not C-contiguous"),
@@ -154,7 +155,7 @@ def test_what_cannot_be_viewed_is_refused_by_type(
 
 
 @pytest.mark.tf
-@cases("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_tensorflow_tensor_is_viewed_in_place(io: ModuleType, dtype: str) -> None:
     tf = pytest.importorskip("tensorflow")
     tensor = tf.cast(tf.range(1000), dtype)
@@ -168,7 +169,7 @@ def test_a_tensorflow_tensor_is_viewed_in_place(io: ModuleType, dtype: str) -> N
 
 
 @pytest.mark.torch
-@cases("dtype", ["float32", "bfloat16", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
 def test_a_torch_tensor_is_viewed_in_place(io: ModuleType, dtype: str) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.ones(4, 3, dtype=getattr(torch, dtype))

@@ -20,17 +20,16 @@ from hpcckpt.preemption import Halt, Preempted, parse_halt, read_halt, walltime,
 from hpcckpt.preemption.halt import MAX_NBYTES
 from hpcckpt.preemption.signals import signal_numbers
 from hpcckpt.preemption.walltime import TimeNeeded, find_job_end, job_start, process_began
-from tests.support.cases import cases
 from tests.support.listing import listed
 
-pytestmark = pytest.mark.stack_b
+pytestmark = [pytest.mark.one_case, pytest.mark.stack_b]
 LIMIT_S = 240.0
 """After which a program hangs, however busy the machine is."""
 
 # -- moments and durations -------------------------------------------------------------------------
 
 
-@cases(
+@pytest.mark.parametrize(
     ("value", "seconds"),
     [
         (90, 90),
@@ -52,7 +51,9 @@ def test_durations_are_read(value, seconds):
     assert duration_s(value) == seconds
 
 
-@cases("value", ["", "5400", "soon", "-1:00:00", "0:00", 0, -5, float("nan"), float("inf"), True, "1h30"])
+@pytest.mark.parametrize(
+    "value", ["", "5400", "soon", "-1:00:00", "0:00", 0, -5, float("nan"), float("inf"), True, "1h30"]
+)
 def test_what_is_no_duration_is_refused(value):
     with pytest.raises(OptionError, match="is no duration"):
         duration_s(value)
@@ -88,7 +89,7 @@ def test_reading_a_moment_or_a_duration_raises_nothing_else(text):
             pass
 
 
-@cases("value", ["", "tomorrow", "12:00", "1800000000000", float("nan"), -1, "99999-01-01"])
+@pytest.mark.parametrize("value", ["", "tomorrow", "12:00", "1800000000000", float("nan"), -1, "99999-01-01"])
 def test_what_is_no_moment_is_refused(value):
     with pytest.raises(OptionError, match="is no moment"):
         moment_s(value)
@@ -101,7 +102,7 @@ def soon(seconds=3600):
     return int(time.time()) + seconds
 
 
-@cases("name", ["HPCCKPT_JOB_END", "SLURM_JOB_END_TIME", "COBALT_ENDTIME"])
+@pytest.mark.parametrize("name", ["HPCCKPT_JOB_END", "SLURM_JOB_END_TIME", "COBALT_ENDTIME"])
 def test_the_end_of_the_job_is_taken_from_the_environment(name):
     end = soon()
     found = find_job_end(environ={name: str(end)}).end
@@ -121,7 +122,7 @@ def test_what_the_user_says_comes_before_what_the_scheduler_says():
     assert find_job_end(walltime="100:00:00", environ=environ).end.source == "walltime, from the start of the program"
 
 
-@cases("walltime", ["360000", "100:00:00"])
+@pytest.mark.parametrize("walltime", ["360000", "100:00:00"])
 def test_pbs_counts_from_the_start_of_the_job(tmp_path, walltime):
     nodes = tmp_path / "nodes"
     nodes.write_text("node1\n", encoding="utf-8")
@@ -181,7 +182,7 @@ def test_the_start_that_pbs_reports_is_read_in_any_locale(tmp_path, monkeypatch)
     assert walltime._qstat({"PBS_JOBID": "17"}) == datetime(2020, 11, 1, 4).timestamp()  # noqa: DTZ001 - local time
 
 
-@cases("text", ["today", "Sun Foo 22 02:00:00 2026", "Sun Nov 31 02:00:00 2026", ""])
+@pytest.mark.parametrize("text", ["today", "Sun Foo 22 02:00:00 2026", "Sun Nov 31 02:00:00 2026", ""])
 def test_what_is_no_ctime_is_refused(text):
     with pytest.raises(OptionError, match="is no moment"):
         ctime_s(text)
@@ -195,7 +196,7 @@ def test_what_a_scheduler_says_that_makes_no_sense_is_passed_over_with_a_warning
     assert "SLURM_JOB_END_TIME" in found.warnings[0]
 
 
-@cases("name", ["HPCCKPT_JOB_END", "SLURM_JOB_END_TIME"])
+@pytest.mark.parametrize("name", ["HPCCKPT_JOB_END", "SLURM_JOB_END_TIME"])
 def test_an_end_that_is_past_is_left_from_another_job(name):
     found = find_job_end(environ={name: str(soon(-7200))})
     assert found.end is None
@@ -239,7 +240,7 @@ def test_the_time_needed_is_a_tenth_of_a_short_job_until_saves_are_measured():
 # -- HALT ------------------------------------------------------------------------------------------
 
 
-@cases(
+@pytest.mark.parametrize(
     ("text", "halt"),
     [
         ("", Halt()),
@@ -258,7 +259,9 @@ def test_a_halt_file_is_read(text, halt):
     assert parse_halt(str(halt)) == halt
 
 
-@cases("text", ["soon", "after-step", "after-step -1", "after-step 1 2", "after-step ٣", "at", "at noon"])
+@pytest.mark.parametrize(
+    "text", ["soon", "after-step", "after-step -1", "after-step 1 2", "after-step ٣", "at", "at noon"]
+)
 def test_a_halt_file_that_is_not_understood_says_so(text):
     with pytest.raises(OptionError):
         parse_halt(text)
@@ -346,7 +349,7 @@ def run(tmp_path, script):
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-@cases("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_ends_the_program_with_code_75_behind_a_durable_step(tmp_path, name):
     script = f"""
 with hc.preemption.watch(ckpt) as guard:
@@ -582,7 +585,7 @@ assert child.wait(60) == -15
 }
 
 
-@cases("case", WORKERS)
+@pytest.mark.parametrize("case", WORKERS)
 def test_forked_workers(tmp_path, case):
     if "blocked" in case:
         pytest.importorskip("hpcckpt.native._native", reason="the native part is not built")

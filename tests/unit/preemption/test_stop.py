@@ -20,7 +20,7 @@ from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.rundir.journal import read_journal
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 
-pytestmark = [pytest.mark.stack_b, pytest.mark.one_rank]
+pytestmark = pytest.mark.stack_b
 N_STEPS = 1_000
 """More than ranks make that give up waiting for each other some times, each time for longer."""
 MANY_STEPS = 20_000
@@ -69,6 +69,7 @@ def check_saved(run_dir, step, *others):
 # -- which step ------------------------------------------------------------------------------------
 
 
+@pytest.mark.counts(1, 2, 5)
 @pytest.mark.parametrize("is_synchronous", [True, False], ids=["in step", "apart"])
 @pytest.mark.parametrize("seed", range(4))
 def test_all_ranks_stop_at_one_step_soon_after_one_was_asked(ranks, run_dir, seed, is_synchronous):

@@ -14,8 +14,6 @@ import pytest
 import hpcckpt as hc
 from hpcckpt.testing.ranks import run_ranks
 
-pytestmark = pytest.mark.one_rank
-
 COUNTS = (1, 2, 3, 4, 5)
 
 
@@ -208,6 +206,7 @@ def test_a_box_that_several_ranks_hold_is_written_once(group, run_dir):
     assert hc.load(run_dir)["x"].tobytes() == full.tobytes()
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_every_rank_is_told_the_same_of_a_save(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:

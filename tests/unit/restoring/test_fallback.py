@@ -217,6 +217,7 @@ def test_a_step_that_is_replaced_while_it_is_read_is_read_again(run_dir, faults)
 # -- the state is whole afterwards ---------------------------------------------------------------------
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_what_a_damaged_step_had_overwritten_is_overwritten_in_full(ranks, run_dir, damage):
     steps = save(ranks, run_dir, 10, 20)
     ranks.on_root(lambda: flip(damage, steps[20]))

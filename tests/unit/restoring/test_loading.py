@@ -17,7 +17,6 @@ from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import CorruptError, OptionError
 from hpcckpt.format.manifest import Manifest
 from hpcckpt.restoring.reader import StepReader, select
-from tests.support.cases import cases
 
 BLOCK = 16
 
@@ -155,7 +154,7 @@ PER_RANK = {
 }
 
 
-@cases("case", PER_RANK)
+@pytest.mark.parametrize("case", PER_RANK)
 def test_per_rank_entries_that_are_not_one_for_each_rank_are_refused(case):
     spec = TensorSpec("x", "int16", (1,), "per-rank")
     with pytest.raises(CorruptError, match="'x'"):
@@ -169,7 +168,7 @@ def test_per_rank_entries_of_different_shapes_are_read_by_rank():
     assert [found.load_rank("x", rank).tolist() for rank in (0, 1)] == [[7], [8, 9]]
 
 
-@cases("change", [{"dtype": "uint16"}, {"kind": "root"}, {"shape": (5,)}])
+@pytest.mark.parametrize("change", [{"dtype": "uint16"}, {"kind": "root"}, {"shape": (5,)}])
 def test_entries_of_another_dtype_kind_or_shape_are_refused(change):
     spec = TensorSpec("x", "int16", (4,))
     other = dataclasses.replace(spec, **change)

@@ -117,6 +117,7 @@ def test_a_tensor_that_became_an_object_is_named(ranks, saved):
     ranks(body)
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_a_mismatch_on_one_rank_is_raised_on_all(ranks, saved):
     def body(comm):
         state = {name: np.zeros_like(value) for name, value in SAVED.items() if name != "epoch"} | {"epoch": 0}

@@ -53,6 +53,7 @@ def test_a_good_step_is_not_replaced_unasked(ranks, run_dir):
     assert value_of(run_dir, 10) == 10
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_overwrite_replaces_a_good_step(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
@@ -330,6 +331,7 @@ def test_an_older_step_than_one_that_exists_is_refused_in_plain_words(run_dir):
     assert f"step 1 is older than step 2 in {run_dir}, and this run did not resume from step 2: " in str(caught.value)
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_ranks_that_name_different_steps_are_told(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:

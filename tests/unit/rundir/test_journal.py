@@ -22,7 +22,6 @@ from hpcckpt.rundir.journal import Journal, epoch_of, read_journal
 from hpcckpt.rundir.lock import RunLock
 from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tiers import scratch_tier
-from tests.support.cases import cases
 
 
 @pytest.fixture(autouse=True)
@@ -183,8 +182,8 @@ FIRST_SAVES = {
 }
 
 
-@cases("case", FIRST_SAVES)
-@cases("tier", ["", "scratch"])
+@pytest.mark.parametrize("case", FIRST_SAVES)
+@pytest.mark.parametrize("tier", ["", "scratch"])
 def test_a_first_save_that_fails_before_it_begins_leaves_a_journal(tmp_path, case, tier):
     step, state, options, phase, message = FIRST_SAVES[case]
     scratch = {"scratch": tmp_path / "scratch"} if tier else {}
@@ -388,7 +387,7 @@ def test_lines_of_several_threads_do_not_mix(tmp_path):
     assert len(events(tmp_path, "preempted")) == 400
 
 
-@cases("make", [os.mkfifo, lambda path: path.mkdir(), lambda path: path.symlink_to("/etc/passwd")])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.mkdir(), lambda path: path.symlink_to("/etc/passwd")])
 def test_a_journal_that_is_no_ordinary_file_is_not_read(tmp_path, make):
     make(tmp_path / journal.NAME)
     with pytest.raises((hc.errors.CorruptError, hc.errors.StorageError)):

@@ -331,6 +331,7 @@ def test_a_lock_that_was_made_just_now_and_is_empty_is_watched_and_taken_over(ru
     assert b"" not in touched
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_a_save_that_lost_its_lock_publishes_nothing(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:

@@ -135,6 +135,7 @@ def test_files_are_not_used_again_where_links_cannot_be_counted(ranks, run_dir, 
     assert step_numbers(run_dir) == [4]
 
 
+@pytest.mark.counts(1, 2, 5)
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_steps_of_any_size_come_back_from_files_of_any_size(ranks, run_dir, max_in_flight):
     def body(comm):

@@ -84,6 +84,7 @@ def test_a_metric_that_no_step_has_is_reported_once_a_step_is_removed(run_dir, c
     assert told == ([] if name == "loss" else [f"hpcckpt: {problem}"])
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_every_rank_is_told_the_same_best_step(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm, keep_best="min:loss") as ckpt:

@@ -213,6 +213,7 @@ def test_polling_never_blocks_while_a_drain_or_a_commit_hangs(run_dir, gate, n_r
     assert run_ranks(n_ranks, body) == [(0, True, 2)] * n_ranks
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_a_result_is_the_same_on_all_ranks_and_twice(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
@@ -440,6 +441,7 @@ def test_the_failure_of_one_of_two_saves_under_way_does_not_touch_the_other(rank
         assert ranks(body) == [("StorageError", 3, "StorageError", [1, 3])] * ranks.size
 
 
+@pytest.mark.counts(1, 2, 5)
 @pytest.mark.parametrize("phase", ["2-write", "4-durable"])
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
 def test_a_thread_that_is_ended_is_a_failure_on_all_ranks(ranks, run_dir, phase, error):
@@ -586,6 +588,7 @@ def test_a_state_that_changes_on_one_rank_only_is_told_on_all(ranks, run_dir, wh
     assert all(f"rank {number}" in results[0][0] for number in named)
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_shards_that_change_on_one_rank_and_leave_a_hole_are_told_on_all(ranks, run_dir):
     def body(comm):
         def shard(n_missing):
@@ -600,6 +603,7 @@ def test_shards_that_change_on_one_rank_and_leave_a_hole_are_told_on_all(ranks, 
     assert ranks(body) == [("ShardingError", [1, 3])] * ranks.size
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_shards_that_are_cut_anew_on_some_ranks_only_are_saved_the_second_time(ranks, run_dir):
     """The ranks whose shards stayed have written theirs by the old plan when that comes out."""
     if ranks.size < 3:
@@ -623,6 +627,7 @@ def test_shards_that_are_cut_anew_on_some_ranks_only_are_saved_the_second_time(r
     assert hc.load(run_dir)["s"].tolist() == [400 + n for n in range(4 * ranks.size)]
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_ranks_that_ask_for_different_steps_later_on_are_told(ranks, run_dir):
     if ranks.size == 1:
         pytest.skip("one rank agrees with itself")

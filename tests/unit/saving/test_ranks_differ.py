@@ -58,6 +58,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.counts(1, 2, 5)
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_ranks_with_different_trees_are_told_who_and_what(many, run_dir, what):
     text = failures(many, run_dir, DIFFERENT[what], errors.TreeMismatchError)
@@ -158,6 +159,7 @@ def halves(comm: Any, begin: Any, end: Any) -> hc.Sharded:
     return hc.Sharded(np.zeros(high - low), (10 * comm.size,), (low,))
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_shards_that_leave_a_hole_are_refused(ranks, run_dir):
     def state(comm):
         return {"x": halves(comm, lambda c: int(last(c)), lambda c: 0)}
@@ -166,6 +168,7 @@ def test_shards_that_leave_a_hole_are_refused(ranks, run_dir):
     assert f"x: shards cover {10 * ranks.size - 1} of {10 * ranks.size} elements" in text
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_shards_that_overlap_are_refused(many, run_dir):
     def state(comm):
         return {"x": halves(comm, lambda c: -int(last(c)), lambda c: 0)}
@@ -175,6 +178,7 @@ def test_shards_that_overlap_are_refused(many, run_dir):
     assert f"[{10 * many.size - 11}:{10 * many.size}]" in text
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_shards_that_overlap_and_leave_a_hole_of_the_same_size_are_refused(many, run_dir):
     """Counting elements is not enough."""
 
@@ -197,6 +201,7 @@ def test_every_wrong_tensor_is_named_at_once(many, run_dir):
     assert "fine" not in text
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_a_tensor_that_no_rank_holds_is_a_hole(ranks, run_dir):
     text = failures(ranks, run_dir, lambda comm: {"x": hc.Sharded(np.zeros(0), (5,), (0,))}, errors.ShardingError)
     assert "shards cover 0 of 5 elements" in text

@@ -12,7 +12,6 @@ import hpcckpt as hc
 from hpcckpt.errors import CollectiveError, StateError, StateMismatchError
 from hpcckpt.state.state_dict import TYPES
 from hpcckpt.state.tree import Parts, flatten
-from tests.support.cases import cases
 
 
 class Point(NamedTuple):
@@ -63,8 +62,8 @@ VALUES = {
 }
 
 
-@cases("kind", VALUES)
-@cases("now", ["nothing", "something else", "the same"])
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("now", ["nothing", "something else", "the same"])
 def test_values_of_any_kind_come_back_into_an_object_that_has(run_dir, kind, now):
     held = {"value": VALUES[kind], "plain": 1}
     value = {"nothing": {}, "something else": {"z": np.ones(7), 0: [1]}, "the same": VALUES[kind]}[now]
@@ -131,7 +130,7 @@ def test_containers_take_the_shape_of_the_checkpoint(run_dir):
     assert found["of"]["x"].tolist() == [1, 1, 1]
 
 
-@cases(
+@pytest.mark.parametrize(
     ("now", "complaint"),
     [
         ({"a": np.zeros(3), "new": 1}, "'box/new': is in the state but not in the checkpoint"),
@@ -192,7 +191,7 @@ def test_a_failing_load_state_dict_fails_alike_on_all_ranks(ranks, run_dir):
     ranks(body)
 
 
-@cases(
+@pytest.mark.parametrize(
     ("held", "complaint"),
     [({"a": {object(): 1}}, "cannot be saved as a key"), ({"a": len}, "cannot be saved"), ([1], "returned a list")],
 )

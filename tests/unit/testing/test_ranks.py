@@ -11,7 +11,6 @@ from hpcckpt.collective.communicator import SerialCommunicator, launched_rank, l
 from hpcckpt.collective.connect import as_communicator
 from hpcckpt.errors import CollectiveError, StepNotFoundError
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
-from tests.support.cases import cases
 
 
 def body_of_all(comm):
@@ -27,7 +26,7 @@ def body_of_all(comm):
     )
 
 
-@cases("n", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 2, 5])
 def test_messages_are_copies_and_arrive_in_rank_order(n):
     results = run_ranks(n, body_of_all)
     everyone = list(range(n))
@@ -37,7 +36,7 @@ def test_messages_are_copies_and_arrive_in_rank_order(n):
         assert (every, agreed, of_root) == (everyone, rank, 0)
 
 
-@cases("n", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 2, 5])
 def test_distinct_values_are_in_rank_order(n):
     assert run_ranks(n, lambda comm: comm.distinct(["all", comm.rank, "all"])) == [["all", *range(n)]] * n
 
@@ -62,7 +61,7 @@ def test_one_rank_is_like_a_group_of_one():
     assert body_of_all(SerialCommunicator()) == run_ranks(1, body_of_all)[0]
 
 
-@cases("n", [1, 3])
+@pytest.mark.parametrize("n", [1, 3])
 def test_a_failure_in_agree_is_the_same_on_every_rank(n):
     def body(comm):
         def fail():
@@ -93,7 +92,7 @@ def test_only_root_does_what_is_roots():
     assert done == [0]
 
 
-@cases("duplicate", [False, True])
+@pytest.mark.parametrize("duplicate", [False, True])
 def test_a_rank_that_ends_leaves_nobody_waiting(duplicate):
     """Also those that wait in a duplicate, as a checkpointer's are."""
 

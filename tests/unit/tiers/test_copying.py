@@ -25,7 +25,6 @@ from hpcckpt.rundir.lock import RunLock
 from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tiers import copy
 from hpcckpt.tiers.copy import Pace, Rules, copy_step, file_segments, pieces_of, share
-from tests.support.cases import cases
 
 STEP = layout.step_dirname(7)
 
@@ -93,7 +92,7 @@ def test_pieces_make_up_every_byte_of_every_file_and_an_empty_file_too() -> None
     ]  # fmt: skip
 
 
-@cases("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_shares_are_everything_once_and_even(size: int) -> None:
     items = [5, 0, 100, 100, 3, 100, 0, 100, 90, 10] * 10
     shares = [share(items, rank, size, lambda n: n) for rank in range(size)]

@@ -21,7 +21,8 @@ from hpcckpt.tools.doctor.launch import RankLocation
 from hpcckpt.tools.doctor.probe import package_folder, version_of
 from hpcckpt.tools.doctor.software import TENSORFLOW
 from hpcckpt.tools.doctor.stripe import Stripe
-from tests.support.cases import cases
+
+pytestmark = pytest.mark.one_case
 
 # -- scratch -----------------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ def test_scratch_must_have_space(tmp_path: Path, types: dict[str, str]) -> None:
     assert "1024.00 PiB needed" in choice.rejected[0].reason
 
 
-@cases(("value", "reason"), [("relative", "not an absolute path"), ("/no/such", "no such directory")])
+@pytest.mark.parametrize(("value", "reason"), [("relative", "not an absolute path"), ("/no/such", "no such directory")])
 def test_scratch_that_is_none(value: str, reason: str) -> None:
     assert scratch.find_scratch({"HPCCKPT_SCRATCH": value}).rejected[0].reason == reason
     (finding,) = scratch.findings({"HPCCKPT_SCRATCH": value})
@@ -231,7 +232,7 @@ def test_what_lfs_says() -> None:
     assert stripe.parse("lfs: no such file\n") is None
 
 
-@cases(
+@pytest.mark.parametrize(
     ("layout", "level"),
     [(Stripe(1, 1 << 20), "ok"), (Stripe(4, 1 << 20), "ok"), (Stripe(-1, 1 << 20), "warning"),
      (Stripe(64, 1 << 20), "warning"), (Stripe(1, 1 << 20, is_progressive=True), "ok")],
@@ -255,7 +256,7 @@ MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}
 
 
-@cases(
+@pytest.mark.parametrize(
     ("environ", "n_ranks", "level", "words"),
     [
         ({}, 1, "ok", "no launcher"),
@@ -296,7 +297,7 @@ def test_free_space_that_changes_meanwhile_is_no_difference() -> None:
     assert join(space) == [RankFindings(space[0][0])]
 
 
-@cases(("numbers", "text"), [([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7"), ([5], "5")])
+@pytest.mark.parametrize(("numbers", "text"), [([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7"), ([5], "5")])
 def test_ranks_in_short(numbers: list[int], text: str) -> None:
     assert ranks_text(numbers) == text
 

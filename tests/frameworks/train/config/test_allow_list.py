@@ -24,6 +24,8 @@ from hpcckpt.train.names.allow_list import Catalogue, canonical
 from hpcckpt.train.names.export_config import export_config
 from hpcckpt.train.names.keras_resolver import NAMESPACES
 
+pytestmark = pytest.mark.one_case
+
 IS_KERAS_3 = keras.__version__.startswith("3")
 Find = Callable[..., list[ConfigProblem]]
 

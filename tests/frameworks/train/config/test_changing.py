@@ -14,6 +14,8 @@ from hypothesis import given, strategies as st
 from hpcckpt.train.config.cycles import cycles, effective
 from hpcckpt.train.config_errors import TrainConfigError, inside
 
+pytestmark = pytest.mark.one_case
+
 Make = Callable[..., dict[str, Any]]
 ADAM = "tf.keras.optimizers.Adam"
 BASE: list[dict[str, Any]] = [

@@ -15,6 +15,8 @@ from hpcckpt.train.config_errors import ConfigProblem, TrainConfigError
 from hpcckpt.train.names.allow_list import Catalogue
 from hpcckpt.train.names.export_config import export_config
 
+pytestmark = pytest.mark.one_case
+
 Find = Callable[..., list[ConfigProblem]]
 Make = Callable[..., dict[str, Any]]
 DENSE = "tf.keras.layers.Dense"

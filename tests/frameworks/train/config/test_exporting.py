@@ -13,6 +13,8 @@ from hpcckpt.errors import CodeError
 from hpcckpt.train import export_config
 from hpcckpt.train.names.export_config import ExportError, exported
 
+pytestmark = pytest.mark.one_case
+
 
 def test_classes_and_functions_are_visible_and_stay_what_they_are() -> None:
     @export_config

@@ -15,6 +15,8 @@ from hpcckpt.train.config.hjson_decode import Pairs
 from hpcckpt.train.config.read import parse, read
 from hpcckpt.train.config_errors import TrainConfigError
 
+pytestmark = pytest.mark.one_case
+
 ONE = '[{"model": {"m.X": {}}}]'
 
 

@@ -18,6 +18,8 @@ from hpcckpt.train.datasets import digits, mnist, synthetic
 from hpcckpt.train.datasets.errors import DatasetDamagedError, DatasetNotFoundError, PackageMissingError
 from hpcckpt.train.datasets.mnist import raw
 
+pytestmark = pytest.mark.one_case
+
 # -- MNIST ---------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,8 @@ from hpcckpt.tools.report.advice import advise, curve
 from hpcckpt.tools.report.simulate_failures import failures, simulated_loss, simulated_optimum
 from hpcckpt.tools.report.statistics import RunStatistics
 
+pytestmark = pytest.mark.one_case
+
 MINUTE, HOUR = 60.0, 3600.0
 
 
