@@ -17,7 +17,8 @@ large_models = examples.load("large_models")
 
 GOOD: dict[str, Any] = {
     "network": "ResNet50", "recompute_grad": False, "image_size": 64, "batch_size": 4, "lms": True, "ok": True,
-    "step_s": 0.5, "megapixels_per_s": 0.0328, "peak_mib": 50.25, "swap_outs": 7, "swapped_mib": 40.0, "stalled_s": 0.01,
+    "step_s": 0.5, "megapixels_per_s": 0.0328, "peak_mib": 50.25, "swap_outs": 7, "swapped_mib": 40.0,
+    "stalled_s": 0.01,
 }  # fmt: skip
 BAD = GOOD | {
     "network": "unet3d", "recompute_grad": True, "image_size": 96, "lms": False, "ok": False,
