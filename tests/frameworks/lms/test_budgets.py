@@ -73,10 +73,10 @@ def test_a_budget_near_the_least_is_kept_by_every_step(system_allocator: str, tm
 
 @pytest.mark.slow
 def test_a_budget_is_kept_where_gradients_of_convolutions_have_scratch_memory(tmp_path: Any) -> None:
-    found = trained("72 MiB", tmp_path, TF_ENABLE_ONEDNN_OPTS="0")
+    found = trained("68 MiB", tmp_path, TF_ENABLE_ONEDNN_OPTS="0")
     assert (found["n_attempts"], found["n_steps"]) == (1, 3)
-    assert found["peak"] <= 72 * MIB
-    assert "the nearest budget that can be kept" in trained("60 MiB", tmp_path, TF_ENABLE_ONEDNN_OPTS="0")["refused"]
+    assert found["peak"] <= 68 * MIB
+    assert "the nearest budget that can be kept" in trained("50 MiB", tmp_path, TF_ENABLE_ONEDNN_OPTS="0")["refused"]
 
 
 @pytest.mark.parametrize(("batch", "n_unfolded"), [(8, 8), (128, 27)])
