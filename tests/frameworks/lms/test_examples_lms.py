@@ -46,7 +46,8 @@ def test_a_size_that_does_not_go_is_told_with_what_the_child_said() -> None:
     assert lms_large.words(BAD) == (
         "unet3d, 96 x 96 x 96, batch 4, LMS off, tf.recompute_grad: out of memory (exit 1: MemoryError: std::bad_alloc)"
     )
-    assert ": FAILED (exit 1: ValueError: no)" in lms_large.words(BAD | {"why": lms_large.cause(1, "ValueError: no\n\t [[{{node x}}]]\n")})
+    why = lms_large.cause(1, "ValueError: no\n\t [[{{node x}}]]\n")
+    assert ": FAILED (exit 1: ValueError: no)" in lms_large.words(BAD | {"why": why})
     assert ": out of memory (exit -9: no message)" in lms_large.words(BAD | {"why": lms_large.cause(-9, "")})
 
 
