@@ -24,8 +24,8 @@ from hpcckpt.core.lazy import attach, when_imported
 
 if TYPE_CHECKING:
     from hpcckpt.lms.large_model_support import LMS
-    from hpcckpt.lms.runtime.largest_tensors import largest_tensors
     from hpcckpt.lms.report.report import Report
+    from hpcckpt.lms.runtime.largest_tensors import largest_tensors
     from hpcckpt.lms.runtime.process_stats import session_config, stats
     from hpcckpt.lms.runtime.saved_graphs import plain_graph
 
