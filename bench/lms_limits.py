@@ -183,7 +183,7 @@ def _row(
 
 
 def draw(tables: dict[str, list[dict[str, Any]]], path: str) -> None:
-    """Draw the sizes and times of all tables."""
+    """Draw the sizes and times of all tables; a limit that was not reached is a size "or more"."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -194,15 +194,16 @@ def draw(tables: dict[str, list[dict[str, Any]]], path: str) -> None:
     colors = ["grey", "tab:orange", "tab:blue", "tab:green"]
     for axes, (case, rows) in zip(grid, tables.items(), strict=True):
         names = [row["name"] for row in rows]
+        labels = [f"{row['gain']:.1f} ({row['fits']}{'' if row['fails'] else ' or more'})" for row in rows]
         gains = axes[0].barh(names, [row["gain"] for row in rows], color=colors)
-        axes[0].bar_label(gains, [f"{row['gain']:.1f}  ({row['fits']})" for row in rows], padding=3, fontsize=8)
+        axes[0].bar_label(gains, labels, padding=3, fontsize=8)
         axes[0].set_title(f"{CASES[case].title}: data in a step that fits", fontsize=9)
         ratios = axes[1].barh(names, [row["ratio"] for row in rows], color=colors)
         axes[1].bar_label(ratios, [f"{row['ratio']:.2f}" for row in rows], padding=3, fontsize=8)
         axes[1].set_title(f"time of a step, all at {CASES[case].timed}", fontsize=9)
         for each in axes:
             each.invert_yaxis()
-            each.margins(x=0.2)
+            each.margins(x=0.35)
             each.set_xlabel("times that of nothing", fontsize=8)
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
     plt.close(figure)

@@ -207,6 +207,7 @@ def child(what: str, image_size: int, batch_size: int) -> tuple[dict[str, Any] |
 def cause(code: int, stderr: str) -> str:
     """Return why a child ended: its exit code, and its last line, or the last that names memory."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("[[")]  # TensorFlow's node, below its message
     of_memory = [line for line in lines if any(word in line for word in MEMORY_ERRORS)]
     last = (of_memory or lines or ["no message"])[-1]
     return f"exit {code}: {last[:160]}"

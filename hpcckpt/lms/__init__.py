@@ -24,15 +24,15 @@ from hpcckpt.core.lazy import attach, when_imported
 
 if TYPE_CHECKING:
     from hpcckpt.lms.large_model_support import LMS
-    from hpcckpt.lms.report.largest_tensors import largest_tensors
     from hpcckpt.lms.report.report import Report
+    from hpcckpt.lms.runtime.largest_tensors import largest_tensors
     from hpcckpt.lms.runtime.process_stats import session_config, stats
     from hpcckpt.lms.runtime.saved_graphs import plain_graph
 
 _HOME = {
     "LMS": "large_model_support",
     "Report": "report.report",
-    "largest_tensors": "report.largest_tensors",
+    "largest_tensors": "runtime.largest_tensors",
     "plain_graph": "runtime.saved_graphs",
     "session_config": "runtime.process_stats",
     "stats": "runtime.process_stats",

@@ -141,9 +141,11 @@ def _place_of_page(page: str) -> str:
 
 
 def page_of(place: str) -> str:
-    """Return the page of a place of the repository, from the root of the site. Pure."""
+    """Return the page, or the image, of a place of the repository, from the root of the site. Pure."""
     if place in FIXED:
         return FIXED[place]
+    if place.startswith("docs/images/"):
+        return place.removeprefix("docs/")
     if place.startswith("docs/"):
         return place.removeprefix("docs/") + ("" if place.endswith(".md") else "/index.md")
     return f"source/{place}" if place.endswith(".md") else f"source/{place}.md"

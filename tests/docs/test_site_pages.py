@@ -80,6 +80,7 @@ def test_links_lead_to_pages_and_files_of_the_repository_get_one(site: Any) -> N
     assert site.relinked("[a](../README.md#more) [b](../hpcckpt/errors.py)", "keras.md")[0] == (
         "[a](index.md#more) [b](source/hpcckpt/errors.py.md)"
     )
+    assert site.relinked("![a](images/lms-limits.svg)", "lms.md")[0] == "![a](images/lms-limits.svg)"
 
 
 def test_every_page_is_in_the_side_bar_and_every_verb_in_the_commands(site: Any) -> None:

@@ -10,6 +10,6 @@
     Its simulator, and the search of TFLMSv2.
 `plan`, `edited_graph`, `node_names`, `releases`, `debug_lines`
     A plan, and the graph that it makes.
-`memory_limits`, `verify_step`
-    How much memory there is; what a step really takes.
+`memory_limits`, `kernel_scratch`, `verify_step`
+    How much memory there is; what kernels take beside tensors; what a step really takes.
 """

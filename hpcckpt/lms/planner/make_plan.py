@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 
 from hpcckpt.errors import MemoryBudgetError, OptionError
 from hpcckpt.lms import messages
@@ -13,6 +14,7 @@ from hpcckpt.lms.graph.levels import Levels, has_loops
 from hpcckpt.lms.messages import LmsLog
 from hpcckpt.lms.planner.cost_planner import plan_by_cost, simulated
 from hpcckpt.lms.planner.distance_planner import LevelLayout, plan_on, serialize_levels
+from hpcckpt.lms.planner.kernel_scratch import scratch_nbytes
 from hpcckpt.lms.planner.memory_limits import Limit, budget_for, host_limit, memory_ratio, refused, tensor_bytes
 from hpcckpt.lms.planner.parameter_search import is_wanted, search
 from hpcckpt.lms.planner.plan import Plan
@@ -41,6 +43,8 @@ class PlanRequest:
         Whether the budget is for memory of the process and not of a device.
     keeps_freed : bool
         Whether TensorFlow's allocator keeps freed memory, on rank 0.
+    unfolds_images : bool
+        Whether gradients of convolutions have scratch memory (`kernel_scratch`), on rank 0.
     """
 
     context: GraphContext
@@ -51,6 +55,12 @@ class PlanRequest:
     bandwidth: Mapping[str, float] = field(default_factory=dict)
     is_on_host: bool = False
     keeps_freed: bool = False
+    unfolds_images: bool = False
+
+    @cached_property
+    def scratch(self) -> int:
+        """The bytes reserved for scratch memory of kernels."""
+        return scratch_nbytes(self.context) if self.has_overhead and self.unfolds_images else 0
 
     @property
     def has_overhead(self) -> bool:
@@ -206,15 +216,15 @@ def _plan_by_cost(task: PlanRequest, target: int | None, bandwidth: TierBandwidt
         return plan_by_cost(task.context, target, bandwidth, recompute=recompute, release=release)
     try:
         return plan_by_cost(
-            task.context, max(0, tensor_bytes(target)), bandwidth, recompute=recompute, release=release
+            task.context, max(0, tensor_bytes(target - task.scratch)), bandwidth, recompute=recompute, release=release
         )  # fmt: skip
     except MemoryBudgetError as error:
-        raise refused(target, budget_for(error.nearest), len(task.context.loops)) from None
+        raise refused(target, _needs(task, error.nearest), len(task.context.loops)) from None
 
 
 def _needs(task: PlanRequest, nbytes: int) -> int:
     """Return the memory budget that tensors of this size need."""
-    return budget_for(nbytes) if task.has_overhead else nbytes
+    return budget_for(nbytes) + task.scratch if task.has_overhead else nbytes
 
 
 def _budget(task: PlanRequest) -> int | None:

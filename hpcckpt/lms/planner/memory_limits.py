@@ -48,6 +48,15 @@ def gpus() -> list[Any]:
     return found
 
 
+def uses_onednn() -> bool:
+    """Return whether TensorFlow computes with oneDNN on the CPU; False if this TensorFlow does not tell."""
+    try:
+        from tensorflow.python.util import _pywrap_util_port
+    except ImportError:
+        return False
+    return bool(_pywrap_util_port.IsMklEnabled())
+
+
 def device_limit(gpu_device: str | None = None) -> Limit | None:
     """Return the memory of the GPU that is used; `None` where there is none. Starts the GPU."""
     if not gpus():

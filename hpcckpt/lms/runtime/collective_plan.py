@@ -33,6 +33,7 @@ class _Inputs(NamedTuple):
     limit: Limit | None
     bandwidth: Mapping[str, float]
     keeps_freed: bool
+    unfolds_images: bool
 
 
 def make_tier_ready(options: LmsOptions, spare: int | None = None) -> Any:
@@ -86,7 +87,7 @@ def decide(options: LmsOptions, context: GraphContext, nbytes_learned: int, targ
     is_on_host = gpu_name(options.settings) is None
     request = PlanRequest(
         context, options.settings, target, inputs.limit, nbytes_learned, inputs.bandwidth, is_on_host,
-        inputs.keeps_freed,
+        inputs.keeps_freed, inputs.unfolds_images,
     )  # fmt: skip
     found: list[PlanResult] = []
 
@@ -166,13 +167,14 @@ def _measure(options: LmsOptions) -> _Inputs:
     if settings.memory_budget is None:
         limit = _limit(options)
     bandwidth: Mapping[str, float] = {}
-    keeps_freed = False
+    keeps_freed = unfolds_images = False
     if chosen_planner(options, limit) == "cost":
         make_tier_ready(options)
         write, read = native_engine.bandwidth()
         bandwidth = {"write": write, "read": read}
         keeps_freed = native_engine.allocator_keeps_freed()
-    return _Inputs(limit, bandwidth, keeps_freed)
+        unfolds_images = not (memory_limits.gpus() or memory_limits.uses_onednn())
+    return _Inputs(limit, bandwidth, keeps_freed, unfolds_images)
 
 
 def _limit(options: LmsOptions) -> Limit:

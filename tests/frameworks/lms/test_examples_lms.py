@@ -17,7 +17,8 @@ large_models = examples.load("large_models")
 
 GOOD: dict[str, Any] = {
     "network": "ResNet50", "recompute_grad": False, "image_size": 64, "batch_size": 4, "lms": True, "ok": True,
-    "step_s": 0.5, "megapixels_per_s": 0.0328, "peak_mib": 50.25, "swap_outs": 7, "swapped_mib": 40.0, "stalled_s": 0.01,
+    "step_s": 0.5, "megapixels_per_s": 0.0328, "peak_mib": 50.25, "swap_outs": 7, "swapped_mib": 40.0,
+    "stalled_s": 0.01,
 }  # fmt: skip
 BAD = GOOD | {
     "network": "unet3d", "recompute_grad": True, "image_size": 96, "lms": False, "ok": False,
@@ -45,7 +46,8 @@ def test_a_size_that_does_not_go_is_told_with_what_the_child_said() -> None:
     assert lms_large.words(BAD) == (
         "unet3d, 96 x 96 x 96, batch 4, LMS off, tf.recompute_grad: out of memory (exit 1: MemoryError: std::bad_alloc)"
     )
-    assert ": FAILED (exit 1: ValueError: no)" in lms_large.words(BAD | {"why": lms_large.cause(1, "ValueError: no\n")})
+    why = lms_large.cause(1, "ValueError: no\n\t [[{{node x}}]]\n")
+    assert ": FAILED (exit 1: ValueError: no)" in lms_large.words(BAD | {"why": why})
     assert ": out of memory (exit -9: no message)" in lms_large.words(BAD | {"why": lms_large.cause(-9, "")})
 
 

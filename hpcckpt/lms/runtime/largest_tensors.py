@@ -44,6 +44,11 @@ def largest_tensors(graph: Any, n: int = 10, *, batch_size: int | None = None) -
         The number of tensors, at most.
     batch_size : int, optional
         What an unknown first dimension counts as.
+
+    Returns
+    -------
+    LargestTensors
+        The peak, the op that runs then, and tensors, the largest first.
     """
     context = GraphContext(from_graph(graph), batch_size=batch_size)
     live = simulated(context, Plan())
