@@ -3,10 +3,10 @@
 
     ktf_samples.py [--images 640] [--ranks 1 2] [--exact-epochs 1] [--verbatim-only | --exact-only] [--directory DIR]
 
-Nothing in the samples is changed for the first part: affNIST is generated, and the weights of ImageNet are looked for in
-Keras' cache, where this script has put a file: random weights, with statistics of batch normalization that fit the data.
-The second part sets a seed, how often is saved, and how many epochs, by ``--set``. ``--images 4000`` takes an hour on two
-cores; then the accuracies mean something.
+Nothing in the samples is changed for the first part: affNIST is generated, and the weights of ImageNet are looked for
+in Keras' cache, where this script has put a file: random weights, with statistics of batch normalization that fit the
+data. The second part sets a seed, how often is saved, and how many epochs, by ``--set``. With ``--images 4000`` it
+takes an hour on two cores.
 """
 
 from __future__ import annotations
