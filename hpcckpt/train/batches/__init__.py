@@ -5,8 +5,10 @@
 ``classes_and_centres``  both, by name: for `MultiHeadNet`
 ``rows``                the rows of the image from the last to the first: for `EncoderDecoderNet`
 
-They are made of TensorFlow's operations and draw no random numbers, so the position in the data is saved and restored as
-without them. Importing this package loads no framework; names are loaded on first use.
+``each_batch``          what those are made with
+
+They are made of TensorFlow's operations and draw no random numbers, so the position in the data is saved and restored
+as without them. Importing this package loads no framework; names are loaded on first use.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def centres(datasets: Any) -> tuple[Any, Any]:
 
 
 def classes_and_centres(datasets: Any) -> tuple[Any, Any]:
-    """Return datasets whose labels are a mapping: ``digit``, the class, and ``centre``, as `centres` has it. Independent.
+    """Return datasets whose labels are a mapping: ``digit`` is the class, ``centre`` the place. Independent.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def classes_and_centres(datasets: Any) -> tuple[Any, Any]:
 
 
 def rows(datasets: Any) -> tuple[Any, Any]:
-    """Return datasets whose labels are the rows of the images from the last to the first. Independent.
+    """Return datasets whose labels are the rows of the images, the last one first. Independent.
 
     The order makes it easier to learn, https://arxiv.org/abs/1409.3215.
 

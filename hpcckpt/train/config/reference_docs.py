@@ -103,6 +103,7 @@ def _open() -> str:
 
 
 _PACKAGES = {
+    "batches": "all that is published there",
     "datasets": "the functions `from_…` of each data set",
     "losses": "all that is published there",
     "models": "all that is published there, in `networks` and `components` too",

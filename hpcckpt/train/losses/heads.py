@@ -52,7 +52,7 @@ class WeightedLoss(keras.losses.Loss):  # type: ignore[misc]  # Keras has no typ
 
     def __init__(self, loss: Any, weight: float = 1.0, name: str = "weighted_loss", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight >= 0:
+        if isinstance(weight, bool) or not weight >= 0:
             raise OptionError(f"WeightedLoss: weight: {weight!r} – a number from 0 on")
         self.loss, self.weight = loss, weight
 

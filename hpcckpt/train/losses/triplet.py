@@ -52,4 +52,4 @@ def triplet_accuracy(y_true: Any, y_pred: Any) -> Any:
 def _squared_distances(y_pred: Any) -> tuple[Any, Any]:
     """Return the squared distances from anchors to positives and to negatives."""
     anchor, positive, negative = tf.unstack(tf.convert_to_tensor(y_pred), 3, axis=1)
-    return tuple(tf.reduce_sum(tf.square(anchor - other), -1) for other in (positive, negative))  # type: ignore[return-value]
+    return tf.reduce_sum(tf.square(anchor - positive), -1), tf.reduce_sum(tf.square(anchor - negative), -1)

@@ -5,7 +5,8 @@
 ``TripletNet(dim, base_model)``          the same, followed by vectors that are near to each other within a class
 ``EncoderDecoderNet(encoder, decoder)``  sequences of sequences
 ``LeNet5(num_outputs)``                  the classic, whole
-``networks``                             features of images: `SmallConvNet`, `SmallResNet`, `ResNet`, `SmallTransformer`;
+``networks``                             features of images: `SmallConvNet`, `SmallResNet`, `ResNet`,
+                                         `SmallTransformer`;
                                          of sequences: `SequenceEncoder`; and back: `SequenceDecoder`
 ``components``                           what those are made of
 

@@ -45,7 +45,7 @@ class MultiHeadNet(Network):
     def __init__(self, heads: Mapping[str, int], base_model: Any = None, dropout: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         names = list(heads)
-        if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):
+        if not names or not all(map(str.isidentifier, names)):
             raise OptionError(f"MultiHeadNet: heads: {names} – plain names, each with its number of outputs")
         check_counts("MultiHeadNet", **{f"heads.{name}": count for name, count in heads.items()})
         check_share("MultiHeadNet", dropout=dropout)

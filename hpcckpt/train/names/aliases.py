@@ -30,7 +30,7 @@ def expanded(name: str) -> str:
 
 
 def attach_alias(alias: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a module that has the names of what an alias stands for. Independent."""
+    """Return ``__getattr__`` and ``__dir__`` of a module with the names of an alias. Independent."""
 
     def load(name: str) -> Any:
         path = f"{alias}.{name}"

@@ -1,6 +1,7 @@
-"""What of `hpcckpt.train` a configuration may name: datasets, batch processors, models, losses, train loops; no converters, no engine.
+"""What of `hpcckpt.train` a configuration may name: no converters, no engine.
 
-Only what packages publish counts: the names in ``__all__`` of a package, and of the packages named there.
+These are datasets, batch processors, models, losses and train loops. Only what packages publish counts: the names in
+``__all__`` of a package, and of the packages named there.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class SequenceEncoder(Network):
         for number in range(1, depth + 1):
             layer = layers.GRU(units, return_sequences=number < depth, name=f"layer{number}")
             setattr(self, f"layer{number}", layer)
-        self.dropout = layers.Dropout(dropout, name="dropout") if depth > 1 else None
+        self.dropout: Any = layers.Dropout(dropout, name="dropout") if depth > 1 else None
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Return a vector for each sequence."""

@@ -3,10 +3,10 @@
 
     ktf_samples.py [--images 640] [--ranks 1 2] [--exact-epochs 1] [--verbatim-only | --exact-only] [--directory DIR]
 
-Nothing in the samples is changed for the first part: affNIST is generated, and the weights of ImageNet are looked for in
-Keras' cache, where this script has put a file: random weights, with statistics of batch normalization that fit the data.
-The second part sets a seed, how often is saved, and how many epochs, by ``--set``. ``--images 4000`` takes an hour on two
-cores; then the accuracies mean something.
+Nothing in the samples is changed for the first part: affNIST is generated, and the weights of ImageNet are looked for
+in Keras' cache, where this script has put a file: random weights, with statistics of batch normalization that fit the
+data. The second part sets a seed, how often is saved, and how many epochs, by ``--set``. With ``--images 4000`` it
+takes an hour on two cores.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def start(sample: str, run: Path, n_ranks: int, sets: list[str]) -> subprocess.P
     words = [sys.executable, "-m", "hpcckpt", "train", "-c", str(SAMPLES / f"{sample}.json"), "--run", str(run)]
     words = words if n_ranks == 1 else ["mpirun", "-n", str(n_ranks), *words]
     options = [word for each in sets for word in ("--set", each)]
-    environment = os.environ if n_ranks == 1 else os.environ | MPI
+    environment = os.environ | ({} if n_ranks == 1 else MPI | {"OMPI_MCA_orte_tmpdir_base": str(Path.cwd())})
     log = run.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -119,7 +119,7 @@ def finish(sample: str, run: Path, n_ranks: int, sets: list[str]) -> float:
     """Train to the end, and return the seconds."""
     began = time.monotonic()
     code = start(sample, run, n_ranks, sets).wait(LIMIT_S)
-    assert code == 0, run.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-3000:]
+    assert code == 0, f"exit code {code}: " + run.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-3000:]
     return time.monotonic() - began
 
 

@@ -78,7 +78,7 @@ def test_it_is_generated_once_and_told_each_time(digits_as_mnist: None, capsys: 
     affnist.from_tfrecord("data/affnist")  # the 90 that are there, whatever is the default
     assert capsys.readouterr().err == f"hpcckpt: affnist: {told}\n"
     assert Path("data/affnist/index.json").stat().st_mtime_ns == made
-    with pytest.raises(OptionError, match="holds 'affnist' made with .*'n_images': 90"):
+    with pytest.raises(OptionError, match=r"holds 'affnist' made with .*'n_images': 90"):
         affnist.convert("data/affnist", n_images=91)
 
 

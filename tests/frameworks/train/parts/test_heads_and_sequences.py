@@ -36,7 +36,9 @@ CASES: dict[str, tuple[Callable[[], Any], Any, Any, str]] = {
         lambda: MultiHeadNet({"digit": 10, "centre": 2}, ResNet([1, 1], 4, name="base_model"), dropout=0.1),
         IMAGES, {"digit": (3, 10), "centre": (3, 2)}, "base_model@layer2_block1@shortcut@conv",
     ),
-    "bottlenecks": (lambda: OneHeadNet(7, ResNet([2, 1], 4, bottleneck=True)), IMAGES, (3, 7), "base_model@layer1_block2@conv3"),
+    "bottlenecks": (
+        lambda: OneHeadNet(7, ResNet([2, 1], 4, bottleneck=True)), IMAGES, (3, 7), "base_model@layer1_block2@conv3",
+    ),
     "sequences": (coder, IMAGES, (3, 12, 12), "decoder@layer2"),
     "rows classified": (lambda: OneHeadNet(4, SequenceEncoder(5)), IMAGES, (3, 4), "base_model@layer1"),
     "triplets": (lambda: TripletNet(5, SmallConvNet([3])), TRIPLETS, (2, 3, 5), "embedding"),

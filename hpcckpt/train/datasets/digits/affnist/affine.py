@@ -73,7 +73,8 @@ def warped(images: Bytes, linear: Floats, shifts: Floats, side: int) -> Bytes:
         (width + 4, below * right),
     ):
         total = total + share * np.take_along_axis(edged, first + step, 1)
-    return np.rint(total).clip(0, 255).astype(np.uint8).reshape(-1, side, side)
+    result: Bytes = np.rint(total).clip(0, 255).astype(np.uint8).reshape(-1, side, side)
+    return result
 
 
 def _shifts(images: Bytes, linear: Floats, draws: Floats, side: int) -> Floats:
@@ -87,7 +88,8 @@ def _shifts(images: Bytes, linear: Floats, draws: Floats, side: int) -> Floats:
     is_empty = ~np.isfinite(lower)
     lower, upper = np.where(is_empty, 0, lower), np.where(is_empty, 0, upper)
     centre = (lower + upper) / 2
-    return centre + (draws[:, 4:6] - 0.5) * np.maximum(upper - lower, 0)
+    result: Floats = centre + (draws[:, 4:6] - 0.5) * np.maximum(upper - lower, 0)
+    return result
 
 
 def _grid(height: int, width: int) -> Floats:

@@ -24,7 +24,7 @@ _SIDE, _MARGIN = 28, 4
 
 
 def parse(n_images: int = N_IMAGES, variant: int = 0, originals: Originals | None = None) -> Raw:
-    """Return affNIST, generated: images to train with, and a sixth as many to validate with, in 10 classes. Independent.
+    """Return affNIST, generated: images to train with, a sixth as many to validate with. Independent.
 
     Handwritten digits of 40×40 pixels, white on black. Each is an original of MNIST, scaled, sheared, turned and moved
     at random, as affNIST's authors describe it: https://www.cs.toronto.edu/~tijmen/affNIST/. Their own files are not
