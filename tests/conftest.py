@@ -55,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare our markers, and forget the caller's environment; not in a process that only deals out the tests."""
     if getattr(config.option, "dist", "no") == "no":
         caller.forget(is_under_mpi=is_with_mpi(config))
+    if not config.pluginmanager.hasplugin("pytest_mpi"):
+        config.addinivalue_line("markers", "mpi(min_size): runs under mpirun only (pytest-mpi)")
     config.addinivalue_line("markers", "counts(*n): how many threads as ranks, where the usual counts add nothing")
 
 
@@ -102,9 +104,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_kept(item: pytest.Item) -> bool:
         if is_with_mpi(config):
             return bool({"ranks", "group", "suite_ranks"} & set(getattr(item, "fixturenames", ()))) or any(
-                item.iter_markers("mpi_only")
+                item.iter_markers("mpi")
             )
-        return not any(item.iter_markers("mpi_only"))
+        return not any(item.iter_markers("mpi"))
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
     items[:] = sorted((item for item in items if is_kept(item)), key=_turn)
@@ -150,9 +152,8 @@ def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A run directory, not made yet, that all ranks share."""
     if not is_with_mpi(request.config):
         return tmp_path / "run"
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.bcast(tmp_path / "run")
+    shared: Path = request.getfixturevalue("mpi_tmp_path")
+    return shared / "run"
 
 
 # A rank that fails must not leave the others waiting for it: print why, and end the job.
