@@ -40,9 +40,10 @@ fi
 
 not_run=()
 nvidia=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
-seen=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
-if [ "$DEVICE" = cuda ] && [ "$seen" = 0 ]; then
-    build=$("$PYTHON" -c 'import torch; print(torch.__version__, "for CUDA", torch.version.cuda)')
+read -r seen build < <("$PYTHON" -c '
+import torch
+print(torch.cuda.device_count(), torch.__version__, "for CUDA", torch.version.cuda)')
+if [ "$DEVICE" = cuda ] && [ "${seen:-0}" = 0 ]; then
     say "no GPU: nvidia-smi lists ${nvidia:-0}, PyTorch ($build) sees none. Nothing was run."
     exit $NO_GPU
 fi
