@@ -1,6 +1,6 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-all coverage campaign lint fix docs setup setup-b bench clean
+.PHONY: help demo examples test test-all coverage campaign gpu lint fix docs setup setup-b bench clean
 # Arguments of the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
 RANKS ?= 2
@@ -26,6 +26,9 @@ coverage: setup  ## show each feature of the original systems, a table of rows (
 
 campaign: setup  ## faults by the thousand, in full; a part: ARGS="corruption --count 500"; see tests/campaign/README.md
 	@scripts/dev/campaign.sh $(ARGS)
+
+gpu:  ## on a machine with a GPU: the tests marked gpu and a benchmark, from the sources, without a network; ARGS=--dry-run
+	@scripts/dev/gpu.sh $(ARGS)
 
 lint:  ## ruff, mypy, import-linter, shellcheck, clang-format, clang for AArch64, codespell, words
 	@scripts/dev/lint.sh

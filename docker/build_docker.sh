@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the image hpcckpt:VERSION from this checkout, wherever it is called from.
-#   build_docker.sh [--tag NAME:TAG] [--base IMAGE] [--no-cache] [--dry-run]
+#   build_docker.sh [--gpu] [--tag NAME:TAG] [--base IMAGE] [--no-cache] [--dry-run]
+# --gpu       for NVIDIA GPUs: the image hpcckpt:VERSION-gpu, with TensorFlow's CUDA from PyPI; the driver is the host's
 # --tag       its name, in place of hpcckpt:VERSION
 # --base      what it begins from, in place of debian:bookworm-slim: a Debian 12, perhaps from a mirror or pinned by digest
 # --no-cache  build every layer again
@@ -11,10 +12,11 @@ set -euo pipefail
 # shellcheck source=docker/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-image=$(default_image)
+image='' device=cpu
 options=()
 while [ $# -gt 0 ]; do
     case $1 in
+        --gpu) device=gpu ;;
         --tag) image=$(value_of "$@") || exit; shift ;;
         --base) base=$(value_of "$@") || exit; check_image "$base"; options+=(--build-arg "BASE=$base"); shift ;;
         --no-cache) options+=(--no-cache) ;;
@@ -24,7 +26,9 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+if [ -z "$image" ]; then image=$(default_image); [ "$device" = cpu ] || image+=-$device; fi
 check_image "$image"
+options+=(--build-arg "DEVICE=$device")
 ENGINE=$(engine)
 
 if [ -n "${PIP_CONFIG_FILE:-}" ]; then
@@ -43,7 +47,9 @@ run "$ENGINE" build --file "$ROOT/docker/Dockerfile" --tag "$image" --build-arg 
     ${options[@]+"${options[@]}"} "$ROOT"
 
 [ "$DRY_RUN" = 0 ] || exit 0
+gpus=''
+if [ "$device" = gpu ]; then gpus=' --gpus all'; fi
 say "built $image; train with it:
   mkdir -p runs
-  ${ENGINE/buildah/podman} run --rm -it --init --shm-size=512m --user \"\$(id -u):\$(id -g)\" -v \"\$PWD/runs:/runs\" $image \\
+  ${ENGINE/buildah/podman} run --rm -it --init$gpus --shm-size=512m --user \"\$(id -u):\$(id -g)\" -v \"\$PWD/runs:/runs\" $image \\
       mpirun -n 2 hpcckpt train -c /opt/hpcckpt/examples/configs/mnist.hjson --run mnist"

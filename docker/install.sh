@@ -2,7 +2,7 @@
 # The steps inside an image, as root, on Debian 12. Dockerfile and apptainer.def take them from here, so that both make the same.
 #   install.sh runtime     what a training needs from Debian: Python, Open MPI, parallel HDF5
 #   install.sh compilers   what building needs besides
-#   install.sh project     hpcckpt in .venv, by the script that developers use
+#   install.sh project     hpcckpt in .venv, by the script that developers use; with DEVICE=gpu TensorFlow and CUDA for GPUs
 #   install.sh slim        take away the compilers again: for an image without layers
 #   install.sh prove       run every part, on two ranks: last of all, when nothing is there that only building needs
 set -euo pipefail
@@ -29,6 +29,11 @@ project() {
     # What was compiled or made outside belongs to another Python.
     rm -rf build .venv
     find hpcckpt examples \( -name '*.so' -o -name '__pycache__' \) -prune -exec rm -rf {} +
+    case ${DEVICE:-cpu} in
+        cpu) export HPCCKPT_GPU=0 ;;
+        gpu) export HPCCKPT_GPU=1 ;;
+        *) echo "install.sh: DEVICE=$DEVICE is neither cpu nor gpu" >&2; exit 2 ;;
+    esac
     scripts/dev/setup.sh a
     # A user who may not write here would compile every module again at each start.
     .venv/bin/python -m compileall -q hpcckpt

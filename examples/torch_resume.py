@@ -5,7 +5,7 @@
 
 Kill it, however hard, and run the same line again: dropout, BatchNorm, the shuffled order, the schedule and Adam resume
 from the newest step. The weights' SHA-256 in the last line is that of a run that was never killed. Asked to stop (by a
-signal, the end of the job's time, a file HALT) it saves and exits with 75; scripts/slurm/program.sbatch then requeues it.
+signal, the end of the job's time, a file HALT) it saves and exits with 75; scripts/slurm/program.sbatch requeues it.
 """
 
 from __future__ import annotations

@@ -62,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
         caller.forget(is_under_mpi=is_with_mpi(config))
     for line in MARKERS:
         config.addinivalue_line("markers", line)
+    if not config.pluginmanager.hasplugin("pytest_mpi"):
+        config.addinivalue_line("markers", "mpi(min_size): runs under mpirun only (pytest-mpi)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -120,9 +122,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_kept(item: pytest.Item) -> bool:
         if is_with_mpi(config):
             return bool({"ranks", "group", "suite_ranks"} & set(getattr(item, "fixturenames", ()))) or any(
-                item.iter_markers("mpi_only")
+                item.iter_markers("mpi")
             )
-        return not any(item.iter_markers("mpi_only"))
+        return not any(item.iter_markers("mpi"))
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
     items[:] = tables.gather(sorted((item for item in items if is_kept(item)), key=_turn))
@@ -168,9 +170,8 @@ def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A run directory, not made yet, that all ranks share."""
     if not is_with_mpi(request.config):
         return tmp_path / "run"
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.bcast(tmp_path / "run")
+    shared: Path = request.getfixturevalue("mpi_tmp_path")
+    return shared / "run"
 
 
 # -- rows of a table are subtests of one test ------------------------------------------------------

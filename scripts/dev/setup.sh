@@ -117,7 +117,8 @@ parallel_hdf5() {
 pip_install() { "$VENV/bin/python" -m pip install -c "$CONSTRAINTS" "$@"; }
 
 tensorflow_of() { # the CPU build is a quarter of the size
-    if have nvidia-smi && nvidia-smi -L 2>/dev/null | grep -q GPU; then echo "tensorflow[and-cuda]==$1"
+    if [ "${HPCCKPT_GPU:-}" = 1 ]; then echo "tensorflow[and-cuda]==$1" # for a machine that is not this one: an image
+    elif have nvidia-smi && nvidia-smi -L 2>/dev/null | grep -q GPU; then echo "tensorflow[and-cuda]==$1"
     else echo "tensorflow-cpu==$1"; fi
 }
 

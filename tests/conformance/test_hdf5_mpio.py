@@ -11,7 +11,7 @@ from hpcckpt.testing.backends import BackendSuite
 
 h5py = pytest.importorskip("h5py")
 pytestmark = [
-    pytest.mark.mpi_only,
+    pytest.mark.mpi,
     pytest.mark.skipif(not h5py.get_config().mpi, reason="h5py was built without MPI"),
 ]
 

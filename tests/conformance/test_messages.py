@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-pytestmark = pytest.mark.mpi_only
+pytestmark = pytest.mark.mpi(min_size=2)
 
 N = 1 << 20  # beyond what MPI sends before it is received
 

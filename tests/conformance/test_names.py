@@ -25,7 +25,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
 MPIO = "hdf5 by MPI-IO"
 BACKENDS[MPIO] = {"backend": "hdf5", "backend_options": {"driver": "mpio"}}
 every_backend = pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.mpi_only) if name == MPIO else name for name in BACKENDS]
+    "backend", [pytest.param(name, marks=pytest.mark.mpi) if name == MPIO else name for name in BACKENDS]
 )
 ODD = [
     "95%", "q%d", "p%b", "%0b", "a%%b", "a%b", "%", "%%", "50% of %s/x%n", "a/b%", "a%/b",

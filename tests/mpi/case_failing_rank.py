@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.mark.mpi_only
+@pytest.mark.mpi(min_size=2)
 def test_last_rank_fails() -> None:
     from mpi4py import MPI
 

@@ -17,8 +17,8 @@ NAMES = {
     "XDG_CACHE_HOME",
 }  # fmt: skip
 KEPT = {
-    "HPCCKPT_HOROVOD_EXAMPLE", "HPCCKPT_LONG", "HPCCKPT_MPIRUN", "HPCCKPT_NO_NATIVE", "HPCCKPT_PAGES", "HPCCKPT_PURE",
-    "HPCCKPT_STACK", "HPCCKPT_TEST_MIB", "HPCCKPT_TEST_TOOLS",
+    "HPCCKPT_GPU", "HPCCKPT_HOROVOD_EXAMPLE", "HPCCKPT_LONG", "HPCCKPT_MPIRUN", "HPCCKPT_NO_NATIVE", "HPCCKPT_PAGES",
+    "HPCCKPT_PURE", "HPCCKPT_STACK", "HPCCKPT_TEST_MIB", "HPCCKPT_TEST_TOOLS",
 }  # fmt: skip
 """What chooses how the suite itself runs."""
 
@@ -26,7 +26,8 @@ KEPT = {
 def forget(*, is_under_mpi: bool) -> None:
     """Remove the caller's settings from the environment, and set the usual umask."""
     prefixes = PREFIXES if is_under_mpi else PREFIXES + LAUNCHERS
-    for name in set(os.environ) - KEPT:
+    kept = KEPT | {"CUDA_VISIBLE_DEVICES"} if os.environ.get("HPCCKPT_GPU") else KEPT
+    for name in set(os.environ) - kept:
         if name in NAMES or (name.startswith(prefixes) and not (is_under_mpi and name.startswith("SLURM_"))):
             del os.environ[name]
     os.umask(0o022)

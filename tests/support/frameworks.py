@@ -17,7 +17,8 @@ def import_tensorflow() -> bool:
     """Import TensorFlow and Keras, if they are there, so that what they warn of at import is over; say if they are."""
     if find_spec("tensorflow") is None or find_spec("keras") is None:
         return False
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    if not os.environ.get("HPCCKPT_GPU"):  # scripts/dev/gpu.sh
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -63,6 +63,14 @@ def test_build_takes_another_name_and_another_base(machine: Machine) -> None:
     assert "--no-cache" in call
 
 
+def test_build_for_gpus_makes_another_image_by_the_same_definition(machine: Machine) -> None:
+    done = machine.run("build_docker.sh", "--gpu")
+    (call,) = machine.calls
+    assert f"--tag {IMAGE}-gpu " in call
+    assert "--build-arg DEVICE=gpu " in call
+    assert "--gpus all" in done.stderr
+
+
 def test_build_lends_pips_settings_and_keeps_them_out_of_the_image(machine: Machine, tmp_path: Path) -> None:
     settings = tmp_path / "pip.conf"
     settings.write_text("[global]\nindex-url = https://me:secret@mirror.example/simple\n", encoding="utf-8")

@@ -130,6 +130,16 @@ def test_both_images_set_the_same_for_open_mpi_in_a_container() -> None:
     assert any(settings in line for line in section("environment"))
 
 
+def test_both_images_take_the_device_from_the_build() -> None:
+    assert instructions("ARG")[-2:-1] == ["DEVICE=cpu"]
+    assert section("arguments") == ["DEVICE=cpu"]
+    assert "DEVICE=${DEVICE} " in DOCKERFILE
+    assert section("post")[0] == "export DEVICE={{ DEVICE }}"
+    for name in ("TF_FORCE_GPU_ALLOW_GROWTH=true", "TF_GPU_THREAD_MODE=gpu_private"):
+        assert name in DOCKERFILE
+        assert any(name in line for line in section("environment"))
+
+
 def test_install_refuses_what_is_no_step() -> None:
     done = subprocess.run(["bash", DOCKER / "install.sh", "all"], text=True, capture_output=True, check=False)
     assert done.returncode == 2

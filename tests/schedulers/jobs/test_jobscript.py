@@ -157,11 +157,13 @@ def test_gpus_are_bound_before_mpi_starts(jobscript: Script) -> None:
     assert 'mpiexec -n "$((nodes * ranks))" --ppn "$ranks" --depth 8 --cpu-bind depth' in polaris
     assert "python -m hpcckpt.jobs.binding hpcckpt train" in polaris
     assert "export HPCCKPT_GPUS=${HPCCKPT_GPUS:-3,2,1,0}" in polaris
+    assert "export TF_FORCE_GPU_ALLOW_GROWTH=${TF_FORCE_GPU_ALLOW_GROWTH:-true} TF_GPU_THREAD_MODE=" in polaris
     _, aurora, _ = jobscript(*request_of("aurora"))
     assert "--cpu-bind list:1-8:9-16" in aurora
     assert "export ZE_AFFINITY_MASK=" in aurora
     _, theta, _ = jobscript(*request_of("theta"))
     assert "binding" not in theta
+    assert "TF_GPU" not in theta
 
 
 def test_each_job_of_an_array_has_its_own_number(jobscript: Script) -> None:

@@ -345,7 +345,7 @@ def test_something_else_than_a_communicator_is_refused():
         hc.Checkpointer("anywhere", comm=7)
 
 
-@pytest.mark.mpi_only
+@pytest.mark.mpi
 def test_an_mpi4py_communicator_is_duplicated(run_dir):
     from mpi4py import MPI
 
@@ -356,7 +356,7 @@ def test_an_mpi4py_communicator_is_duplicated(run_dir):
     assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.Get_size()
 
 
-@pytest.mark.mpi_only
+@pytest.mark.mpi
 def test_without_a_communicator_all_ranks_of_the_launch_save_together(run_dir):
     from mpi4py import MPI
 
