@@ -1,6 +1,6 @@
 """Images on disk, more than a process may have in memory: peak memory, throughput, and a resume within an epoch.
 
-Noise as PNG files of 512×512 pixels, stored without compression, in four folders, and the same files in shards.  Each is
+Noise as PNG files of 512×512 pixels, without compression, in four folders, and the same files in shards.  Each is
 trained on for an epoch, with RLIMIT_DATA below their size: without interruption; and killed by SIGKILL behind half of
 the epoch, and resumed.  Then batches are read without a training, by hpcckpt's data sets and by plain ``tf.data``, in
 turns: files in a shuffled list, and TFRecords through a shuffle buffer, decoded, scaled and batched as there.
@@ -160,7 +160,15 @@ def throughput(asked: Any, place: Path) -> tuple[Table, dict[str, Any]]:
     facts = machine_facts(asked.directory)
     table = Table(
         f"Images read, decoded and scaled from {_SIDE} to {_SCALED} pixels, on {place_of(facts)}",
-        ["", "images/s", "least to most", "throughput over plain", "least to most", "processor time over plain", "least to most"],
+        [
+            "",
+            "images/s",
+            "least to most",
+            "throughput over plain",
+            "least to most",
+            "processor time over plain",
+            "least to most",
+        ],
     )
     for name in variants:
         base = "plain tf.data, files" if "folders" in name or "files" in name else "plain tf.data, TFRecords"

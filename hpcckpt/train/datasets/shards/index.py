@@ -168,7 +168,8 @@ def _read_index(path: Path) -> dict[str, IndexedShard]:
         parts = np.split(offsets.astype(np.int64), ends[:-1])
         if not len(names) == len(sizes) == len(counts) or ends[-1] != len(offsets):
             return {}
-        return {str(n): IndexedShard(str(n), int(size), part) for n, size, part in zip(names, sizes, parts, strict=True)}
+        rows = zip(map(str, names), map(int, sizes), parts, strict=True)
+        return {name: IndexedShard(name, size, part) for name, size, part in rows}
     except (OSError, ValueError, KeyError, IndexError, EOFError, TypeError, zipfile.BadZipFile):
         return {}
 
