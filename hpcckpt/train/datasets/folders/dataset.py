@@ -101,16 +101,17 @@ def _listed(directory: Path, valid_directory: Path | None) -> tuple[Listing, Lis
 
     with ranks() as comm:
         found = comm.on_root("list the images", listed)
-        comm.agree("see the images", lambda: [_check_seen(each) for each in found if each is not None])
+        comm.agree("see the images", lambda: _check_seen(found))
     return found
 
 
-def _check_seen(listing: Listing) -> None:
-    for path in (listing.paths[0], listing.paths[-1]):
-        if not os.path.exists(os.path.join(os.fsencode(listing.directory), path)):
+def _check_seen(listings: Sequence[Listing | None]) -> None:
+    for listing in filter(None, listings):
+        path = os.path.join(listing.directory, listing.classes[-1], listing.names[-1][-1])
+        if not os.path.exists(path):
             raise DatasetNotFoundError(
-                f"{os.path.join(listing.directory, os.fsdecode(path))} is not there: every rank must see the images, "
-                "so they have to be on a file system that they share"
+                f"{path} is not there: every rank must see the images, so they have to be on a file system that they "
+                "share"
             )
 
 

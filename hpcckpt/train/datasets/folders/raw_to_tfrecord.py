@@ -1,7 +1,7 @@
 """Folders of images as shards: ``python -m hpcckpt.train.datasets.folders.raw_to_tfrecord DIRECTORY --data FOLDERS``.
 
-The files are stored as they are, encoded, in an order without rhyme; `shards.from_tfrecord` reads them.  One image is in
-memory at a time.
+The files are stored as they are, in a mixed order; `shards.from_tfrecord` reads them. One image at a time
+is in memory.
 """
 
 from __future__ import annotations

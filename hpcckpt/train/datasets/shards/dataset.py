@@ -14,7 +14,7 @@ from hpcckpt.train.datasets.errors import DatasetNotFoundError
 from hpcckpt.train.datasets.feeding import Feeding
 from hpcckpt.train.datasets.images import n_for_training
 from hpcckpt.train.datasets.pipelines import Pair
-from hpcckpt.train.datasets.shards.index import Shard, read_classes, read_shards
+from hpcckpt.train.datasets.shards.index import IndexedShard, read_classes, read_shards
 from hpcckpt.train.datasets.sharing import ranks
 from hpcckpt.train.datasets.streaming.decoding import decoder
 from hpcckpt.train.datasets.streaming.streams import Part, streamed
@@ -106,7 +106,7 @@ def from_tfrecord(
     return pair
 
 
-def _opened(directory: Path, patterns: Sequence[str]) -> tuple[list[list[Shard]], list[str]]:
+def _opened(directory: Path, patterns: Sequence[str]) -> tuple[list[list[IndexedShard]], list[str]]:
     """Return what rank 0 finds, if every rank sees it. Collective."""
     with ranks() as comm:
         groups, classes = comm.on_root(
@@ -116,7 +116,7 @@ def _opened(directory: Path, patterns: Sequence[str]) -> tuple[list[list[Shard]]
     return groups, classes
 
 
-def _check_seen(directory: Path, groups: Sequence[Sequence[Shard]]) -> None:
+def _check_seen(directory: Path, groups: Sequence[Sequence[IndexedShard]]) -> None:
     for path in (directory / shards[0].file for shards in groups):
         if not path.is_file():
             raise DatasetNotFoundError(
@@ -143,7 +143,7 @@ class _Features:
 class _Records:
     """The records of some shards, by their number."""
 
-    def __init__(self, directory: str | os.PathLike[str], shards: Sequence[Shard], features: _Features) -> None:
+    def __init__(self, directory: str | os.PathLike[str], shards: Sequence[IndexedShard], features: _Features) -> None:
         counts = np.array([len(shard.offsets) for shard in shards], np.int64)
         self._n, self._features = int(counts.sum()), features
         with tf.device("/CPU:0"):  # where pipelines run

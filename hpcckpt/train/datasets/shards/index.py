@@ -33,7 +33,7 @@ _MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class IndexedShard:
     """A file of TFRecords.
 
     Attributes
@@ -51,7 +51,7 @@ class Shard:
     offsets: Integers = field(compare=False)
 
 
-def read_shards(directory: Path, patterns: Sequence[str]) -> list[list[Shard]]:
+def read_shards(directory: Path, patterns: Sequence[str]) -> list[list[IndexedShard]]:
     """Return the shards of a directory, for each pattern those that no later one matches, sorted by name. Root only.
 
     What the index does not have is searched for records, and added to it if the directory can be written to.
@@ -93,7 +93,8 @@ def offsets_in(path: Path) -> Integers:
     DatasetDamagedError
         If they do not fill the file; says which one does not, and what to do.
     """
-    found, at = [], 0
+    found: list[int] = []
+    at = 0
     with path.open("rb") as file:
         nbytes = os.fstat(file.fileno()).st_size
         while at < nbytes:
@@ -132,17 +133,17 @@ def _matching(directory: Path, pattern: str) -> list[str]:
     return [path.name for path in directory.glob(pattern) if path.is_file() and path.name not in {FILE, CLASSES}]
 
 
-def _searched(path: Path) -> Shard:
+def _searched(path: Path) -> IndexedShard:
     nbytes = path.stat().st_size
     if not nbytes:
         raise _damaged(path, "has no records")
-    return Shard(path.name, nbytes, offsets_in(path))
+    return IndexedShard(path.name, nbytes, offsets_in(path))
 
 
 # -- the index -------------------------------------------------------------------------------------
 
 
-def _check_sizes(directory: Path, shards: Sequence[Shard]) -> None:
+def _check_sizes(directory: Path, shards: Sequence[IndexedShard]) -> None:
     sizes = [(shard, (directory / shard.file).stat().st_size) for shard in shards]
     problems = [
         Problem(str(directory / shard.file), f"has {nbytes} bytes, not {shard.nbytes}")
@@ -156,7 +157,7 @@ def _check_sizes(directory: Path, shards: Sequence[Shard]) -> None:
         )
 
 
-def _read_index(path: Path) -> dict[str, Shard]:
+def _read_index(path: Path) -> dict[str, IndexedShard]:
     """Return what the index has, by file name; nothing if there is none, or it is none of ours: it is made again."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
@@ -167,12 +168,13 @@ def _read_index(path: Path) -> dict[str, Shard]:
         parts = np.split(offsets.astype(np.int64), ends[:-1])
         if not len(names) == len(sizes) == len(counts) or ends[-1] != len(offsets):
             return {}
-        return {str(n): Shard(str(n), int(size), part) for n, size, part in zip(names, sizes, parts, strict=True)}
+        rows = zip(map(str, names), map(int, sizes), parts, strict=True)
+        return {name: IndexedShard(name, size, part) for name, size, part in rows}
     except (OSError, ValueError, KeyError, IndexError, EOFError, TypeError, zipfile.BadZipFile):
         return {}
 
 
-def _write_index(path: Path, shards: Mapping[str, Shard]) -> None:
+def _write_index(path: Path, shards: Mapping[str, IndexedShard]) -> None:
     """Write the index, whole or not at all; data of others that cannot be written to is searched each time."""
     every = [shards[name] for name in sorted(shards)]
     temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")

@@ -1,21 +1,15 @@
-"""Shows images of a data set with their labels: ``python -m hpcckpt.train.datasets.view CONFIG -o sheet.png``.
-
-It works for every data set that gives batches of images and of labels, and needs Matplotlib (``hpcckpt[plot]``).
-"""
+"""A picture of images of a data set with their labels: of any that gives batches of both. Needs Matplotlib."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcckpt.errors import HpcckptError, OptionError
+from hpcckpt.errors import OptionError
 from hpcckpt.train.datasets.checks import is_whole
 from hpcckpt.train.datasets.errors import PackageMissingError
 
@@ -86,44 +80,3 @@ def _examples(dataset: Any) -> Iterator[tuple[Any, int]]:
             is_number = np.ndim(label) == 0
             drawn = image[..., 0] if image.shape[-1] < 3 else image[..., :3]
             yield np.clip(drawn, 0, 1), int(label if is_number else np.argmax(label))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write a contact sheet of a configuration's data; return the exit code."""
-    parser = argparse.ArgumentParser(description="Draw images of a configuration's data set, with their labels.")
-    parser.add_argument("config", metavar="CONFIG", help="JSON or Hjson, as for hpcckpt train")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", type=Path, help="the PNG to write")
-    parser.add_argument("-n", "--images", type=int, default=32, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--columns", type=int, default=8, metavar="N", help="in a row (default: %(default)s)")
-    parser.add_argument("--cycle", type=int, default=1, metavar="N", help="the cycle (default: %(default)s)")
-    parser.add_argument("--valid", action="store_true", help="the images to validate with")
-    parser.add_argument("--allow", action="append", default=[], metavar="ROOT", help="as for hpcckpt train")
-    asked = parser.parse_args(argv)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
-        n = contact_sheet(_configured(asked), asked.output, asked.images, columns=asked.columns)
-    except HpcckptError as error:
-        print(f"hpcckpt: error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"{asked.output}: {n} images")
-    return 0
-
-
-def _configured(asked: argparse.Namespace) -> Any:
-    """Return the dataset that a configuration names."""
-    from hpcckpt.train.config.cycles import cycles
-    from hpcckpt.train.names.allow_list import Catalogue
-
-    catalogue = Catalogue(asked.allow)
-    whole = cycles(asked.config, catalogue=catalogue)
-    if not 1 <= asked.cycle <= len(whole):
-        raise OptionError(f"--cycle {asked.cycle}: {asked.config} has {len(whole)} cycles, counted from 1")
-    made = whole[asked.cycle - 1].datasets.build(catalogue)
-    pair = tuple(made) if isinstance(made, tuple | list) else (made,)
-    if asked.valid and len(pair) < 2:
-        raise OptionError(f"--valid: {asked.config} has no images to validate with")
-    return pair[1 if asked.valid else 0]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
