@@ -12,7 +12,7 @@ help:  ## show this
 demo: setup  ## train LeNet5 on 2 ranks, kill it, resume with 1, kill it, end with 3
 	@scripts/dev/in-venv.sh python examples/demo.py $(ARGS)
 
-examples: setup  ## run the examples at small settings, their output in build/examples; some: ARGS="lms_mnist_session lms_resnet"
+examples: setup  ## run the examples at small settings, their output in build/examples; some: ARGS="lms_mnist_session lms_large"
 	@scripts/dev/examples.sh $(ARGS)
 
 test:  ## every promise at its cheapest level, in under 5 minutes

@@ -16,6 +16,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "sphinx_copybutto
 html_theme = "furo"
 html_show_sphinx = html_show_copyright = False
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline"]
@@ -23,7 +25,6 @@ suppress_warnings = ["myst.strikethrough"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"undoc-members": False}
 default_role = "code"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False

@@ -4,7 +4,8 @@
     mpirun -n 2 python examples/torch_resume.py --run runs/torch2 --epochs 2
 
 Kill it, however hard, and run the same line again: dropout, BatchNorm, the shuffled order, the schedule and Adam resume
-from the newest step. The weights' SHA-256 in the last line is that of a run that was never killed.
+from the newest step. The weights' SHA-256 in the last line is that of a run that was never killed. Asked to stop (by a
+signal, the end of the job's time, a file HALT) it saves and exits with 75; scripts/slurm/program.sbatch then requeues it.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def digest(model: nn.Module) -> str:
 def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lambda _: None) -> None:
     """Train, or go on with training."""
     args = arguments(argv)
+    hc.preemption.catch_signals()
     torch.set_num_threads(1)
     torch.manual_seed(1)  # the same weights on every rank
     mnist = mnist_data.load(args.data, lambda make: COMM.bcast(make() if COMM.rank == 0 else None))
@@ -82,6 +84,7 @@ def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lam
         if COMM.rank == 0:
             print(f"begin: step={restored.step if restored else 0} ranks={COMM.size}", flush=True)
         loss = torch.zeros(())
+        guard = hc.preemption.watch(ckpt)
         while sampler.epoch < args.epochs:
             for x, y in loader:
                 optimizer.zero_grad()
@@ -91,10 +94,13 @@ def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lam
                 optimizer.step()
                 scheduler.step()
                 sampler.advance()
-                if sampler.step % args.every == 0:
+                is_last = guard.check(sampler.step).stop
+                if is_last or sampler.step % args.every == 0:
                     hc.torch.save(ckpt, sampler.step, **parts, overwrite=True, metrics={"loss": loss.item()})
-                ckpt.poll()
+                if is_last:
+                    guard.exit()  # code 75, when the step is durable
                 on_step(sampler.step)
+        guard.close()
     if COMM.rank == 0:
         print(f"done: step={sampler.step} loss={loss.item():.4f} sha256={digest(model)}", flush=True)
 

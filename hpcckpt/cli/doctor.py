@@ -64,17 +64,19 @@ def _found(comm: Communicator, directory: Path | None, *, is_quick: bool) -> lis
 
 
 def _at_host(directory: Path | None, *, is_quick: bool) -> Iterator[Finding]:
-    from hpcckpt.tools.doctor import backends, hardware, mpi, scratch, software, storage, tf_builds
+    from hpcckpt.tools.doctor import backends, devices, hardware, mpi, scratch, software, storage, tf_builds
 
-    yield from software.findings(is_quick=is_quick)
-    yield from mpi.quick_findings() if is_quick else mpi.findings()
-    if not is_quick:
-        yield from tf_builds.findings()
-    yield from hardware.findings()
-    yield from backends.findings()
-    yield from scratch.findings()
-    if directory is not None:
-        yield from storage.findings(directory, is_quick=is_quick)
+    with devices.asked(is_quick=is_quick) as findings_of_devices:
+        yield from software.findings(is_quick=is_quick)
+        yield from mpi.quick_findings() if is_quick else mpi.findings()
+        if not is_quick:
+            yield from tf_builds.findings()
+        yield from hardware.findings()
+        yield from backends.findings()
+        yield from scratch.findings()
+        if directory is not None:
+            yield from storage.findings(directory, is_quick=is_quick)
+        yield from findings_of_devices()  # last: they are found meanwhile
 
 
 def _at_rank(comm: Communicator) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from hpcckpt.train.config.cycles import Cycle
     from hpcckpt.train.config.read import Document
     from hpcckpt.train.run.environment import CycleSummary
+
+
+_Found = TypeVar("_Found")
 
 
 class OnEveryRank(click.Command):
@@ -101,7 +104,12 @@ def command(
             from hpcckpt.preemption.signals import catching
 
             click.get_current_context().with_resource(catching())
-        cycles = _read(path, sets, allow, is_checked=not is_printing)
+        document, comm = _read(path)
+        if not (is_checking or is_printing):
+            complete = _from_root(comm, "look for a complete run", lambda: _complete(document, sets, run_dir, resume))
+            if complete is not None:
+                return _write_complete(*complete, is_json=is_json, is_quiet=is_quiet)
+        cycles = _cycles(document, sets, allow, comm, is_checked=not is_printing)
         if is_printing:
             return _print(cycles)
         from hpcckpt.train.run.environment import Environment
@@ -121,23 +129,36 @@ def _is_root() -> bool:
 # -- the configuration -----------------------------------------------------------------------------
 
 
-def _read(path: str, sets: Sequence[str], allow: Sequence[str], *, is_checked: bool) -> tuple[Cycle, ...]:
-    """Read the configuration on root, and check it as far as nothing need be built for it, on every rank. Collective.
+def _read(path: str) -> tuple[Document, Communicator | None]:
+    """Read the configuration on root; return it, and the ranks if there are several. Collective.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, the same on every rank.
+    """
+    try:
+        from hpcckpt.train.config.cycles import cycles  # noqa: F401 - it needs the same packages
+        from hpcckpt.train.config.read import read
+    except ImportError as error:
+        raise ConfigError(f"{error}; training from a configuration needs it: pip install 'hpcckpt[train]'") from error
+
+    comm = connect() if launched_size() != 1 and launched_rank() is not None else None
+    return _from_root(comm, "read the configuration", lambda: read(path)), comm
+
+
+def _cycles(
+    document: Document, sets: Sequence[str], allow: Sequence[str], comm: Communicator | None, *, is_checked: bool
+) -> tuple[Cycle, ...]:
+    """Return the cycles, checked as far as nothing need be built for it, on every rank. Collective.
 
     Raises
     ------
     ConfigError
         Listing everything that is wrong with it, the same on every rank.
     """
-    try:
-        from hpcckpt.train.config.cycles import cycles
-        from hpcckpt.train.config.read import read
-        from hpcckpt.train.names.allow_list import Catalogue
-    except ImportError as error:
-        raise ConfigError(f"{error}; training from a configuration needs it: pip install 'hpcckpt[train]'") from error
-
-    comm = connect() if launched_size() != 1 and launched_rank() is not None else None
-    document = _from_root(comm, lambda: read(path))
+    from hpcckpt.train.config.cycles import cycles
+    from hpcckpt.train.names.allow_list import Catalogue
 
     def check() -> tuple[Cycle, ...]:
         catalogue = Catalogue(allow)  # imports what is allowed: what it exports may be named
@@ -150,7 +171,7 @@ def _read(path: str, sets: Sequence[str], allow: Sequence[str], *, is_checked: b
     return together(comm, "check the configuration", check)
 
 
-def _from_root(comm: Communicator | None, act: Callable[[], Document]) -> Document:
+def _from_root(comm: Communicator | None, phase: str, act: Callable[[], _Found]) -> _Found:
     """Return what `act` returns on root, or raise what it raises there. Collective.
 
     An error of the configuration travels as data: it has one cause, and needs no rank before its text.
@@ -158,13 +179,13 @@ def _from_root(comm: Communicator | None, act: Callable[[], Document]) -> Docume
     if comm is None:
         return act()
 
-    def attempt() -> Document | TrainConfigError:
+    def attempt() -> _Found | TrainConfigError:
         try:
             return act()
         except TrainConfigError as error:
             return error
 
-    found = comm.on_root("read the configuration", attempt)
+    found = comm.on_root(phase, attempt)
     if isinstance(found, TrainConfigError):
         raise found
     return found
@@ -204,6 +225,43 @@ def _failures_of_training() -> Iterator[None]:
         raise click.ClickException(f"the training failed: {type(error).__name__}: {text}") from error
 
 
+# -- a run that is complete ------------------------------------------------------------------------
+
+
+def _complete(
+    document: Document, sets: Sequence[str], run_dir: Path | None, resume: str
+) -> tuple[Path, list[dict[str, list[float]]]] | None:
+    """Return the run directory and the metrics of each cycle if nothing is left to train, else None. Root only.
+
+    This is asked before TensorFlow is imported. Whatever is wrong is reported where the training would begin.
+    """
+    from hpcckpt.train.config.cycles import cycles, effective
+    from hpcckpt.train.run import resume_point
+    from hpcckpt.train.run.run_context import default_run_dir
+    from hpcckpt.train.run.run_directory import TrainingDirectory, metrics_of
+
+    try:
+        whole = cycles(document, sets)
+        directory = TrainingDirectory(Path(os.path.abspath(run_dir or default_run_dir(document.source))))
+        if not resume_point.is_complete(directory, whole, effective(whole), resume_point.parse(resume)):
+            return None
+        rows = directory.rows()
+    except (HpcckptError, OSError):
+        return None
+    return directory.path, [metrics_of([row for row in rows if row.cycle == cycle.index + 1]) for cycle in whole]
+
+
+def _write_complete(
+    run_dir: Path, histories: Sequence[Mapping[str, list[float]]], *, is_json: bool, is_quiet: bool
+) -> int:
+    """Report that a run is complete, from root."""
+    if _is_root():
+        text = f"hpcckpt: complete cycles={len(histories)} in {run_dir}: nothing is left to train"
+        output.log(text, is_quiet=is_quiet)
+        _write_histories(histories, is_json=is_json, is_quiet=is_quiet)
+    return ExitCode.OK
+
+
 # -- training, and its dry run ---------------------------------------------------------------------
 
 
@@ -237,13 +295,16 @@ def _train(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: b
     """Train, and write what came of it. Collective."""
     found = [each.history for each in environment.run(cycles, source)]
     histories = [{name: [float(value) for value in values] for name, values in each.items()} for each in found]
-    if not _is_root():
-        return ExitCode.OK
+    if _is_root():
+        _write_histories(histories, is_json=is_json, is_quiet=is_quiet)
+    return ExitCode.OK
+
+
+def _write_histories(histories: Sequence[Mapping[str, list[float]]], *, is_json: bool, is_quiet: bool) -> None:
     if is_json:
         output.write_json({"cycles": [{"cycle": i, "history": each} for i, each in enumerate(histories, 1)]})
     elif not is_quiet:
         _write(histories)
-    return ExitCode.OK
 
 
 def _write(histories: Sequence[Mapping[str, list[float]]]) -> None:

@@ -14,6 +14,7 @@ from hpcckpt.jobs.site_profiles import System
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _BIND = "python -m hpcckpt.jobs.binding"
+ADVICE = ": load it in $HPCCKPT_SETUP (HPCCKPT_SETUP names another file)"
 _TASKS = {"slurm": "SLURM_ARRAY_TASK_ID", "pbs": "PBS_ARRAY_INDEX"}
 
 
@@ -54,12 +55,13 @@ def fill(job: BatchJob, texts: TemplateTexts, lead_s: int) -> str:
         "directives": "\n".join(_DIRECTIVES[job.scheduler](job, lead_s)),
         "header": texts.header,
         "setup": texts.setup or _setup(job),
+        "advice": "" if job.setup else ADVICE,
         "inputs": texts.inputs,
         "walltime": clock(job.seconds),
         "ranks": str(job.ranks_per_node),
         "supervise": _supervise(job, texts),
         "launch": _LAUNCHES[job.scheduler](job),
-        "command": f"{_BIND} {texts.command}" if job.gpus_per_node else texts.command,
+        "command": f"{_BIND} {texts.command}" if job.gpus_per_node and job.scheduler != "slurm" else texts.command,
     }
     return substitute((_TEMPLATES / f"{job.scheduler}.sh.in").read_text(encoding="utf-8"), values)
 
@@ -116,7 +118,16 @@ def _surroundings(job: BatchJob) -> list[str]:
     lines = [f"export HPCCKPT_SCRATCH={scratch}"] if job.scratch else []
     if job.gpus_per_node and job.system is not None and job.system.gpu_variable:
         lines.append(gpu_line(job.system))
+    if job.gpus_per_node:
+        lines.append(TENSORFLOW_LINE)
     return lines
+
+
+TENSORFLOW_LINE = (
+    "export TF_FORCE_GPU_ALLOW_GROWTH=${TF_FORCE_GPU_ALLOW_GROWTH:-true} "
+    "TF_GPU_THREAD_MODE=${TF_GPU_THREAD_MODE:-gpu_private} # of a GPU's memory only what is needed; own threads for it"
+)
+"""The line that says how TensorFlow uses GPUs, unless the environment says so already."""
 
 
 def gpu_line(system: System) -> str:
@@ -190,11 +201,6 @@ _DIRECTIVES = {"slurm": _slurm_lines, "pbs": _pbs_lines, "cobalt": _cobalt_lines
 # -- launchers -------------------------------------------------------------------------------------
 
 
-def _srun(job: BatchJob) -> str:
-    cpus = f" --cpus-per-task={job.cpus_per_rank}" if job.cpus_per_rank else ""
-    return f'srun --kill-on-bad-exit=0 --wait=120 ${{mpi[@]+"${{mpi[@]}}"}}{cpus}'
-
-
 def _mpiexec(job: BatchJob) -> str:
     words = ['mpiexec -n "$((nodes * ranks))" --ppn "$ranks"']
     listed = dict(job.system.cpu_lists).get(job.ranks_per_node) if job.system and job.has_own_cpus else None
@@ -212,4 +218,4 @@ def _aprun(job: BatchJob) -> str:
     return f'aprun -n "$((nodes * ranks))" -N "$ranks" {binding}'
 
 
-_LAUNCHES = {"slurm": _srun, "pbs": _mpiexec, "cobalt": _aprun}
+_LAUNCHES = {"slurm": lambda _: "", "pbs": _mpiexec, "cobalt": _aprun}  # srun is in the template

@@ -8,6 +8,8 @@ TensorFlow are imported, graphs that were saved after LMS can be loaded.
     The object that does it: a Keras callback, a hook of sessions, and ``run(graph)``.
 `Report`
     What ``lms.report()`` returns.
+`largest_tensors`
+    Returns the largest tensors that exist at the peak of a graph, which is not run.
 `plain_graph`
     Returns a copy of an edited graph without LMS, to be saved for other programs.
 `stats`, `session_config`
@@ -22,6 +24,7 @@ from hpcckpt.core.lazy import attach, when_imported
 
 if TYPE_CHECKING:
     from hpcckpt.lms.large_model_support import LMS
+    from hpcckpt.lms.report.largest_tensors import largest_tensors
     from hpcckpt.lms.report.report import Report
     from hpcckpt.lms.runtime.process_stats import session_config, stats
     from hpcckpt.lms.runtime.saved_graphs import plain_graph
@@ -29,12 +32,13 @@ if TYPE_CHECKING:
 _HOME = {
     "LMS": "large_model_support",
     "Report": "report.report",
+    "largest_tensors": "report.largest_tensors",
     "plain_graph": "runtime.saved_graphs",
     "session_config": "runtime.process_stats",
     "stats": "runtime.process_stats",
 }
 
-__all__ = ["LMS", "Report", "plain_graph", "session_config", "stats"]
+__all__ = ["LMS", "Report", "largest_tensors", "plain_graph", "session_config", "stats"]
 
 __getattr__, __dir__ = attach(__name__, __all__, _HOME)
 

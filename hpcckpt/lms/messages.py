@@ -95,6 +95,7 @@ NOT_PLANNED = (
     "planner may do: planner='distance', swapout_threshold=..."
 )
 NOT_VERIFIED = "No step was run to verify this: {why}. The first steps of the training will tell; see lms.report()"
+ASSUMED = "Placeholders without a known rank were fed to verify this: {shapes}"
 
 
 class LmsLog:

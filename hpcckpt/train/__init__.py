@@ -13,8 +13,10 @@ use.
     How a cycle is trained: by ``fit``, or by a step of one's own within it; and what both are.
 `export_config`
     Makes a class or function of a program's own visible in configurations, by its bare name.
-`datasets`, `models`, `losses`
+`datasets`, `batches`, `models`, `losses`
     What configurations may be made of, beside Keras' own.
+`ktf`
+    The same by ktf's names, for programs: ``ktf.train``, ``ktf.models``, ``ktf.datasets``.
 """
 
 from __future__ import annotations
@@ -36,15 +38,17 @@ _HOME = {
     "TrainLoop": "loop.train_loop",
     "export_config": "names.export_config",
 }
-_MODULES = {"datasets", "losses", "models"}
+_MODULES = {"batches", "datasets", "ktf", "losses", "models"}
 
 __all__ = [
     "CustomTrainLoop",
     "Environment",
     "KerasTrainLoop",
     "TrainLoop",
+    "batches",
     "datasets",
     "export_config",
+    "ktf",
     "losses",
     "models",
 ]

@@ -43,7 +43,8 @@ example tmci_lenet5 python examples/tmci_lenet5.py --limit 2000
 example lenet5 "$HPCCKPT_MPIRUN" -n 2 python examples/lenet5.py --run "$RUNS/lenet5" --epochs 1 --limit 4000
 example lms_mnist_session python examples/lms_mnist_session.py --steps 200 --graph "$RUNS/graph"
 example lms_mnist_keras python examples/lms_mnist_keras.py --limit 4096 --save "$RUNS/keras"
-example lms_resnet python examples/lms_resnet.py --image-size 64 --batch-size 4 --stats-csv "$RUNS/resnet.csv"
+example lms_large python examples/lms_large.py --image-size 64 --batch-size 4 --stats-csv "$RUNS/resnet.csv"
+example lms_unet3d python examples/lms_large.py --network unet3d --image-size 32 --batch-size 1
 if [ "$STACK" = a ]; then
     example lms_mnist_estimator python examples/lms_mnist_estimator.py --steps 60
     example lms_horovod "$HPCCKPT_MPIRUN" -n 2 python examples/lms_horovod.py --run "$RUNS/horovod" --epochs 1

@@ -26,8 +26,8 @@ from hpcckpt.cli.verbs import VERBS
 ROOT = Path(__file__).parents[2]
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Get started": (
-        "numpy", "start-keras", "start-horovod", "start-tensorflow", "start-torch", "start-train", "start-lms",
-        "start-operating", "start-plugins",
+        "reasons", "numpy", "start-keras", "start-horovod", "start-tensorflow", "start-torch", "start-train",
+        "start-lms", "start-operating", "start-plugins",
     ),
     "Guides": (
         "keras", "horovod", "tensorflow", "torch", "train", "train-parts", "lms", "operating", "preemption", "tiers",

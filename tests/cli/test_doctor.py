@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from hpcckpt.core.mounts import Mount, mount_of
-from hpcckpt.tools.doctor import hardware, mpi, probe, quota, software, storage, tf_builds
+from hpcckpt.tools.doctor import devices, hardware, mpi, probe, quota, software, storage, tf_builds
 
 Cli = Callable[..., Any]
 
@@ -50,6 +51,7 @@ def test_findings_about_the_installation(cli: Cli) -> None:
     found = by_topic(result)
     assert {"hpcckpt", "Python", "NumPy", "TensorFlow", "Keras", "Horovod", "h5py", "mpi4py", "launcher", "native part",
             "checksums", "cores", "backends", "scratch", "started by", "time left"} <= set(found)  # fmt: skip
+    assert {each.topic for each in devices.FRAMEWORKS if probe.package_folder(each.package)} <= set(found)
     assert all(set(finding) == {"topic", "level", "message", "remedy", "ranks"} for finding in found.values())
     assert result.code == (0 if result.json["ok"] else 1)
 
@@ -381,3 +383,46 @@ def test_a_user_without_a_name_has_a_quota_too(tmp_path: Path, monkeypatch: pyte
 def test_quota_findings(text: str, levels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "_ask", lambda _mount: text)
     assert [finding.level for finding in quota.findings(Mount("/lustre", "lustre", "s", "rw"))] == levels
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+CPU, GPU = ["CPU:0", ""], ["GPU:0", "NVIDIA A100"]
+
+
+@pytest.mark.parametrize(
+    ("found", "has_gpu_code", "n_nvidia", "environ", "level", "words"),
+    [
+        ([CPU], False, 0, {}, "ok", "CPU:0"),
+        ([CPU, GPU], True, 4, {}, "ok", "CPU:0, GPU:0 (NVIDIA A100)"),
+        ([CPU], True, 4, {"CUDA_VISIBLE_DEVICES": "-1"}, "note", "CUDA_VISIBLE_DEVICES='-1' hides the GPUs"),
+        ([CPU], False, 4, {}, "warning", "this host has 4 NVIDIA devices, and this TensorFlow is for CPUs"),
+        ([CPU], True, 1, {}, "warning", "this host has 1 NVIDIA device, which TensorFlow cannot use"),
+    ],
+)
+def test_devices_that_a_framework_does_not_see_are_a_warning(
+    found: list[list[str]], has_gpu_code: bool, n_nvidia: int, environ: dict[str, str], level: str, words: str
+) -> None:
+    answer = {"devices": found, "has_gpu_code": has_gpu_code}
+    finding = devices.judge(devices.FRAMEWORKS[0], answer, n_nvidia, environ)
+    assert finding.level == level
+    assert words in finding.message
+    assert bool(finding.remedy) == (level == "warning")
+
+
+def test_a_framework_that_does_not_answer_in_time_is_a_note_and_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    slow = dataclasses.replace(devices.FRAMEWORKS[0], package="json", code=code)
+    monkeypatch.setattr(devices, "FRAMEWORKS", (slow,))
+    monkeypatch.setattr(devices, "WAIT_S", 0.0)
+    monkeypatch.setattr(devices, "MORE_S", 0.0)
+    with devices.asked() as found:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text(encoding="utf-8"):
+            time.sleep(0.01)
+        (finding,) = found()
+    assert (finding.level, finding.message) == ("note", "not known: no answer in time")
+    assert not Path("/proc", (tmp_path / "pid").read_text(encoding="utf-8")).exists()
+    with devices.asked(is_quick=True) as found:
+        assert list(found()) == []

@@ -552,6 +552,7 @@ SETUPS: dict[str, Setup] = {}
 # -- get started -----------------------------------------------------------------------------------
 
 SETUPS["docs/numpy.md"] = Setup(needs=("mpi4py", "mpirun!"))
+SETUPS["docs/reasons.md"] = Setup(needs=("tensorflow",), decimals=False)
 SETUPS["docs/start-keras.md"] = Setup(needs=("tensorflow",), decimals=False)
 SETUPS["docs/start-horovod.md"] = Setup(needs=("tensorflow", "horovod", "mpi4py", "mpirun!"), decimals=False)
 SETUPS["docs/start-tensorflow.md"] = Setup(needs=("tensorflow",), decimals=False)

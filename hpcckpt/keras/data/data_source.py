@@ -265,8 +265,13 @@ class DataSource(ABC):
         if self.method == "saved":
             self._pipeline = Pipeline(iterator, is_array=self.is_array, data=self.data)
         if place is not None and not self._is_restored(iterator, place) and place.is_read:
-            self._read(iterator, place.batch)
+            self._go_to_batch(iterator, place.batch)
         self._plan.on_arrival(iterator)
+
+    def _go_to_batch(self, iterator: Any, batch: int) -> None:
+        """Move the iterator of an epoch to a batch: by its number where the data allows that, else by reading."""
+        if not batch or self._pipeline is None or not self._pipeline.seek(iterator, batch):
+            self._read(iterator, batch)
 
     def _is_restored(self, iterator: Any, place: ReadPosition) -> bool:
         if not place.state.size or self._pipeline is None:

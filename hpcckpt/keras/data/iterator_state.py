@@ -67,12 +67,20 @@ def write_iterator(iterator: Any, state: Array) -> None:
         raise StateError(f"the position was saved by another input pipeline: {_reason(error)}") from error
 
 
-def restart(iterator: Any) -> None:
-    """Reset an iterator to its beginning, as if it had just been made: shuffles draw. Independent."""
+def restart(iterator: Any, dataset: Any = None) -> None:
+    """Reset an iterator to its beginning, as if it had just been made: shuffles draw. Independent.
+
+    Parameters
+    ----------
+    iterator : tf.data.Iterator
+        The iterator.
+    dataset : tf.data.Dataset, optional
+        Let it read this one, whose elements have the same types and shapes, instead of its own.
+    """
     import tensorflow as tf
 
-    dataset = iterator._dataset._variant_tensor
-    tf.raw_ops.MakeIterator(dataset=dataset, iterator=iterator._iterator_resource)
+    read = iterator._dataset if dataset is None else dataset
+    tf.raw_ops.MakeIterator(dataset=read._variant_tensor, iterator=iterator._iterator_resource)
 
 
 def is_at_end(iterator: Any) -> bool:

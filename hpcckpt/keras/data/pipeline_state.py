@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcckpt.errors import CorruptError, StateError
@@ -16,6 +16,22 @@ Data = Mapping[str, Any]
 Seeds = list[list[int]]
 PATIENCE_S = 60.0
 """Seconds to wait until no shuffle draws while the position is read; a prefetch stops when its buffer is full."""
+_FROM_BATCH = "_hpcckpt_from_batch"
+
+
+def mark_as_seekable(dataset: Any, from_batch: Callable[[int], Any]) -> None:
+    """Mark a dataset as one that can begin at any batch of an epoch, without reading what comes before. Pure.
+
+    A run on another number of ranks then resumes within an epoch at once: a saved state fits the same number only.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+        What Keras reads: it draws once for each iterator, and only from sources that are shared with the following.
+    from_batch : callable
+        Returns the dataset that begins with a batch, by its number in the epoch: the same stages in the same order.
+    """
+    setattr(dataset, _FROM_BATCH, from_batch)
 
 
 class Pipeline:
@@ -39,6 +55,7 @@ class Pipeline:
     def __init__(self, iterator: Any, *, is_array: bool, data: Data) -> None:
         self._is_array, self._data = is_array, data
         self._shuffle_state: ShuffleState | None = None
+        self._read: Any = None
         self._dataset = getattr(iterator, "_dataset", None)
         self.doubt = "" if is_array or self._dataset is None else doubt_of(self._dataset)
         if is_array or self._dataset is None or self.doubt:
@@ -103,6 +120,19 @@ class Pipeline:
             self._shuffle_state.write(counts)
         if not state.size:
             restart(iterator)
+
+    def seek(self, iterator: Any, batch: int) -> bool:
+        """Move an unread iterator to a batch of its epoch; return False if this data has to be read to get there.
+
+        Independent.
+        """
+        from_batch = getattr(self._dataset, _FROM_BATCH, None)
+        if from_batch is None or self._shuffle_state is None:
+            return False
+        self._shuffle_state.take_back()  # of this epoch, whose order is drawn once more
+        self._read = from_batch(batch)  # kept: its functions live as long as it does
+        restart(iterator, self._read)
+        return True
 
 
 def data_of(place: Array) -> Data:

@@ -66,8 +66,8 @@ class ShuffleState:
     def __init__(self, dataset: Any) -> None:
         self.seeds = [_seeds(one) for one in datasets_of(dataset) if _is_random(one)]
         drawing = [one for one in datasets_of(dataset) if _draws(one)]
-        per_draw = _count_per_draw() if drawing else 0
-        self._probes = [_Probe(one, per_draw) for one in drawing]
+        self._per_draw = _count_per_draw() if drawing else 0
+        self._probes = [_Probe(one, self._per_draw) for one in drawing]
         self._is_plain = _is_plain(dataset)
 
     def read(self) -> list[int]:
@@ -78,6 +78,10 @@ class ShuffleState:
         """Set how often each shuffle has drawn. Independent."""
         for one, count in zip(self._probes, counts, strict=True):
             one.write(count)
+
+    def take_back(self) -> None:
+        """Have each shuffle draw the order again that it has drawn last. Independent."""
+        self.write([count - self._per_draw for count in self.read()])
 
     def are_in(self, state: Array) -> bool:
         """Return True if an iterator's state holds all counts; reading them is slow where buffers are large."""

@@ -156,6 +156,8 @@ def _dry(options: LmsOptions, graph: Any, result: PlanResult, level: int | None)
         return None
     plan = result.plan if result.is_necessary else None
     outcome = dry_step(graph, plan, swap_ops_of(options), options.batch_size, gpu_name(options.settings), level)
+    if outcome.assumed and level is None:
+        options.lms_log.info(messages.ASSUMED.format(shapes=outcome.assumed))
     reasons = options.comm.allgather(outcome.why_not)
     whys = [why for why in reasons if why]
     if whys:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from hpcckpt.lms.planner.make_plan import PlanResult
 from hpcckpt.lms.planner.plan import Plan
 from hpcckpt.lms.planner.verify_step import OUT_OF_MEMORY, Measured, MemoryWatch
 from hpcckpt.lms.runtime.apply_to_graph import SwapOps, apply
+from hpcckpt.lms.runtime.feeds import feeds_of
 from hpcckpt.lms.runtime.process_stats import session_config
 
 
 class Dry(NamedTuple):
-    """What a step took, or why none could be run."""
+    """What a step took, or why none could be run; and what was fed where the graph does not define a rank."""
 
     measured: Measured
     why_not: str = ""
+    assumed: str = ""
 
 
 def dry_step(
@@ -32,7 +32,7 @@ def dry_step(
     gpu: str | None = None,
     level: int | None = None,
 ) -> Dry:
-    """Run what ``minimize`` made once, fed with zeros, and return what that took. All ranks do it together."""
+    """Run what ``minimize`` made once, fed by `feeds_of`, and return what that took. All ranks do it together."""
     train_ops = graph.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
     if not train_ops:
         return _not("the graph has no train op (optimizer.minimize makes one)")
@@ -41,7 +41,7 @@ def dry_step(
     except (tf.errors.ResourceExhaustedError, MemoryError):
         return Dry(Measured(OUT_OF_MEMORY))
     except (tf.errors.OpError, ValueError, TypeError) as error:
-        return _not(f"a step fed with zeros failed: {str(error).splitlines()[0]}")
+        return _not(f"a trial step failed: {str(error).splitlines()[0]}")
     finally:
         gc.collect()
 
@@ -58,13 +58,11 @@ def _run(
     batch_size: int | None,
     where: tuple[str | None, int | None],
 ) -> Dry:
+    feeds = feeds_of(graph, fetches, batch_size)
     copy = _copied(graph)
     if plan:
         apply(copy, plan, swap)
     steps = [copy.get_operation_by_name(name) for name in fetches]
-    feeds = _zeros(placeholders_of(steps), batch_size)
-    if isinstance(feeds, str):
-        return _not(feeds)
     with copy.as_default(), tf.compat.v1.Session(graph=copy, config=session_config()) as session:
         v1 = tf.compat.v1
         session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
@@ -72,8 +70,8 @@ def _run(
         watch = MemoryWatch(where[0])
         watch.begin(where[1])
         try:
-            session.run(steps, feeds)
-            return Dry(watch.end())
+            session.run(steps, feeds.arrays)
+            return Dry(watch.end(), assumed=feeds.text)
         finally:
             watch.drop()
 
@@ -85,31 +83,6 @@ def _copied(graph: Any) -> Any:
     with copy.as_default():
         tf.compat.v1.train.import_meta_graph(meta)
     return copy
-
-
-def placeholders_of(ops: Iterable[Any]) -> list[Any]:
-    """Return the placeholders that some ops need, by name."""
-    todo, seen = list(ops), set()
-    while todo:
-        op = todo.pop()
-        if op.name not in seen:
-            seen.add(op.name)
-            todo += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-    graph = next(iter(ops)).graph
-    found = [graph.get_operation_by_name(name) for name in sorted(seen)]
-    return [op.outputs[0] for op in found if op.type == "Placeholder"]
-
-
-def _zeros(placeholders: Iterable[Any], batch_size: int | None) -> dict[Any, Any] | str:
-    """Return what to feed, or why that cannot be determined."""
-    feeds = {}
-    for tensor in placeholders:
-        if tensor.shape.rank is None:
-            return f"placeholder {tensor.op.name!r} has no known rank"
-        sizes = tensor.shape.as_list()
-        shape = [(batch_size or 1) if dim is None and place == 0 else dim or 1 for place, dim in enumerate(sizes)]
-        feeds[tensor] = np.zeros(shape, tensor.dtype.as_numpy_dtype)
-    return feeds
 
 
 # -- plans that were measured ---------------------------------------------------------------------

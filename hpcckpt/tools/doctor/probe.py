@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -9,7 +10,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,11 @@ def package_folder(name: str) -> Path | None:
 
 def ask_python(code: str) -> dict[str, Any]:
     """Run code in another Python process, outside any MPI job; return the JSON it prints, or ``{"error": …}``."""
-    answer = run([sys.executable, "-c", code])
+    return _read(run([sys.executable, "-c", code]))
+
+
+def _read(answer: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the JSON of the last line that a process printed, or what it complained of. Pure."""
     try:
         found = json.loads(answer.stdout.strip().splitlines()[-1]) if answer.returncode == 0 else None
     except (ValueError, IndexError):
@@ -56,18 +62,56 @@ def ask_python(code: str) -> dict[str, Any]:
     return {"error": lines[-1]}
 
 
+class Question:
+    """Code that runs in another Python process while this one does other things; made by `asking`.
+
+    Parameters
+    ----------
+    process : subprocess.Popen
+        The other process.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def answer(self, deadline: float) -> dict[str, Any]:
+        """Return the JSON that it prints until a time of the monotonic clock, or ``{"error": …}``. Independent."""
+        try:
+            out, err = self._process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return {"error": "no answer in time"}
+        return _read(subprocess.CompletedProcess([], self._process.returncode, out, err))
+
+
+@contextlib.contextmanager
+def asking(code: str) -> Iterator[Question]:
+    """Run code in another Python process, outside any MPI job, which ends with the block. Independent."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace",
+    )  # fmt: skip
+    try:
+        yield Question(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command that should be short, with nothing of a launcher in its environment; never raise."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
     try:
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
-            stdin=subprocess.DEVNULL,
+            command, env=_environment(), capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
+            check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"no answer within {TIMEOUT_S:.0f} s")
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", str(error))
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)}
 
 
 def linked_libraries(binary: Path, pattern: str) -> list[str]:

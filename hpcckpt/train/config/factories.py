@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcckpt.errors import ConfigError, HpcckptError
 from hpcckpt.train.config.signatures import as_expected
+from hpcckpt.train.config.weights_cache import download_problem
 from hpcckpt.train.config_errors import ConfigProblem, TrainConfigError, inside, shown
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ class Factory:
         """Say what went wrong when it was called; ``None`` if that is no matter of the configuration."""
         if isinstance(error, HpcckptError) and not isinstance(error, ConfigError):
             return None
+        not_downloaded = download_problem(error)
+        if not_downloaded is not None:
+            return ConfigProblem(self.place_of("weights"), *not_downloaded)
         text = " ".join(str(error).split()) or "no message"
         text = text if len(text) <= 600 else f"{text[:600]}…"
         if not isinstance(error, HpcckptError):

@@ -5,6 +5,9 @@
 ``<name>/dataset.py``          ``from_raw()`` and ``from_tfrecord()``: a pair of ``tf.data`` datasets, to train and to
                                validate with, of which each rank has its share
 
+``folders`` and ``shards`` are for images of one's own, more than fit into memory: read as they are needed
+(``streaming``).
+
 For custom data sets (``docs/train-parts.md``): a parser returns `Raw` of `Images`, `Feeding` describes batches and
 order, `from_arrays` makes the datasets; a `Recipe` describes how the data is made, `convert_once` makes TFRecords of
 it, `from_records` datasets of those.
@@ -20,14 +23,14 @@ from hpcckpt.core.lazy import attach
 from hpcckpt.train.datasets.sharing import Share, share, sharing
 
 if TYPE_CHECKING:
-    from hpcckpt.train.datasets import digits, mnist, synthetic
+    from hpcckpt.train.datasets import digits, folders, mnist, shards, synthetic
     from hpcckpt.train.datasets.feeding import Feeding
     from hpcckpt.train.datasets.images import Images, Raw
     from hpcckpt.train.datasets.pipelines import from_arrays
     from hpcckpt.train.datasets.tfrecords.converting import Recipe, convert_once
     from hpcckpt.train.datasets.tfrecords.reading import from_records
 
-_FOLDERS = ("digits", "mnist", "synthetic")
+_FOLDERS = ("digits", "folders", "mnist", "shards", "synthetic")
 _HOME = {
     "Feeding": "feeding",
     "Images": "images",
@@ -46,9 +49,11 @@ __all__ = [
     "Share",
     "convert_once",
     "digits",
+    "folders",
     "from_arrays",
     "from_records",
     "mnist",
+    "shards",
     "share",
     "sharing",
     "synthetic",

@@ -22,18 +22,26 @@ _SECOND = 0x5EED
 """TensorFlow's generators take two numbers, and treat two zeros as none."""
 
 
-def epochs(seed: int) -> Any:
-    """Return a dataset of one element, two numbers that are others in each epoch (with each iterator)."""
+def epochs(seed: int, second: int = _SECOND) -> Any:
+    """Return a dataset of one element, two numbers that are others in each epoch (with each iterator).
+
+    Parameters
+    ----------
+    seed : int
+        Of the order.
+    second : int
+        Another part of the seed, not 0. Both are saved with a position, which is refused where they differ.
+    """
     numbers = tf.raw_ops.RandomDatasetV2(
         seed=tf.constant(seed, tf.int64),
-        seed2=tf.constant(_SECOND, tf.int64),
+        seed2=tf.constant(second, tf.int64),
         seed_generator=tf.raw_ops.DummySeedGenerator(),
         rerandomize_each_iteration=True,
         output_types=[tf.int64],
         output_shapes=[[]],
     )
     dataset = tf.data.experimental.from_variant(numbers, tf.TensorSpec([], tf.int64))
-    mark_as_random(dataset, [seed, _SECOND])
+    mark_as_random(dataset, [seed, second])
     return dataset.take(2).batch(2, drop_remainder=True)
 
 

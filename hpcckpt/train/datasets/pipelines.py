@@ -99,14 +99,19 @@ def _rgb(images: Any) -> Any:
     return tf.repeat(images, 3, axis=-1) if images.shape[-1] < 3 else images[..., :3]
 
 
-def made_ahead(batches: Any, look: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
+def made_ahead(batches: Any, look: Callable[[Any, Any], tuple[Any, Any]], *, is_read_again: bool = False) -> Any:
     """Return a dataset whose batches are made while others are trained on, as bytes, and looked at when wanted.
 
     What was made ahead is part of an iterator's state, and so of every checkpoint.  TensorFlow would make more ahead
     by itself, behind each `map`, at every stage: the state of a batch of 16 images of 96×96 pixels is 3.2 MB then, and
     0.9 MB so, in the same time.
+
+    With `is_read_again` the state has the position only (TensorFlow's symbolic checkpoint), and a resumed run reads
+    what was made ahead again: that is for data that can be read from any position.
     """
     options = tf.data.Options()
+    if is_read_again:
+        options.experimental_symbolic_checkpoint = True
     options.experimental_optimization.map_parallelization = False
     options.experimental_optimization.inject_prefetch = False
     return batches.prefetch(N_AHEAD).map(look).with_options(options)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from hpcckpt.errors import OptionError, Problem, list_problems
 
@@ -29,6 +30,12 @@ class Network(keras.Model):  # type: ignore[misc]  # Keras has no types
                     part.trainable = False
 
 
+def pooled(features: Any) -> Any:
+    """Return features as vectors: of images or sequences of features the mean over their places."""
+    places = range(1, len(features.shape) - 1)
+    return tf.reduce_mean(features, tuple(places)) if places else features
+
+
 def base_config(layer: Any) -> dict[str, Any]:
     """Return what every layer's config has: its name, and whether it is frozen as a whole.
 
@@ -46,6 +53,18 @@ def check_counts(where: str, **counts: Any) -> None:
     ]
     if problems:
         raise OptionError(list_problems(problems))
+
+
+def check_part(where: str, name: str, part: Any) -> None:
+    """Raise `OptionError` if a part is no Keras model or layer."""
+    if not isinstance(part, keras.layers.Layer):
+        raise OptionError(f"{where}: {name}: {type(part).__name__} – a Keras model")
+
+
+def parts_from_config(config: Mapping[str, Any], names: Iterable[str], custom_objects: Any = None) -> dict[str, Any]:
+    """Return a config with the parts that it describes built, with new weights."""
+    built = {name: keras.saving.deserialize_keras_object(config[name], custom_objects) for name in names}
+    return {**config, **built}
 
 
 def check_share(where: str, **shares: Any) -> None:

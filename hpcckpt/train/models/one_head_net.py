@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from hpcckpt.errors import OptionError
-from hpcckpt.train.models.configured import Network, base_config, check_counts, check_share, known
+from hpcckpt.train.models.configured import (
+    Network,
+    base_config,
+    check_counts,
+    check_share,
+    known,
+    parts_from_config,
+    pooled,
+)
 from hpcckpt.train.models.networks import SmallConvNet
 
 layers = keras.layers
@@ -47,9 +54,7 @@ class OneHeadNet(Network):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the outputs, as logits."""
         features = self.base_model(inputs, training=training)
-        places = range(1, len(features.shape) - 1)
-        features = tf.reduce_mean(features, tuple(places)) if places else features
-        return self.head(self.dropout(features, training=training))
+        return self.head(self.dropout(pooled(features), training=training))
 
     def get_config(self) -> dict[str, Any]:
         """Return what it was made of."""
@@ -64,5 +69,4 @@ class OneHeadNet(Network):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> OneHeadNet:
         """Return a model like the one that gave `config`, with new weights."""
-        base_model = keras.saving.deserialize_keras_object(config["base_model"], custom_objects)
-        return cls(**{**config, "base_model": base_model})
+        return cls(**parts_from_config(config, ["base_model"], custom_objects))

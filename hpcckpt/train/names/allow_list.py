@@ -5,7 +5,7 @@ that is not part of a training. So a name is looked up in lists, not imported by
 
 - ``tf.keras``: what `hpcckpt.train.names.keras_resolver` lists;
 - ``tf.nn``, ``tf.math``: functions, passed and not called; of ``tf.data`` the readers;
-- ``hpcckpt.train``: datasets, models, losses, and train loops;
+- ``hpcckpt.train``: datasets, batch processors, models, losses, and train loops;
 - what the program itself exported (`export_config`), by bare names;
 - roots that the user who starts the training allows: they are trusted. An object must be defined below its root: not
   everything that a module imports is its own.
@@ -25,9 +25,9 @@ from typing import Any, Protocol
 
 from hpcckpt.train.config_errors import ConfigProblem, RefusedError, TrainConfigError, did_you_mean, nearest, shown
 from hpcckpt.train.names import keras_resolver, package_resolver
+from hpcckpt.train.names.aliases import expanded
 from hpcckpt.train.names.export_config import exported
 
-ALIASES = {"tf": "tensorflow", "ktf": "hpcckpt.train"}
 KERAS_IN_TENSORFLOW = ("initializers", "losses", "metrics", "optimizers")
 PUBLIC = re.compile(r"[^\W\d_]\w*")
 OPEN_IT = "export a function of your own (hpcckpt.train.export_config), or start with --allow {} if you trust this file"
@@ -41,10 +41,7 @@ READERS = ("FixedLengthRecordDataset", "Options", "TFRecordDataset", "TextLineDa
 
 def canonical(name: str) -> tuple[str, ...]:
     """Return the parts of a path without aliases: ``tf.losses.X`` is ``keras.losses.X``."""
-    head, *rest = name.split(".")
-    parts = [*ALIASES.get(head, head).split("."), *rest]
-    if head == "ktf" and rest[:1] == ["train"]:
-        del parts[1]
+    parts = expanded(name).split(".")
     if parts[:2] == ["tensorflow", "keras"]:
         parts = parts[1:]
     elif parts[0] == "tensorflow" and parts[1:2] and parts[1] in KERAS_IN_TENSORFLOW:

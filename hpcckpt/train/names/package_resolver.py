@@ -1,4 +1,4 @@
-"""What of `hpcckpt.train` a configuration may name: datasets, models, losses, train loops; no converters, no engine.
+"""What of `hpcckpt.train` a configuration may name: datasets, batch processors, models, losses, train loops; no converters, no engine.
 
 Only what packages publish counts: the names in ``__all__`` of a package, and of the packages named there.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from hpcckpt.train.config_errors import RefusedError, did_you_mean
 
 HOME = "hpcckpt.train"
-PACKAGES = ("datasets", "losses", "models")
+PACKAGES = ("batches", "datasets", "losses", "models")
 LOOPS = ("CustomTrainLoop", "KerasTrainLoop", "TrainLoop")
 
 

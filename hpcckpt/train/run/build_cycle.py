@@ -6,7 +6,7 @@ on each rank for model and loop, so that their dropout differs. Initial weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -96,12 +96,23 @@ def compile_for(built: Built, catalogue: Catalogue, team: Team) -> None:
         if cycle.lms is not None:
             options["jit_compile"] = False  # XLA plans its memory itself
         loss = cycle.loss.build(catalogue) if isinstance(cycle.loss, Factory) else cycle.loss
-        metrics = [each.build(catalogue) if isinstance(each, Factory) else each for each in cycle.metrics]
+        metrics = metrics_of(cycle, catalogue)
         built.model.compile(optimizer=cycle.optimizer.build(catalogue), loss=loss, metrics=metrics or None, **options)
 
     together(team.comm, f"compile cycle {cycle.index + 1}", act)
     together(team.comm, f"average gradients of cycle {cycle.index + 1}", lambda: team.wrap(built.model))
     together(team.comm, f"prepare cycle {cycle.index + 1}", lambda: built.loop.prepare(built.model, built.train))
+
+
+def metrics_of(cycle: Cycle, catalogue: Catalogue) -> Any:
+    """Return the metrics: a list, or those of each head by its name (`hpcckpt.train.losses.per_head`)."""
+    metrics = [each.build(catalogue) if isinstance(each, Factory) else each for each in cycle.metrics]
+    by_head = [n for n, each in enumerate(metrics) if isinstance(each, Mapping)]
+    if by_head and len(metrics) > 1:
+        where = inside(inside(inside("", cycle.index), "metrics"), by_head[0])
+        remedy = "let it be the only entry, with all metrics of each head"
+        raise TrainConfigError.of([ConfigProblem(where, "gives metrics by head beside other metrics", remedy)])
+    return metrics[0] if by_head else metrics
 
 
 def try_out(built: Built, team: Team) -> None:

@@ -16,7 +16,7 @@ from hpcckpt.core.results import SavedStep
 from hpcckpt.format import layout
 from hpcckpt.keras.callbacks.backup_and_restore import plain_metrics
 from hpcckpt.train.callbacks.backup_callback import BackupCallback
-from hpcckpt.train.run.run_directory import Row, TrainingDirectory
+from hpcckpt.train.run.run_directory import Row, TrainingDirectory, metrics_of
 
 __all__ = ["Recording", "history_of", "read"]
 
@@ -121,6 +121,5 @@ def history_of(rows: Sequence[Row]) -> History:
     """Return epochs and metrics as ``fit`` would. Pure."""
     history = History()
     history.epoch = [row.epoch - 1 for row in rows]
-    names = dict.fromkeys(name for row in rows for name in row.metrics)
-    history.history = {name: [row.metrics[name] for row in rows if name in row.metrics] for name in names}
+    history.history = metrics_of(rows)
     return history

@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcckpt.errors import HpcckptError, OptionError, StepNotFoundError
 from hpcckpt.rundir.discovery import find_step
-from hpcckpt.train.config.config_diff import Difference, check
+from hpcckpt.train.config.config_diff import Difference, check, differences
 from hpcckpt.train.config.cycles import Cycle
 from hpcckpt.train.run import move_aside, ownership
 from hpcckpt.train.run.run_directory import CONFIG, TrainingDirectory
@@ -123,6 +123,26 @@ def begin(
         start = _resume(state, document, wanted, source)
     ownership.claim(state)  # step 6
     return start
+
+
+def is_complete(
+    directory: TrainingDirectory, cycles: Sequence[Cycle], document: list[dict[str, Any]], wanted: Wanted
+) -> bool:
+    """Return True if `begin` would find nothing left to train, by this very configuration. Root only.
+
+    Nothing is built or changed for this, so a restarted job that is done can end before TensorFlow is imported.
+
+    Raises
+    ------
+    HpcckptError
+        If the run directory cannot be read.
+    """
+    if wanted.mode not in {"auto", "latest"}:
+        return False
+    state = RunState(directory, cycles)
+    if state.before is None or not state.begun or any(differences(state.before, document)):
+        return False
+    return _n_complete(state, state.begun[-1]) == len(cycles)
 
 
 def check_there(directory: TrainingDirectory, wanted: Wanted) -> None:

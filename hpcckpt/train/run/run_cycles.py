@@ -11,7 +11,7 @@ from typing import Any
 
 from keras.callbacks import History
 
-from hpcckpt.core.std_streams import write_wrapped
+from hpcckpt.core.std_streams import write_message, write_wrapped
 from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.train.callbacks.backup_callback import BackupCallback
 from hpcckpt.train.callbacks.metric_allreduce import MetricMeans, ValidatedRows
@@ -20,6 +20,7 @@ from hpcckpt.train.callbacks.stop_together import StopTogether, may_stop_within_
 from hpcckpt.train.callbacks.tensorboard import boards_of, called_on
 from hpcckpt.train.config.cycles import CheckpointSettings, Cycle
 from hpcckpt.train.config_errors import ConfigProblem, TrainConfigError
+from hpcckpt.train.datasets.errors import DatasetDamagedError
 from hpcckpt.train.loop.distribution import Team
 from hpcckpt.train.loop.train_loop import TrainLoop
 from hpcckpt.train.names.allow_list import Catalogue
@@ -150,15 +151,33 @@ def fit(run: TrainingRun, built: Built) -> BackupCallback:
     swaps = [built.swaps] if built.swaps is not None else []
     try:
         loop.fit(built.train, built.valid, [*means, *own, *stops, *shows, *swaps, backup], loop.num_train_steps)
-    except BaseException:
+    except BaseException as error:
         if team.size == 1:
             backup.close()  # on several ranks the others may not come
+        report_damage(error, built, backup, team.size)
         raise
     finally:
         for each in (*shows, *boards):
             getattr(each, "close", lambda: None)()
     _check_end(built, backup)
     return backup
+
+
+def report_damage(error: BaseException, built: Built, backup: BackupCallback, n_ranks: int) -> None:
+    """Name the image that a training failed of, if it did: TensorFlow does not. Independent.
+
+    Raises
+    ------
+    DatasetDamagedError
+        If there is one. Of several ranks this one writes it, and its own error ends the job.
+    """
+    from hpcckpt.train.datasets.streaming.verifying import damage_of
+
+    text = damage_of(error, [(built.train, backup.batch), (built.valid, 0)])
+    if text and n_ranks == 1:
+        raise DatasetDamagedError(text) from error
+    if text:
+        write_message(f"hpcckpt: error: {text}")
 
 
 def _check_end(built: Built, backup: BackupCallback) -> None:

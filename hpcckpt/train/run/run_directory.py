@@ -18,7 +18,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -196,6 +196,12 @@ class TrainingDirectory:
         except OSError as error:
             raise from_os_error(error, "move aside") from error
         return target
+
+
+def metrics_of(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Return the values of each metric, epoch by epoch. Pure."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    return {name: [row.metrics[name] for row in rows if name in row.metrics] for name in names}
 
 
 def now() -> str:

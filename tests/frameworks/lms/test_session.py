@@ -13,6 +13,7 @@ from hpcckpt.errors import CodeError, OptionError
 from hpcckpt.lms import LMS, session_config
 from hpcckpt.lms.planner.verify_step import OUT_OF_MEMORY, Measured
 from hpcckpt.lms.runtime import tf_session, trial_step
+from hpcckpt.lms.runtime.feeds import feeds_of
 from hpcckpt.lms.runtime.trial_step import Dry
 from tests.support.lms import models
 
@@ -278,13 +279,65 @@ def test_a_graph_without_a_train_op_cannot_be_verified_and_that_is_said(lines: A
     assert any("No step was run to verify this: the graph has no train op" in line for line in lines())
 
 
+def notebooks_model() -> tf.Graph:
+    """Return the graph of the notebook's model, with its placeholder of unknown rank for what dropout keeps."""
+
+    def weight(*shape: int) -> Any:
+        return v1.Variable(tf.random.truncated_normal(shape, stddev=0.1, seed=1))
+
+    with tf.Graph().as_default() as graph:
+        x, y = v1.placeholder(tf.float32, [None, 784]), v1.placeholder(tf.int64, [None])
+        hidden, width = tf.reshape(x, [-1, 28, 28, 1]), 1
+        for filters in (32, 64):
+            hidden = tf.nn.relu(v1.nn.conv2d(hidden, weight(5, 5, width, filters), strides=[1] * 4, padding="SAME"))
+            hidden, width = v1.nn.max_pool(hidden, [1, 2, 2, 1], [1, 2, 2, 1], "SAME"), filters
+        hidden = tf.nn.relu(tf.matmul(tf.reshape(hidden, [-1, 7 * 7 * 64]), weight(7 * 7 * 64, 64)))
+        with v1.name_scope("dropout"):
+            keep_prob = v1.placeholder(tf.float32)
+            hidden = tf.nn.dropout(hidden, rate=1 - keep_prob, seed=1)
+        logits = tf.matmul(hidden, weight(64, 10))
+        v1.train.AdamOptimizer(1e-3).minimize(v1.losses.sparse_softmax_cross_entropy(labels=y, logits=logits))
+    return graph
+
+
+def test_auto_tuning_of_the_notebooks_model_is_verified_by_a_step(lines: Any) -> None:
+    lms = LMS()
+    lms.batch_size, lms.autotune_gpu_mem = 8, 1
+    lms.run(notebooks_model())
+    assert lms.report().is_verified
+    fed = "[LMS][0] Placeholders without a known rank were fed to verify this: 'dropout/Placeholder' a scalar"
+    assert lines().count(fed) == 1
+    assert lines()[-1] == "[LMS][0] LMS is not necessary. Turned LMS off."
+
+
+def test_placeholders_of_unknown_rank_are_fed_what_the_ops_that_take_them_need() -> None:
+    def unknown(name: str, dtype: Any = tf.float32) -> Any:
+        return v1.placeholder(dtype, name=name)
+
+    with tf.Graph().as_default() as graph:
+        images = tf.nn.conv2d(tf.abs(unknown("images")), tf.ones([3, 3, 2, 4]), 1, "VALID", "NHWC")
+        rows = tf.matmul(unknown("rows"), v1.get_variable("w", [5, 3]))
+        flat = tf.reshape(unknown("flat"), [-1, 3]) + tf.reduce_sum(images) + rows
+        logits = tf.where(unknown("is_training", tf.bool), flat / unknown("divisor"), flat)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=unknown("labels", tf.int64), logits=logits)
+        sums = tf.reduce_sum(unknown("summed") * v1.get_variable("scale", []), axis=1)
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(losses) + tf.reduce_mean(sums))
+    feeds = feeds_of(graph, [graph.get_collection("train_op")[0].name], 8)
+    assert feeds.assumed == {
+        "images": (8, 1, 1, 2), "rows": (8, 5), "flat": (8, 3), "is_training": (), "divisor": (), "labels": (8,),
+        "summed": (8, 1),
+    }  # fmt: skip
+    assert [feeds.arrays[f"{name}:0"].all() for name in ("is_training", "divisor", "rows")] == [True, True, False]
+
+
 def test_a_step_that_cannot_be_fed_is_not_an_error() -> None:
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, name="x")
-        w = v1.get_variable("w", [2])
-        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(x * w))
+        images = tf.nn.conv2d(x, v1.get_variable("flat", [1] * 4), 1, "SAME")
+        volumes = tf.nn.conv3d(x, v1.get_variable("deep", [1] * 5), [1] * 5, "SAME")
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(images) + tf.reduce_sum(volumes))
     dry = trial_step.dry_step(graph, None, None, 8)  # type: ignore[arg-type]
-    assert dry.why_not == "placeholder 'x' has no known rank"
+    assert dry.why_not.endswith("placeholder 'x' has no known rank, and none from 0 to 5 is accepted")
 
 
 # -- a budget

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import hpcckpt as hc
 from hpcckpt.errors import OptionError
+from tests.support.mnist import random_mnist
 from tests.support.mpi.launch import find_mpirun, mpirun
 
 JOB = str(Path(__file__).with_name("job_torch_exact.py"))
@@ -19,14 +19,7 @@ JOB = str(Path(__file__).with_name("job_torch_exact.py"))
 
 @pytest.fixture
 def small_mnist(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(1)
-    parts = {f"{kind}_{part}": 400 for kind in "xy" for part in ("train", "test")}
-    arrays = {
-        name: rng.integers(0, 256, (n, 28, 28), np.uint8) if name[0] == "x" else rng.integers(0, 10, n, np.uint8)
-        for name, n in parts.items()
-    }
-    np.savez(tmp_path / "mnist.npz", **arrays)
-    return tmp_path / "mnist.npz"
+    return random_mnist(tmp_path / "mnist.npz")
 
 
 @pytest.mark.timeout(600)  # three jobs that each import PyTorch twice

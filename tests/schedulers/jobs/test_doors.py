@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.jobs.batch_server import BIN, ROOT, BatchServer
 from tests.support.jobs.laptop import dry_run
+from tests.support.mnist import random_mnist
 from tests.support.mpi.launch import find_mpirun
 from tests.support.paths import TESTS
 from tests.support.programs import python_path
@@ -30,6 +32,10 @@ DOORS = {
     "restart": (
         [str(THETA / "restart.qsub"), "runs/c", "1:40"],
         f"{APRUN} -c runs/c/config.json --run runs/c --resume 1:40",
+    ),
+    "program": (
+        [str(THETA / "program.qsub"), "runs/p", "python", "train.py", "--run", "runs/p"],
+        f"{APRUN.removesuffix('hpcckpt train')}python train.py --run runs/p",
     ),
     "run": (
         [str(THETA / "run.qsub"), "--epochs", "2"],
@@ -60,7 +66,19 @@ def test_a_rehearsal_on_a_laptop_shows_the_command(name: str, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["polaris", "train", "restart"])
+@pytest.mark.parametrize("name", ["polaris", "aurora"])
+def test_a_program_may_take_the_place_of_a_configuration(name: str, tmp_path: Path) -> None:
+    environ = {"HPCCKPT_RUN": "runs/p", "HPCCKPT_COMMAND": "python train.py --title 'a b'"}
+    done = dry_run(tmp_path, DOORS[name][0][0], **environ)
+    command = DOORS[name][1].replace("hpcckpt train -c c.hjson --run runs/c", environ["HPCCKPT_COMMAND"])
+    assert command in " ".join(done.stderr.split())
+    assert "would set HPCCKPT_RUN=runs/p" in done.stderr
+    refused = dry_run(tmp_path, DOORS[name][0][0], HPCCKPT_COMMAND="python train.py")
+    assert refused.returncode != 0
+    assert "which run directory? qsub" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["polaris", "train", "restart", "program"])
 def test_a_door_without_what_it_needs_says_how_to_call_it(name: str, tmp_path: Path) -> None:
     done = dry_run(tmp_path, DOORS[name][0][0])
     assert done.returncode != 0
@@ -167,6 +185,23 @@ def prepare(server: BatchServer) -> None:
 def modules(server: BatchServer) -> list[str]:
     """Return what was loaded."""
     return (server.directory / "modules.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.skipif(find_mpirun() is None or find_spec("torch") is None, reason="needs mpirun and PyTorch")
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(1200)
+def test_the_door_of_polaris_runs_a_program_of_pytorch_in_two_jobs(pbs: BatchServer) -> None:
+    random_mnist(pbs.work / "mnist.npz")
+    options = "--run runs/p --data mnist.npz --batch-size 4 --every 1000 --epochs 20"
+    variables = f"HPCCKPT_RUN=runs/p,HPCCKPT_COMMAND=python {ROOT}/examples/torch_resume.py {options}"
+    pbs.submit("-A", "mine", "-v", f"{variables},HPCCKPT_RANKS_PER_NODE=1", str(PBS / "polaris.pbs"))
+    ran = pbs.drain(1, "begin: step=0")
+    assert [each.code for each in ran] == [75, 0], "\n".join(each.out for each in ran)
+    stopped = re.search(r"stopped step=(\d+) exit=75", ran[0].out)
+    assert stopped
+    assert f"begin: step={stopped[1]} ranks=2" in ran[1].out
+    assert "done: step=1000 " in ran[1].out
 
 
 @trains

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.support.paths import ROOT
 
 SCRIPTS = ROOT / "scripts" / "slurm"
-BATCH = ("train.sbatch", "train_array.sbatch", "restart.sbatch")
+BATCH = ("train.sbatch", "train_array.sbatch", "restart.sbatch", "program.sbatch")
 
 
 def dry(script: str, *words: str, **environ: str) -> str:
@@ -22,11 +23,12 @@ def dry(script: str, *words: str, **environ: str) -> str:
     return done.stdout + done.stderr
 
 
-def run(script: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, *words: str, scripts: Path = SCRIPTS, **environ: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     env = {"PATH": path, "HOME": "/nonexistent", "TMPDIR": os.environ.get("TMPDIR", "/tmp"), **environ}
-    command = ["bash", str(SCRIPTS / script), *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
+    command = ["bash", str(scripts / script), *words]
+    cwd = ROOT if scripts == SCRIPTS else scripts
+    return subprocess.run(command, env=env, capture_output=True, text=True, cwd=cwd, timeout=240, check=False)
 
 
 def test_train_starts_one_step_for_a_configuration_in_its_run_directory():
@@ -70,11 +72,22 @@ def test_a_script_without_its_argument_says_what_it_wants(script):
 
 
 @pytest.mark.parametrize("script", BATCH)
-def test_where_the_shared_part_is_not_found_one_sentence_says_so(script, tmp_path):
-    done = run(script, "c.hjson", HPCCKPT_DRY_RUN="1", SLURM_SUBMIT_DIR=str(tmp_path))
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"no scripts/slurm/common.sh in {tmp_path}: ")
-    assert done.stderr.count("\n") == 1
+def test_a_script_needs_no_other_file_of_the_checkout(script, tmp_path):
+    (tmp_path / script).write_text((SCRIPTS / script).read_text(encoding="utf-8"), encoding="utf-8")
+    done = run(script, "runs/a", "latest", scripts=tmp_path, HPCCKPT_DRY_RUN="1", SLURM_SUBMIT_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "would start: srun " in done.stderr
+
+
+def test_a_program_is_started_as_it_is_given():
+    words = ["python", "train.py", "--run", "runs/a b"]
+    told = dry("program.sbatch", "runs/a b", *words, SLURM_JOB_ID="7")
+    assert (
+        f"would start: srun --kill-on-bad-exit=0 --wait=120 python -m hpcckpt.jobs.binding {shlex.join(words)}\n"
+        in told
+    )
+    assert "would set HPCCKPT_RUN=runs/a b\n" in told
+    assert "scontrol requeue 7" in told
 
 
 def test_where_hpcckpt_is_not_installed_the_job_says_how_to_get_at_it():
@@ -90,8 +103,8 @@ def test_a_script_has_scheduler_lines_and_one_command(script):
     directives = {line.split("=")[0] for line in lines if line.startswith("#SBATCH ")}
     assert {"#SBATCH --signal", "#SBATCH --requeue", "#SBATCH --open-mode"} <= directives
     assert not {"#SBATCH --account", "#SBATCH --partition"} & directives
-    assert lines[-1].startswith('exec "${SUPERVISE[@]}" ')
-    assert len([line for line in lines if line and not line.startswith(("#", " ", "}"))]) <= 6
+    assert lines[-3].startswith("exec hpcckpt supervise ")
+    assert [line for line in lines if "hpcckpt train" in line and not line.startswith("#")] in ([], lines[-1:])
 
 
 def test_a_chain_is_jobs_of_one_name_of_which_one_runs_at_a_time():

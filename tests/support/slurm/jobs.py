@@ -27,7 +27,7 @@ def environment(**more: str) -> dict[str, str]:
     found = {
         "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "PYTHONPATH": f"{MODULES}:{ROOT}",
-        "HPCCKPT_HOME": str(ROOT),
+        "CHECKOUT": str(ROOT),
         "HPCCKPT_SETUP": "/dev/null",
         "OMP_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -94,15 +94,15 @@ def make_once(recipe: Recipe, directory: Path, n_shards: int = N_SHARDS) -> Inde
     """Return the index of a directory of TFRecords, which is made first if it is not there. Root only."""
     if not is_whole(n_shards, 1):
         raise OptionError(f"n_shards: {n_shards!r} – a positive number of files")
-    if _is_taken(directory):
+    if is_taken(directory):
         return _present(recipe, directory)
     raw = checked(recipe.parse(), recipe.name)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _becoming(directory) as temporary:
+        with becoming(directory) as temporary:
             _write(recipe, raw, temporary, n_shards)
     except OSError as error:
-        if not _is_taken(directory):
+        if not is_taken(directory):
             raise from_os_error(error, f"convert {recipe.name} to {directory}") from error
     return _present(recipe, directory)
 
@@ -122,12 +122,12 @@ def _present(recipe: Recipe, directory: Path) -> Index:
     return index
 
 
-def _is_taken(directory: Path) -> bool:
+def is_taken(directory: Path) -> bool:
     """Return True if the path exists and is not an empty directory."""
     return directory.exists() and not (directory.is_dir() and next(directory.iterdir(), None) is None)
 
 
-class _becoming:  # noqa: N801 - read as a sentence
+class becoming:  # noqa: N801 - read as a sentence
     """Yields a temporary directory that durably replaces an absent or empty one at the end of the block."""
 
     def __init__(self, directory: Path) -> None:

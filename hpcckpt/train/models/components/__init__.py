@@ -9,6 +9,7 @@ from hpcckpt.core.lazy import attach
 if TYPE_CHECKING:
     from hpcckpt.train.models.components.convolution import ConvBlock
     from hpcckpt.train.models.components.patches import PatchEmbedding, PositionEmbedding
+    from hpcckpt.train.models.components.res_net_block import ResNetBlock
     from hpcckpt.train.models.components.residual import ResidualBlock, ResidualStage
     from hpcckpt.train.models.components.transformer import TransformerBlock
 
@@ -16,11 +17,20 @@ _HOME = {
     "ConvBlock": "convolution",
     "PatchEmbedding": "patches",
     "PositionEmbedding": "patches",
+    "ResNetBlock": "res_net_block",
     "ResidualBlock": "residual",
     "ResidualStage": "residual",
     "TransformerBlock": "transformer",
 }
 
-__all__ = ["ConvBlock", "PatchEmbedding", "PositionEmbedding", "ResidualBlock", "ResidualStage", "TransformerBlock"]
+__all__ = [
+    "ConvBlock",
+    "PatchEmbedding",
+    "PositionEmbedding",
+    "ResNetBlock",
+    "ResidualBlock",
+    "ResidualStage",
+    "TransformerBlock",
+]
 
 __getattr__, __dir__ = attach(__name__, __all__, _HOME)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import os
 import subprocess
@@ -15,6 +16,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from hpcckpt.train import ktf, models
 from hpcckpt.train.config.factories import Factory
 from hpcckpt.train.config_errors import ConfigProblem, RefusedError, TrainConfigError
 from hpcckpt.train.names import keras_resolver, package_resolver
@@ -415,7 +417,10 @@ def test_a_bare_name_is_not_sent_to_a_package_that_is_allowed_already() -> None:
         ("ktf.model.OneHeadNet", "there is no 'model' in hpcckpt.train; did you mean 'models'?"),
         ("ktf.datasets.digit.from_raw", "there is no 'digit' in hpcckpt.train.datasets; did you mean 'digits'?"),
         ("ktf.datasets.digits.from_tfrecords", "in hpcckpt.train.datasets.digits; did you mean 'from_tfrecord'?"),
-        ("ktf.datasets.digits.affnist.from_tfrecord", "there is no 'affnist' in hpcckpt.train.datasets.digits; open"),
+        (
+            "ktf.datasets.digits.afnist.from_tfrecord",
+            "no 'afnist' in hpcckpt.train.datasets.digits; did you mean 'affnist'?",
+        ),
         ("hpcckpt.train.LeNet5", "there is no 'LeNet5' in hpcckpt.train; did you mean 'hpcckpt.train.models.LeNet5'?"),
         ("tf.keras.metrics.sparse_categorical_accuracy", 'write {"tf.keras.metrics.SparseCategoricalAccuracy": {}}'),
         ("mypackage.Net", "start with --allow mypackage if you trust this file"),
@@ -426,6 +431,31 @@ def test_a_bare_name_is_not_sent_to_a_package_that_is_allowed_already() -> None:
 def test_a_wrong_name_is_told_with_the_nearest_right_one(name: str, says: str) -> None:
     error = refused(name)
     assert says in f"{error.text}; {error.remedy}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ktf.KerasTrainLoop",
+        "ktf.train.KerasTrainLoop",
+        "ktf.models.OneHeadNet",
+        "ktf.models.networks.SmallResNet",
+        "ktf.models.losses.SmoothedSparseCategoricalCrossentropy",
+        "ktf.losses.SmoothedSparseCategoricalCrossentropy",
+        "ktf.datasets.digits.affnist.from_tfrecord",
+    ],
+)
+def test_a_name_of_ktf_means_the_same_in_configurations_and_programs(name: str) -> None:
+    parts = name.split(".")[1:]
+    home = ktf if len(parts) > 1 else ktf.train
+    assert functools.reduce(getattr, parts, home) is Catalogue().find(name)
+
+
+def test_programs_have_no_name_by_ktf_that_hpcckpt_has_not() -> None:
+    assert {"Environment", "export_config"} < set(dir(ktf.train))
+    assert dir(ktf.models) == sorted([*models.__all__, "losses"])
+    with pytest.raises(AttributeError, match=r"module 'ktf\.train' has no attribute 'trainer'"):
+        _ = ktf.train.trainer
 
 
 def test_nobody_is_told_to_allow_all_of_python() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from hpcckpt.errors import NoSpaceError, OptionError
+from hpcckpt.train.config.cycles import cycles
 from hpcckpt.train.config.factories import Factory
 from hpcckpt.train.config.factory_parse import parse
 from hpcckpt.train.config_errors import ConfigProblem, TrainConfigError
@@ -222,3 +224,37 @@ def test_deprecated_arguments_that_keras_still_takes_are_not_called_wrong() -> N
     if not keras.__version__.startswith("3"):
         checkpoint = {"filepath": "x", "period": 3, "load_weights_on_restart": True}
         assert not list(call_problems(tf.keras.callbacks.ModelCheckpoint, "ModelCheckpoint", checkpoint, "x"))
+
+
+# -- weights that Keras keeps ----------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*will be loaded as the default")  # Keras 3, of its sizes
+def test_weights_come_from_the_cache_of_keras_and_else_it_is_told_where_to_put_them(
+    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base of the complex sample: ``weights`` is left out, so they are those of ImageNet."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network
+    monkeypatch.delenv("KERAS_HOME", raising=False)
+    folder = tmp_path / ".keras" / "models"
+    folder.mkdir(parents=True)
+    if keras.__version__.startswith("3"):  # it has read the variables when it was imported
+        monkeypatch.setattr("keras.src.backend.config._KERAS_DIR", str(folder.parent))
+    base_model = cycles(seeds / "complex.json")[0].model.kwargs["base_model"]
+    name = "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_1.0_224_no_top.h5"
+    with pytest.raises(TrainConfigError) as caught:
+        base_model.build(Catalogue())
+    (problem,) = caught.value.problems
+    assert problem.where == "[0].model.ktf.models.OneHeadNet.base_model.tf.keras.applications.MobileNetV2.weights"
+    assert problem.text.startswith(f"{name} is not in {folder}, or not whole, and Keras cannot download it (")
+    assert problem.remedy.startswith("fetch https://storage.googleapis.com/tensorflow/keras-applications/mobilenet_v2/")
+    assert f"copy it to {folder}, or write" in problem.remedy
+
+    base = tf.keras.applications.MobileNetV2((40, 40, 3), include_top=False, pooling="avg", weights=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras' own format is another one by now
+        base.save(folder / name)
+    made = base_model.build(Catalogue())
+    for one, other in zip(base.get_weights(), made.get_weights(), strict=True):
+        assert np.array_equal(one, other)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.train import Environment
 from hpcckpt.train.config_errors import TrainConfigError
 from hpcckpt.train.run import resume_point
+from tests.support.programs import environment
 from tests.support.train import pieces
 from tests.support.undrained import killed_before_the_first_drain
 
@@ -73,6 +77,40 @@ def test_auto_begins_where_nothing_is_and_trains_nothing_where_all_is_complete(r
     again = run(pieces.two_cycles())
     assert [each.history for each in again] == [each.history for each in first]
     assert pieces.ends_with(tmp_path / "run") == before
+
+
+WITHOUT = """
+import sys
+sys.modules["tensorflow"] = sys.modules["keras"] = None
+from hpcckpt.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+"""The command line, where no framework can be imported."""
+
+
+@pytest.mark.parametrize("resume", ["auto", "latest"])
+def test_the_restart_of_a_complete_run_ends_before_a_framework_is_imported(
+    resume: str, run: Run, tmp_path: Path
+) -> None:
+    (first,) = run(pieces.config())
+    entries = pieces.log(tmp_path / "run")
+    (tmp_path / "c.json").write_text(json.dumps(pieces.config()), encoding="utf-8")
+
+    def restart(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT, "train", "-c", "c.json", "--run", "run", "--json", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+
+    done = restart("--resume", resume)
+    assert done.returncode == 0, done.stderr
+    assert f"complete cycles=1 in {tmp_path / 'run'}: nothing is left to train" in done.stderr
+    assert json.loads(done.stdout)["cycles"] == [{"cycle": 1, "history": first.history}]
+    for words in (
+        ["--set", "[0].train_loop={'KerasTrainLoop': {'num_epochs': 3}}"],
+        ["--resume", "never"],
+        ["--resume", "6"],
+    ):
+        assert "nothing is left" not in restart(*words).stderr
+    assert pieces.log(tmp_path / "run") == entries
 
 
 def test_a_complete_run_that_is_given_more_epochs_trains_those(run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,7 @@
+"""`ktf.losses`: see `hpcckpt.train.losses`."""
+
+from __future__ import annotations
+
+from hpcckpt.train.names.aliases import attach_alias
+
+__getattr__, __dir__ = attach_alias("ktf.losses")
