@@ -108,20 +108,20 @@ def k4(work: Work) -> str:
     """
     work.sh("python -m hpcckpt.train.datasets.digits.affnist.raw_to_tfrecord data/affnist --n-images 384")
     shutil.copy(SEEDS / "complex.json", work.directory)
-    offline = {
-        "https_proxy": "http://127.0.0.1:9",
-        "http_proxy": "http://127.0.0.1:9",
-        "KERAS_HOME": str(work.directory / "keras"),
-    }
+    offline = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
     command = "TF_FORCE_GPU_ALLOW_GROWTH=true hpcckpt train -c complex.json --run runs/complex"
     refused = work.sh(command, code=2, **offline)
-    name = refused.find(r"mobilenet_v2_weights_tf_dim_ordering_tf_kernels_1\.0_\d+_no_top\.h5")[0]
-    work.needs("the network", "weights of ImageNet: " + refused.line(re.escape(name)))
-    work.python("""
-        import sys, os, tensorflow as tf
-        os.makedirs("keras/models")
-        tf.keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(40, 40, 3)).save_weights(f"keras/models/{sys.argv[1]}")
-    """, name)  # fmt: skip
+    name, folder = refused.find(r"(mobilenet_v2_weights_\S+_no_top\.h5) is not in ([^\s,]+),").groups()
+    work.needs("the network", f"weights of ImageNet: {name} is not in {folder}")
+    work.python(
+        """
+        import os, sys, tensorflow as tf
+        os.makedirs(sys.argv[2], exist_ok=True)
+        model = tf.keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(40, 40, 3))
+        model.save_weights(os.path.join(sys.argv[2], sys.argv[1]))
+        """,
+        name, folder,
+    )  # fmt: skip
     done = work.sh(command, limit_s=1800, **offline)
     done.find(r"cycle=1/2 complete epochs=10")
     done.find(r"cycle=2/2 262 tensors of cycle 1")
@@ -585,7 +585,9 @@ def k21(work: Work) -> str:
     script.find("TF_FORCE_GPU_ALLOW_GROWTH")
     script.find("TF_GPU_THREAD_MODE")
     doctor = work.sh("hpcckpt doctor", code=None)
-    return doctor.line(r"(?i)\bGPU")[:150]
+    found = doctor.line(r"TF devices")
+    assert "not known" not in found, found
+    return found[:150]
 
 
 @row("works")

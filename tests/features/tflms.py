@@ -310,7 +310,8 @@ def l11(work: Work) -> str:
     done.find(r"^ENOUGH added 0$")
     assert done.count("No step was run to verify this") == 0, done.line("No step was run to verify this")
     done.find(r"^DEEP added [1-9]")
-    return f"{done.line('LMS is not necessary. Turned LMS off')}; deep: {done.line('Verified: a step took')[-80:]}"
+    verified = re.findall(r"Verified: a step took .*$", done.out, re.MULTILINE)
+    return f"{done.line('LMS is not necessary. Turned LMS off')}; deep: {verified[-1]}"
 
 
 @row("works")
