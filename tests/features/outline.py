@@ -92,11 +92,10 @@ def c3(work: Work) -> str:
 
     A part of the suite runs under `mpirun -n 2 pytest --with-mpi`; tests have its marks, and `-m mpi` selects them.
     """
-    suite = "--with-mpi -q -p no:cacheprovider tests/unit/checkpointer/test_round_trip.py"
+    suite = "--with-mpi -q -p no:cacheprovider tests/conformance/test_messages.py tests/unit/checkpointer/test_round_trip.py"
     done = work.sh(f"cd {ROOT} && mpirun -n 2 python -m pytest {suite}")
-    marked = work.sh(
-        f"cd {ROOT} && python -m pytest --with-mpi -q -p no:cacheprovider --collect-only -m mpi tests/mpi", code=None
-    )
+    where = "tests/conformance tests/unit/saving"
+    marked = work.sh(f"cd {ROOT} && python -m pytest -q -p no:cacheprovider --collect-only -m mpi {where}", code=None)
     found = re.search(r"(\d+)(?:/\d+)? tests? collected", marked.out)
     assert found, f"no test has the mark mpi: {marked.out.splitlines()[-1:]}"
     assert int(found[1]) > 0
