@@ -34,13 +34,13 @@ def command(directory: Path, step: str | None, metric: str | None, *, is_json: b
     manifest = options.readable(info)
     is_pinned = info.step in pins.pins(info.path.parent)
     if is_json:
-        output.write_json(document(info.path, manifest, is_pinned=is_pinned))
+        output.write_json(document(info.path, manifest, is_pinned=is_pinned, problem=info.problem))
     else:
-        output.write_fields(_fields(info.path, manifest, is_pinned=is_pinned))
+        output.write_fields(_fields(info.path, manifest, is_pinned=is_pinned, problem=info.problem))
     return ExitCode.OK
 
 
-def document(path: Path, manifest: Manifest, *, is_pinned: bool) -> dict[str, Any]:
+def document(path: Path, manifest: Manifest, *, is_pinned: bool, problem: str) -> dict[str, Any]:
     """Return what ``--json`` prints."""
     return {
         "step": manifest.step,
@@ -57,6 +57,7 @@ def document(path: Path, manifest: Manifest, *, is_pinned: bool) -> dict[str, An
         "tensor_nbytes": tensor_nbytes(manifest),
         "block_bytes": manifest.block_bytes,
         "pinned": is_pinned,
+        "damage": problem,
         "metrics": manifest.metrics,
         "objects": manifest.objects,
         "environment": manifest.environment,
@@ -65,12 +66,13 @@ def document(path: Path, manifest: Manifest, *, is_pinned: bool) -> dict[str, An
     }
 
 
-def _fields(path: Path, manifest: Manifest, *, is_pinned: bool) -> list[tuple[str, str]]:
+def _fields(path: Path, manifest: Manifest, *, is_pinned: bool, problem: str) -> list[tuple[str, str]]:
     epoch = epoch_of(manifest.objects)
     kinds = Counter(spec.kind for spec in manifest.tensors)
     files = f"{count_text(len(manifest.files), 'file')}, {nbytes_text(manifest.nbytes)}"
     fields = [
         ("step", f"{manifest.step}{' (pinned)' if is_pinned else ''}"),
+        *([("damage", problem)] if problem else []),
         *([("epoch", str(epoch))] if epoch is not None else []),
         ("path", str(path)),
         ("created", time_text(manifest.created)),

@@ -186,4 +186,4 @@ def next_move(info: discovery.StepInfo) -> str:
     if not others:
         return "no other step there can be restored"
     older = [step for step in others if step < info.step] or others
-    return f"use step {older[-1]} instead: hpcckpt verify {info.path.parent} {older[-1]}"
+    return f"use step {older[-1]} instead; check it first: hpcckpt verify {info.path.parent} {older[-1]}"

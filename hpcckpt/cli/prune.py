@@ -14,11 +14,10 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text
 from hpcckpt.core.options import Options
 from hpcckpt.core.units import nbytes_text
-from hpcckpt.errors import StepNotFoundError
+from hpcckpt.errors import NoSpaceError, StepNotFoundError
 from hpcckpt.rundir.leftovers import Kind, find_leftovers, usage_of
 from hpcckpt.rundir.lock import RunLock
-from hpcckpt.rundir.workspace import Workspace
-from hpcckpt.tools.prune import LEFT, PrunePlan, Removal, carry_out, plan_prune
+from hpcckpt.tools.prune import LEFT, PrunePlan, Removal, carry_out, locked_to_remove, plan_prune
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +109,21 @@ def _plan(directory: Path, rules: _Rules, *, is_dry_run: bool) -> PrunePlan:
     """Plan; under the lock if it is meant."""
     if is_dry_run:
         return plan_prune(directory, rules.keep, rules.kinds)
-    with RunLock.take(directory):
-        return plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
+    try:
+        with RunLock.take(directory):
+            return plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
+    except NoSpaceError:  # not even the lock can be written
+        return plan_prune(directory, rules.keep, rules.kinds)
 
 
 def _act(directory: Path, rules: _Rules, shown: PrunePlan) -> PruneOutcome:
     """Remove what was shown and may still go: while the user thought about it the lock was free."""
     allowed = {removal.path for removal in shown.removals}
-    with RunLock.take(directory), Workspace.at(directory).commit_mutex:
+    with locked_to_remove(directory, lambda: shown) as removed:
         plan = plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
         going = tuple(removal for removal in plan.removals if removal.path in allowed)
-        return PruneOutcome(
-            directory, PrunePlan(plan.kept, going), carry_out(directory, plan, allowed), is_dry_run=False
-        )
+        failures = carry_out(directory, plan, allowed)
+        return PruneOutcome(directory, PrunePlan(plan.kept, (*removed, *going)), failures, is_dry_run=False)
 
 
 def exit_code(done: PruneOutcome) -> int:

@@ -127,7 +127,7 @@ def _write_result(done: _Outcome, *, is_json: bool, is_quiet: bool) -> None:
     for finding in done.failed:
         _write_failed(finding)
     if not done.repaired and not done.failed:
-        output.log(f"nothing to repair in {done.directory}", is_quiet=is_quiet)
+        output.log(f"nothing to repair in {done.directory}: the manifests are valid", is_quiet=is_quiet)
     elif any(finding.is_rebuilt for finding in done.repaired):
         output.log(
             "objects, metrics and environment were in the manifest alone and are lost: restore such a step with "

@@ -12,9 +12,7 @@ from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import PinnedStepError
 from hpcckpt.rundir import discovery, pins
 from hpcckpt.rundir.leftovers import tree_nbytes
-from hpcckpt.rundir.lock import RunLock
-from hpcckpt.rundir.workspace import Workspace
-from hpcckpt.tools.prune import PrunePlan, Removal, carry_out
+from hpcckpt.tools.prune import PrunePlan, Removal, carry_out, locked_to_remove
 
 
 @click.command("rm")
@@ -49,9 +47,10 @@ def command(
         options.ask(f"Remove {number} ({nbytes_text(plan.nbytes)}) from {directory}?")
     failures = {}
     if not is_dry_run:
-        with RunLock.take(directory), Workspace.at(directory).commit_mutex:
+        with locked_to_remove(directory, lambda: _plan(directory, chosen), by="rm") as removed:
             plan = _plan(directory, chosen)  # one may have been pinned while the user thought about it
             failures = carry_out(directory, plan, {removal.path for removal in plan.removals}, by="rm")
+            plan = PrunePlan(plan.kept, (*removed, *plan.removals))
     outcome = prune.PruneOutcome(directory, plan, failures, is_dry_run)
     prune.write_result(outcome, is_json=is_json, is_quiet=is_quiet)
     if not is_dry_run and not is_json:

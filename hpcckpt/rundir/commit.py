@@ -255,7 +255,8 @@ def _report(moves: Sequence[tuple[Path, Path]], saved: int, conflicts: Conflicts
     """Log which directories take space from now on, why, and what removes them."""
     for source, target in moves:
         if layout.is_bad(target.name):
-            why, option = f"it is damaged ({conflicts.problem}) and was saved again", "--bad"
+            problem = f" ({conflicts.problem})" if conflicts.problem else ""
+            why, option = f"it is damaged{problem} and was replaced", "--bad"
         else:
             why, option = f"the run went back to an older step and saved step {saved}", "--aside"
         _log.warning(

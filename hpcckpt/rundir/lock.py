@@ -370,7 +370,7 @@ class RunLock:
             else:
                 raise LockedError(
                     f"{self.path.parent} is in use by {holder} ({_age_text(age_s)}); "
-                    "wait for it, stop it, or choose another directory"
+                    f"wait for it, stop it, or choose another directory{self._expiry_text(holder)}"
                 )
         raise LockedError(f"{self.path.parent}: other jobs keep taking the lock; try again later")
 
@@ -420,6 +420,12 @@ class RunLock:
             with contextlib.suppress(FileExistsError, FileNotFoundError):
                 files.link(grave, self.path)
         files.unlink(grave)
+
+    def _expiry_text(self, holder: Holder | None) -> str:
+        """Say when the lock of a node that died may be taken; this node's own is free as soon as its process ends."""
+        if holder is None or holder.host == self.system.processes.host():
+            return ""
+        return f"; if that node died, the lock can be taken {self.expiry_s:.0f} s after its last heartbeat"
 
     def _age_s(self) -> float:
         try:

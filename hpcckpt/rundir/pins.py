@@ -153,6 +153,7 @@ def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "", fil
         raise StepNotFoundError(f"cannot pin step {step}: it is not in {os.fspath(directory)}")
     pins_directory = _pins_directory(directory, files)
     path = _pin_path(directory, step, reader)
+    is_new = not files.exists(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = files.in_made_directory(pins_directory, lambda: files.open(path, flags))
@@ -164,6 +165,11 @@ def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "", fil
             files.touch(fd)
             if save_id:
                 files.fsync(fd)
+        except OSError:
+            if is_new:  # an empty pin would hold all the same
+                with contextlib.suppress(OSError):
+                    files.unlink(path)
+            raise
         finally:
             files.close(fd)
         if not reader:  # a user's pin holds after a power loss too

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcckpt.core import failpoints
-from hpcckpt.core.options import Options
+from hpcckpt.core.options import Best, Options
 from hpcckpt.core.system import FileSystem, OperatingSystem
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import POSIX, REAL
@@ -37,10 +37,11 @@ def steps_to_keep(steps: tuple[StepInfo, ...], options: Options, pinned: Collect
 
 
 class RetentionPlan(NamedTuple):
-    """How many restorable steps stay, and which steps are retired."""
+    """How many restorable steps stay, which steps are retired, and what the choice of the best could not know."""
 
     n_kept: int
     going: tuple[StepInfo, ...] = ()
+    problem: str = ""
 
 
 def plan_retention(
@@ -68,7 +69,17 @@ def plan_retention(
     steps = tuple(map(known.mark, known.discover()))
     kept = steps_to_keep(steps, options, pins_to_obey(directory, system))
     n_kept = sum(info.is_restorable and info.step in kept for info in steps)
-    return RetentionPlan(n_kept, tuple(info for info in steps if info.step not in kept))
+    going = tuple(info for info in steps if info.step not in kept)
+    has_metrics = any(info.manifest and info.manifest.metrics for info in steps)
+    return RetentionPlan(n_kept, going, metric_problem(steps, options.keep_best) if going and has_metrics else "")
+
+
+def metric_problem(steps: tuple[StepInfo, ...], best: Best | None) -> str:
+    """Say that no step has the metric whose best is kept, and which there are; "" if one has. Pure."""
+    if best is None or best_of(steps, best):
+        return ""
+    named = sorted({name for info in steps if info.manifest for name in info.manifest.metrics})
+    return f"no restorable step has a finite {best.metric!r}; metrics there: {', '.join(named) or 'none'}"
 
 
 def take_out_of_sight(path: Path, retired: Path, files: FileSystem = POSIX) -> None:

@@ -17,6 +17,7 @@ next sweep.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,8 @@ from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.rundir.lock import RunLock
 from hpcckpt.rundir.pins import drop_stale_pins
 from hpcckpt.rundir.step_list import StepList
+
+_log = logging.getLogger("hpcckpt")
 
 
 class Retained(NamedTuple):
@@ -85,6 +88,7 @@ class Workspace:
         self.journal_mutex = system.executor.lock()
         self._reserved: dict[str, _Reservation] = {}
         self._removal: Task | None = None
+        self._problem = ""  # that was logged last
 
     @classmethod
     def at(cls, directory: PathLike, system: OperatingSystem = REAL) -> Workspace:
@@ -170,6 +174,9 @@ class Workspace:
             plan = retention.plan_retention(self.directory, options, steps, self.system)
             if plan.going:
                 lock.check()
+            if plan.problem not in {"", self._problem}:
+                self._problem = plan.problem
+                _log.warning("hpcckpt: keep_best keeps nothing in %s: %s", self.directory, plan.problem)
             reusable: Path | None = None
             hidden: list[Path] = []
             try:

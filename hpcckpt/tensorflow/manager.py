@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from hpcckpt.tensorflow.collect import is_checkpoint
 from hpcckpt.tensorflow.retention import Keeping, SavedAt, look
 from hpcckpt.tensorflow.state import be_lenient, last_status
 
+_log = logging.getLogger("hpcckpt")
 Number = int | Any  # an int, or an integer variable or tensor of TensorFlow's
 
 
@@ -313,6 +315,8 @@ class CheckpointManager:
         comm, keeping = self._checkpointer.comm, self._keeping
         found = comm.on_root("manager: look", lambda: look(self._checkpointer.directory, clock.now()))
         keeping.steps, keeping.last_preserved, self._problem = dict(found.steps), found.last_preserved, found.problem
+        if comm.rank == 0 and not found.steps and not found.problem:
+            _warn_of_other_checkpoints(self.directory)
 
     def _has_any(self) -> bool:
         """Return True if there is any checkpoint, even damaged or on scratch only. Collective."""
@@ -355,3 +359,14 @@ class CheckpointManager:
         if path.parent == self._checkpointer.directory:
             return self._checkpointer.restore(self._checkpoint, layout.parse_step(path.name))
         return restore_from(self._checkpoint, path, self._checkpointer.comm)
+
+
+def _warn_of_other_checkpoints(directory: str) -> None:
+    """Log how to resume from what ``tf.train.CheckpointManager`` left in a directory without steps. Root only."""
+    if tf.train.latest_checkpoint(directory) is None:
+        return
+    _log.warning(
+        "hpcckpt: %s has checkpoints that TensorFlow wrote; latest_checkpoint does not name them. To resume from them the first time: "
+        "manager.restore(manager.latest_checkpoint or tf.train.latest_checkpoint(%r))",
+        directory, directory,
+    )  # fmt: skip

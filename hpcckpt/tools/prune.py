@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcckpt.core.options import Options
-from hpcckpt.errors import OptionError, as_failure
-from hpcckpt.rundir import discovery, pins
+from hpcckpt.errors import LockedError, NoSpaceError, OptionError, as_failure
+from hpcckpt.rundir import discovery, lock, pins
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.leftovers import Kind, find_leftovers, is_written_now, tree_nbytes
-from hpcckpt.rundir.retention import steps_to_keep
+from hpcckpt.rundir.retention import metric_problem, steps_to_keep
 from hpcckpt.rundir.workspace import Workspace
 
 LEFT: frozenset[Kind] = frozenset({"retired", "unfinished"})
@@ -64,11 +65,7 @@ def plan_prune(
     """
     steps = discovery.scan(directory)
     if options.keep_best is not None and not discovery.best_of(steps, options.keep_best):
-        named = sorted({name for info in steps if info.manifest for name in info.manifest.metrics})
-        raise OptionError(
-            f"no restorable step in {directory} has a finite {options.keep_best.metric!r}; "
-            f"metrics there: {', '.join(named) or 'none'}"
-        )
+        raise OptionError(f"{directory}: {metric_problem(steps, options.keep_best)}")
     kept = steps_to_keep(steps, options, pins.pins_to_obey(directory))
     if not holds_lock and is_written_now(directory):
         kinds = frozenset(kinds) - LEFT  # the running job may use them
@@ -80,6 +77,38 @@ def plan_prune(
         if each.kind in kinds and not workspace.is_reserved(each.path.name)
     ]
     return PrunePlan(tuple(sorted(kept & {info.step for info in steps})), (*going, *left))
+
+
+@contextmanager
+def locked_to_remove(directory: Path, plan: Callable[[], PrunePlan], by: str = "prune") -> Iterator[list[Removal]]:
+    """Hold the run's lock while checkpoints are removed; yield what had to go before it could be taken. Root only.
+
+    Where the disk is so full that not even the lock can be written, the first checkpoint that is planned to go is removed
+    without it, unless another job holds it.
+
+    Raises
+    ------
+    LockedError
+        If another job holds the lock, or may do so.
+    """
+    removed: list[Removal] = []
+    try:
+        held = lock.RunLock.take(directory)
+    except NoSpaceError:
+        _check_free(directory)
+        removed = [removal for removal in plan().removals if removal.step is not None][:1]
+        if not removed or carry_out(directory, PrunePlan((), tuple(removed)), {removed[0].path}, by):
+            raise
+        held = lock.RunLock.take(directory)
+    with held, Workspace.at(directory).commit_mutex:
+        yield removed
+
+
+def _check_free(directory: Path) -> None:
+    """Raise if the lock of a run is held by a job that is not known to be dead. Independent."""
+    found = lock.describe(directory)
+    if found is not None and not found[1]:
+        raise LockedError(f"{directory} is in use by {found[0]}; wait for it or stop it")
 
 
 def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path], by: str = "prune") -> dict[Path, str]:

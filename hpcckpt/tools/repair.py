@@ -42,6 +42,7 @@ from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest, decode, encode
 from hpcckpt.restoring.reader import StepReader, make_reader
 from hpcckpt.rundir import discovery
+from hpcckpt.rundir.damage_records import recorded_problem
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.workspace import Workspace
 
@@ -50,6 +51,7 @@ LOST = ("objects", "metrics", "environment")
 
 T = TypeVar("T")
 _DRAFT = f"{layout.MANIFEST}.new-"
+_NOT_REBUILT = "only manifests are rebuilt, not bytes: 'hpcckpt copy' can bring the step from another directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ def _examine_whole(path: Path, threads: int, progress: Progress | None) -> Repai
     manifest = discovery.read_manifest(path)
     discovery.check_files(path, manifest)
     if not is_aside(path.name):
-        return RepairFinding(path, manifest)
+        damage = recorded_problem(path.parent, manifest.step, manifest.save_id)
+        return RepairFinding(path, manifest, problems=(damage, _NOT_REBUILT) if damage else ())
     reader = StepReader(path, manifest, make_reader(manifest, threads))
     return RepairFinding(path, manifest, damage=tuple(reader.verify(progress)), final=_final(path, manifest))
 

@@ -9,7 +9,7 @@ from typing import Any
 Cli = Callable[..., Any]
 KEYS = {
     "step", "epoch", "path", "save_id", "run_id", "parent", "created", "ranks", "backend", "level", "nbytes",
-    "tensor_nbytes", "block_bytes", "pinned", "metrics", "objects", "environment", "tensors", "files",
+    "tensor_nbytes", "block_bytes", "pinned", "damage", "metrics", "objects", "environment", "tensors", "files",
 }  # fmt: skip
 
 

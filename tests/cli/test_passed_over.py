@@ -32,7 +32,7 @@ def test_verify_names_a_truncated_newest_step_and_exits_with_3(words: list[str],
     sound, broken = result.out.splitlines()
     assert sound.startswith("step 20: OK")
     assert broken.startswith("step 30: CORRUPT  data/rank-00000.safetensors has ")
-    assert f"use step 20 instead: hpcckpt verify {cut} 20" in result.err
+    assert f"use step 20 instead; check it first: hpcckpt verify {cut} 20" in result.err
 
 
 def test_verify_tells_programs_of_every_newer_step_that_is_not_whole(cli: Cli, cut: Path) -> None:

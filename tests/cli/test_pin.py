@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hpcckpt.rundir.pins import pins
+from tests.cli.conftest import save_run
+from tests.support.small_disk import disk_of_size, fill
+
 Cli = Callable[..., Any]
 
 
@@ -39,3 +43,14 @@ def test_a_pin_outlives_retention(cli: Cli, saved: Path, save: Callable[..., Pat
     cli("pin", saved, 10)
     cli("prune", saved, "--keep-last", 1, "--yes")
     assert [step["step"] for step in cli("list", saved, "--json").json["checkpoints"]] == [10, 30]
+
+
+def test_a_pin_that_cannot_be_written_does_not_hold(cli: Cli, tmp_path: Path) -> None:
+    with disk_of_size(tmp_path / "disk") as disk:
+        run = save_run(disk / "run")
+        cli("pin", run, 20)  # the directory of pins is there
+        fill(disk / "filler")
+        result = cli("pin", run, 10)
+        assert result.code == 7
+        assert "No space left" in result.err
+        assert pins(run) == {20}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +11,17 @@ from typing import Any
 
 import pytest
 
+import hpcckpt as hc
+from hpcckpt.errors import NoSpaceError
+from hpcckpt.format import layout
 from hpcckpt.rundir.journal import NAME, read_journal
+from hpcckpt.rundir.lock import RunLock, this_holder
 from hpcckpt.rundir.workspace import Workspace
 from hpcckpt.tools.report.read_history import read_run_history
 from hpcckpt.tools.report.watch_view import news
+from tests.cli.conftest import save_run
 from tests.support.listing import listed
+from tests.support.small_disk import disk_of_size, fill
 
 Cli = Callable[..., Any]
 LEFT = (".step-0000000040.tmp-abcdef", ".retired-abcdef")
@@ -46,6 +54,31 @@ def test_without_rules_only_leftovers_go(cli: Cli, cluttered: Path) -> None:
     }
     assert result.json["nbytes"] == 200
     assert names(cluttered) == {"step-0000000010", "step-0000000020", "step-0000000030"}
+
+
+@pytest.mark.parametrize("words", [("prune", "--keep-last", 1), ("rm", 10, 20)])
+def test_steps_can_be_removed_where_not_even_the_lock_can_be_written(cli: Cli, tmp_path: Path, words: Any) -> None:
+    with disk_of_size(tmp_path / "disk") as disk:
+        run = save_run(disk / "run")
+        fill(disk / "filler")
+        with pytest.raises(NoSpaceError):
+            RunLock.take(run)
+        result = cli(words[0], run, *words[1:], "--yes", "--json")
+        assert result.code == 0
+        assert [gone["step"] for gone in result.json["removed"]] == [10, 20]
+        assert steps(cli, run) == [30]
+        assert hc.load(run)
+
+
+def test_on_a_full_disk_nothing_is_removed_while_a_job_holds_the_lock(cli: Cli, tmp_path: Path) -> None:
+    with disk_of_size(tmp_path / "disk") as disk:
+        run = save_run(disk / "run")
+        holder = {**dataclasses.asdict(this_holder()), "host": "elsewhere"}
+        (run / layout.LOCK).write_text(json.dumps(holder))
+        fill(disk / "filler")
+        result = cli("prune", run, "--keep-last", 1, "--yes")
+        assert (result.code, steps(cli, run)) == (8, [10, 20, 30])
+        assert f"{run} is in use by process" in result.err
 
 
 def test_dry_run_changes_nothing(cli: Cli, cluttered: Path) -> None:

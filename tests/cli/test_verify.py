@@ -33,7 +33,7 @@ def test_a_flipped_bit_exits_with_3_and_names_tensor_file_bytes_and_the_next_mov
     assert "step 30: CORRUPT" in result.out
     assert "data/rank-00000.safetensors, bytes" in result.out
     assert "tensor '" in result.out
-    assert f"use step 20 instead: hpcckpt verify {saved} 20" in result.err
+    assert f"use step 20 instead; check it first: hpcckpt verify {saved} 20" in result.err
     older, step = cli("verify", saved, "--json").json["steps"]
     assert (older["step"], older["ok"]) == (20, True)
     (block,) = step["damage"]
@@ -117,6 +117,9 @@ def test_damage_that_verify_finds_is_shown_by_list_and_passed_over_by_a_restart(
     listed = cli("list", saved, "--json").json
     assert (listed["resume_step"], listed["checkpoints"][-1]["valid"]) == (20, False)
     assert "hpcckpt verify found damage on " in listed["checkpoints"][-1]["problem"]
+    assert "hpcckpt verify found damage on " in cli("info", saved, 30, "--json").json["damage"]
+    repaired = cli("repair", saved, 30, "--yes")
+    assert (repaired.code, "only manifests are rebuilt" in repaired.out) == (3, True)
     with hc.Checkpointer(saved) as ckpt:
         assert ckpt.latest_step() == 20
     again = cli("verify", saved, "--json")  # what latest passes over is checked again

@@ -86,7 +86,7 @@ class PluginBackend(Backend):
             raise OptionError(f"backend_options.config: {config!r} is neither a string nor a mapping")
         if not isinstance(unrestorable, bool):
             raise OptionError(f"backend_options.unrestorable: {unrestorable!r} is neither True nor False")
-        given = os.environ.get(CONFIG_VARIABLE + self.plugin.upper(), "") if config is None else config
+        given = os.environ.get(self._config_variable, "") if config is None else config
         self.config = given if isinstance(given, str) else json.dumps(given)
         self._is_taken_anyhow = unrestorable
         self._opened: plugins.Instance | None = None
@@ -100,6 +100,14 @@ class PluginBackend(Backend):
             raise BackendNotFoundError(f"backend: 'plugin:{name}': a plugin's name is a C identifier")
         made: type[Backend] = type("PluginBackend", (cls,), {"name": f"plugin:{name}", "plugin": name})
         return made
+
+    @property
+    def _config_variable(self) -> str:
+        return CONFIG_VARIABLE + self.plugin.upper()
+
+    @property
+    def _hint(self) -> str:
+        return "" if self.config else f"; it was given no config, and {self._config_variable} is not set"
 
     @property
     def instance(self) -> plugins.Instance:
@@ -233,7 +241,9 @@ class PluginBackend(Backend):
         except CorruptError as error:
             if len(batch) > 1:
                 return [block for fetch in batch for block in self._load(path, manifest, [fetch])]
-            return [self._damaged(batch[0], 0, batch[0].nbytes, str(error))]
+            return [self._damaged(batch[0], 0, batch[0].nbytes, f"{error}{self._hint}")]
+        except BackendError as error:
+            raise BackendError(f"{error}{self._hint}") from error
         damaged: list[DamagedBlock] = []
         for fetch, memory in zip(batch, memories, strict=True):
             damaged += self._verify(fetch, memory, manifest.block_bytes)  # step g

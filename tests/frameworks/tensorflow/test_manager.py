@@ -386,6 +386,19 @@ def test_a_plain_checkpoint_restores_what_our_manager_saved(run_dir: Path) -> No
     assert type(tf.train.Checkpoint(w=w)) is tf.train.Checkpoint  # others are as they were
 
 
+def test_checkpoints_of_tensorflow_in_the_directory_are_named_until_there_is_a_step(run_dir: Path, caplog: Any) -> None:
+    w = tf.Variable(1.0)
+    checkpoint = tf.train.Checkpoint(w=w)
+    tf.train.CheckpointManager(checkpoint, run_dir, 3).save()
+    w.assign(2.0)
+    for n_told in (1, 1):
+        with CheckpointManager(checkpoint, run_dir, 3) as manager:
+            manager.restore(manager.latest_checkpoint or tf.train.latest_checkpoint(run_dir))
+            manager.save()
+        assert sum("has checkpoints that TensorFlow wrote" in each.getMessage() for each in caplog.records) == n_told
+    assert float(w) == 1.0
+
+
 def test_a_plain_checkpoint_still_reads_and_writes_tensorflows_files(tmp_path: Path) -> None:
     w = tf.Variable(1.0)
     checkpoint = tf.train.Checkpoint(w=w)

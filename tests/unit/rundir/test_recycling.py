@@ -27,6 +27,7 @@ from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import run_directory
 from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.testing.faults import Fault, armed
+from tests.support.small_disk import disk_of_size
 
 MIB = 1 << 20
 SIZES = (4000, 100, 9000, 9000, 0, 4000)
@@ -571,15 +572,8 @@ def test_a_save_that_fails_on_files_used_again_loses_nothing(ranks, run_dir, deb
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(where)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount")
-    try:
+    with disk_of_size(tmp_path / "disk", "8m") as where:
         yield where
-    finally:
-        subprocess.run(["umount", "-l", str(where)], check=True)
 
 
 def filled(nbytes: int, value: int) -> dict[str, Any]:

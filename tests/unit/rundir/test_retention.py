@@ -76,6 +76,14 @@ def test_a_step_without_a_finite_metric_is_never_best(ranks, run_dir, never_best
     assert save_all(ranks, run_dir, losses, max_to_keep=1, keep_best="loss")[0][0] == [3, 4]
 
 
+@pytest.mark.parametrize("name", ["loss", "val_loss"])
+def test_a_metric_that_no_step_has_is_reported_once_a_step_is_removed(run_dir, caplog, name):
+    save_all(lambda body: body(None), run_dir, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}, max_to_keep=1, keep_best=name)
+    told = [record.getMessage() for record in caplog.records if "keep_best" in record.getMessage()]
+    problem = f"keep_best keeps nothing in {run_dir}: no restorable step has a finite 'val_loss'; metrics there: loss"
+    assert told == ([] if name == "loss" else [f"hpcckpt: {problem}"])
+
+
 def test_every_rank_is_told_the_same_best_step(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm, keep_best="min:loss") as ckpt:
