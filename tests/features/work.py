@@ -22,7 +22,7 @@ LIMIT_S = 1800.0
 """After which a command hangs."""
 TAIL = 25
 SETTINGS = {
-    "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1",
+    "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1", "PY_COLORS": "0",
     "PYTHONWARNINGS": "ignore", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "TZ": "UTC",
 }  # fmt: skip
 
