@@ -33,7 +33,7 @@ _SOURCES = {
     "--simulate", "is_simulating", is_flag=True, help=f"Check the advice against {N_FAILURES:,} drawn failures."
 )
 @click.option("--plot", "plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png",
-              help="Draw what each interval loses.")  # fmt: skip
+              help="Draw what each interval loses, in place of an earlier picture.")  # fmt: skip
 @options.json_option
 @options.quiet_option
 def command(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from hpcckpt.backends.registry import BackendInfo
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 
-_COLUMNS = (Column("NAME"), Column("FROM"), Column("FEATURES"), Column("STATE"))
+_COLUMNS = (Column("NAME"), Column("STATE"), Column("FROM, FEATURES"))
 
 
 @click.command("backends")
@@ -27,6 +28,12 @@ def command(*, is_json: bool) -> int:
     if is_json:
         output.write_json({"backends": found})
     else:
-        rows = [[info.name, info.origin, ", ".join(info.features) or "-", info.problem or "ok"] for info in found]
-        output.write_table(_COLUMNS, rows)
+        output.write_table(_COLUMNS, [row for info in found for row in _rows(info)])
     return ExitCode.OK
+
+
+def _rows(info: BackendInfo) -> list[list[str]]:
+    """Return the lines of a backend; its features, or what is wrong, have their own, so that 80 columns suffice."""
+    more = info.problem or ", ".join(info.features)
+    first = [info.name, "problem" if info.problem else "ok", info.origin]
+    return [first, *([["", "", more]] if more else [])]

@@ -1,4 +1,4 @@
-"""``hpcckpt halt``: ask a running job to save and to stop, or take that back."""
+"""``hpcckpt halt``: ask a running job to save and to stop, or cancel that."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Outcome:
 @click.option(
     "--at", "moment", metavar="TIME", help="Stop at 18:30, 2026-12-01T08:00, in +90m, or at seconds since 1970."
 )
-@click.option("--cancel", "is_cancelling", is_flag=True, help="Take the request back.")
+@click.option("--cancel", "is_cancelling", is_flag=True, help="Cancel the request.")
 @options.json_option
 @options.quiet_option
 def command(
@@ -188,7 +188,7 @@ def _is_listening(place: Path) -> bool:
 
 def _write_result(done: _Outcome, *, is_quiet: bool) -> None:
     if done.cancelled:
-        output.write_line(f"taken back: {done.before}")
+        output.write_line(f"{done.file}: the request to stop is cancelled: {done.before}")
         return
     output.write_line(f"{done.file}: {_sentence(done)}")
     if done.before is not None:

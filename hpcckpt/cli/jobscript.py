@@ -13,12 +13,14 @@ from hpcckpt.cli.exit_codes import ExitCode
 
 
 @click.command("jobscript", context_settings={"allow_interspersed_args": False})
-@click.option("--scheduler", metavar="slurm|pbs|cobalt", help="Whom the script is for; known if --system is.")
+@click.option("--scheduler", metavar="slurm|pbs|cobalt", help="The scheduler; by default that of --system.")
 @click.option("--system", metavar="polaris|aurora|theta", help="A machine that is known, with its queues and nodes.")
 @click.option("--nodes", metavar="N", help="How many nodes.")
 @click.option("--ranks-per-node", metavar="N", help="By default one for each GPU.")
 @click.option("--gpus-per-node", metavar="N", help="By default those that a node of the system has, else none.")
-@click.option("--cpus-per-rank", metavar="N", help="By default its part of the cores, if the system is known.")
+@click.option(
+    "--cpus-per-rank", metavar="N", help="By default a node's cores divided by its ranks, if the system is known."
+)
 @click.option("--time", metavar="TIME", help="How long a job may take: 1:30:00, 2-12:00:00, 90m, 12h.")
 @click.option("--account", metavar="NAME", help="Left out, it is given when the job is submitted.")
 @click.option("--queue", metavar="NAME", help="By default one of the system that takes such jobs.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hpcckpt.backends.registry import find_backend
-from hpcckpt.cli import elsewhere, options, output, summary
+from hpcckpt.cli import elsewhere, options, output, runs_below, summary
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary, iso_of
@@ -24,11 +24,19 @@ from hpcckpt.rundir.leftovers import Usage
 @click.option("--sort", "order", type=click.Choice(["step", "time", "metric"]), default="step", show_default=True,
               help="Order of the lines.")  # fmt: skip
 @click.option("--valid-only", "is_valid_only", is_flag=True, help="Only checkpoints that can be restored.")
+@click.option("--runs", "is_of_runs", is_flag=True, help="One line for each run in DIRECTORY and below it.")
 @options.metric_option
 @options.json_option
 @options.quiet_option
 def command(
-    directory: Path, order: str, metric: str | None, *, is_valid_only: bool, is_json: bool, is_quiet: bool
+    directory: Path,
+    order: str,
+    metric: str | None,
+    *,
+    is_valid_only: bool,
+    is_of_runs: bool,
+    is_json: bool,
+    is_quiet: bool,
 ) -> int:
     """List the checkpoints of a run.
 
@@ -36,7 +44,13 @@ def command(
     not installed here.
     Their bytes are checked by 'hpcckpt verify'. The step marked * is the one a restart would use.
     Other directories that take space are named below the table, with what removes them, and the size of all.
+    --runs gives an overview of many runs instead: how many steps each has, and the one a restart would use.
     """
+    if is_of_runs:
+        if metric is not None or is_valid_only or order != "step":
+            raise click.UsageError("--runs shows no single steps: leave --sort, --valid-only and --metric out")
+        runs_below.show(directory, is_json=is_json, is_quiet=is_quiet)
+        return ExitCode.OK
     run = summary.summarize(options.existing_run(directory), options.read_metric(metric))
     rows = [row for row in run.checkpoints if row.valid or not is_valid_only]
     if not rows:

@@ -6,8 +6,10 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from hpcckpt.cli.output import is_fancy
+from hpcckpt.core.units import nbytes_text
 
 Advance = Callable[[int], None]
 
@@ -32,6 +34,19 @@ def byte_progress(what: str, total: int, *, is_quiet: bool = False) -> Iterator[
         yield advance
 
 
+def rate_column() -> Any:
+    """Return a column of a bar: bytes per second, in the units of all other output."""
+    from rich import progress
+    from rich.text import Text
+
+    class Rate(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{nbytes_text(speed)}/s", style="progress.data.speed")
+
+    return Rate()
+
+
 @contextmanager
 def _rich_bar(what: str, total: int) -> Iterator[Advance]:
     from rich import progress
@@ -42,7 +57,7 @@ def _rich_bar(what: str, total: int) -> Iterator[Advance]:
         progress.BarColumn(),
         progress.TaskProgressColumn(),
         progress.DownloadColumn(binary_units=True),
-        progress.TransferSpeedColumn(),
+        rate_column(),
         progress.TimeElapsedColumn(),
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as bars:

@@ -16,7 +16,7 @@ from hpcckpt.errors import OptionError
 @click.command("report")
 @options.directory_argument
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.html",
-              help="Where to write the page. By default report.html; - is the standard output.")  # fmt: skip
+              help="Where to write the page; replaces an old one. By default report.html; - is stdout.")  # fmt: skip
 @click.option("--png", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Draw a picture too.")
 @options.metric_option
 @options.json_option

@@ -132,9 +132,10 @@ def _values(info: StepInfo, manifest: Manifest, name: str) -> dict[str, Any]:
 
     specs = {spec.name: spec for spec in manifest.tensors}
     tensor, rank = split_rank_name(name, specs)
-    objects = {key: value for values in manifest.objects.values() for key, value in values.items()}
-    if tensor not in specs and name in objects:
-        return {name: objects[name]}
+    objects = [(group, key, value) for group, values in manifest.objects.items() for key, value in values.items()]
+    named = {key: value for group, key, value in objects if name in {key, f"{group}/{key}"}}  # the latter: as in diff
+    if tensor not in specs and named:
+        return named
     if rank is not None and rank >= manifest.n_ranks:
         raise OptionError(f"{name!r}: this checkpoint was saved by {count_text(manifest.n_ranks, 'rank')}")
     tensor = options.chosen_tensors(manifest, (tensor,))[0].name

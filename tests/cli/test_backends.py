@@ -17,7 +17,11 @@ def test_the_built_in_ones_are_listed(cli: Cli) -> None:
     by_name = {info["name"]: info for info in result.json["backends"]}
     assert set(by_name["rankfile"]) == {"name", "origin", "version", "target", "features", "problem"}
     assert (by_name["rankfile"]["origin"], by_name["rankfile"]["problem"]) == ("hpcckpt", "")
-    assert "rankfile" in cli("backends").out
+    lines = cli("backends").out.splitlines()
+    assert max(len(line) for line in lines if "/" not in line) <= 80
+    assert lines[lines.index(next(line for line in lines if "rankfile" in line)) + 1].split(", ")[1:3] == [
+        "own-files", "partial-read",
+    ]  # fmt: skip
 
 
 def test_a_broken_one_is_listed_with_its_problem(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,11 @@ def test_a_request_that_was_taken_back_stops_nobody(cli: Cli, job: Any, tmp_path
         job.wait(0.5)
 
 
+def test_cancel_reports_the_request_that_it_cancelled(cli: Cli, saved: Path) -> None:
+    cli("halt", saved, "--after-step", 50)
+    assert cli("halt", saved, "--cancel").out == f"{saved}/HALT: the request to stop is cancelled: after-step 50\n"
+
+
 def test_there_must_be_something_to_take_back(cli: Cli, saved: Path) -> None:
     result = cli("halt", saved, "--cancel")
     assert result.code == 4

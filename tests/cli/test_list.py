@@ -135,3 +135,30 @@ def test_a_metric_that_no_step_has_is_an_error_with_those_that_there_are(cli: Cl
     assert result.code == 2
     assert "has 'enrgy'; its metrics are: " in result.err
     assert "val_loss" in result.err
+
+
+def test_runs_shows_one_line_for_each_run_below_a_directory(cli: Cli, save: Any, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    save(sweep / "a", steps=(1, 2))
+    save(sweep / "many" / "1", steps=(5,))
+    save(sweep / "trained" / "cycle-2")
+    save(sweep / "lost", steps=(3,))
+    next((sweep / "lost").rglob("manifest.json")).unlink()
+    (sweep / "notes").mkdir()
+    result = cli("list", sweep, "--runs")
+    rows = [line.split() for line in result.out.splitlines()[1:]]
+    assert [(Path(row[0]).relative_to(sweep).as_posix(), row[1], row[2]) for row in rows] == [
+        ("a", "2", "2"), ("lost", "1", "-"), ("many/1", "1", "5"), ("trained/cycle-2", "3", "30"),
+    ]  # fmt: skip
+    assert "lost: nothing to resume from" in result.err
+    assert "4 runs, " in result.err
+    found = cli("list", sweep, "--runs", "--json").json["runs"]
+    assert sum(each["nbytes"] for each in found) > 0
+    assert [each["resume_step"] for each in found] == [2, None, 5, 30]
+
+
+def test_runs_names_the_job_that_writes_and_an_empty_directory_is_an_error(cli: Cli, busy: Path) -> None:
+    assert cli("list", busy, "--runs").out.splitlines()[1].endswith("running")
+    (busy.parent / "empty").mkdir()
+    assert cli("list", busy.parent / "empty", "--runs").code == 4
+    assert cli("list", busy, "--runs", "--metric", "acc").code == 2

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from hpcckpt.cli.progress import rate_column
 
 pexpect = pytest.importorskip("pexpect")
 Environment = Callable[..., dict[str, str]]
@@ -29,6 +32,11 @@ def test_colours_and_a_bar(environment: Environment, saved: Path) -> None:
     assert "\x1b[32mOK\x1b[0m" in text
     assert "verifying" in text
     assert "100%" in text
+
+
+def test_a_bar_shows_its_rate_in_the_units_of_the_result() -> None:
+    task = SimpleNamespace(finished_speed=None, speed=1.5 * 2**20)
+    assert str(rate_column().render(task)) == "1.50 MiB/s"
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb", "NO_COLOR": ""}])

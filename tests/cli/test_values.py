@@ -77,6 +77,7 @@ def test_one_rank_of_a_tensor_and_an_object_are_shown(cli: Cli, run: Path) -> No
     assert cli("tensors", run, "-d", "halo#1", "--json").json["values"] == {"halo#1": [1]}
     assert len(cli("tensors", run, "-d", "rng", "--json").json["values"]) == 2
     assert cli("tensors", run, "-d", "scalars/n").out.splitlines() == ["scalars/n", "7"]
+    assert cli("tensors", run, "-d", "state/scalars/n").out.splitlines() == ["scalars/n", "7"]  # as diff calls it
     assert "saved by 2 ranks" in cli("tensors", run, "-d", "rng#2").err
 
 

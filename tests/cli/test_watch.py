@@ -160,6 +160,9 @@ def test_the_exit_code_of_a_job_that_ends_itself_is_shown(code: int, state: str,
     frame = cli("watch", tmp_path / "run", "--once", "--json").json
     assert frame["state"] == state
     assert ("SystemExit, exit code 3" in frame["state_words"]) == (code == 3)
+    lines = cli("watch", tmp_path / "run", "--once").out.splitlines()
+    assert lines[-1].split(maxsplit=1) == ["kept", "1 step, 0 B"]
+    assert ("the last job ended with an error" in frame["state_words"]) == (code == 3)
 
 
 def test_a_job_on_another_node_that_is_silent_is_said_to_have_no_heartbeat(cli: Cli, saved: Path) -> None:

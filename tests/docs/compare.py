@@ -21,6 +21,7 @@ VARYING: tuple[tuple[str, str], ...] = (
     (r"\x1b\[[0-9;]*m", ""),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|\+\d\d:\d\d)?", "TIME"),
     (r"^([-dlrwx]{10}) +\d+ \S+ +\S+ +\d+ [A-Z][a-z]{2} +\d+ +[\d:]+", r"\1"),
+    (r"(passed in [\d.]+s) \(\d+:\d\d:\d\d\)", r"\1"),  # pytest adds it after a minute
     (r"\b\d+:\d\d:\d\d\b", "DURATION"),
     (r"\b[\d.,]+ ?([KMGT]i)?B/s", "RATE"),
     (r"\b(\d+ h )?(\d+ min )?[\d.,]+ ?(ms|s|min|h)\b", "DURATION"),

@@ -30,7 +30,7 @@ def installed(tmp_path_factory):
 def test_the_installed_package_is_listed_with_its_origin(installed):
     command = [sys.executable, "-m", "hpcckpt", "backends"]
     done = subprocess.run(command, env=installed, capture_output=True, text=True, check=True, timeout=240)
-    assert re.search(r"^\s*raw\s+hpcckpt-raw\s+zero-copy\s+ok\s*$", done.stdout, re.MULTILINE)
+    assert re.search(r"^\s*raw\s+ok\s+hpcckpt-raw\s*\n\s*zero-copy\s*$", done.stdout, re.MULTILINE)
 
 
 def test_its_example_saves_and_loads(installed):

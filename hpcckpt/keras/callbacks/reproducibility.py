@@ -19,7 +19,7 @@ from hpcckpt.keras.model.batch_norm import Policy, statistics_in
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 _NO_SEED = "no seed was set"
-_NOT_DETERMINISTIC = "operations need not be deterministic"
+_NOT_DETERMINISTIC = "deterministic operations are off"
 _OF_RANKS = "makes the statistics of all ranks equal"
 
 

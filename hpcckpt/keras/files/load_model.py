@@ -242,7 +242,7 @@ def _load_file_of_keras(
     from keras.src.saving import serialization_lib
 
     if step is not None:
-        raise OptionError(f"step: {step!r}, but {os.fspath(path)} is a file of Keras', which has no steps")
+        raise OptionError(f"step: {step!r}, but {os.fspath(path)} is a Keras file, which has no steps")
     if Path(path).is_file():
         config = read_config(Path(path))
         know_own(config)

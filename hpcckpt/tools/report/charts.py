@@ -67,8 +67,8 @@ def _time_line(history: RunHistory) -> Chart:
     length = duration_words(max(job.last for job in jobs) - min(job.began for job in jobs))
     return Chart(
         "Time line",
-        "a bar is a job: blue ended, amber preempted or halted, red died, green running; | save, ✕ failure, "
-        "▸ restored step",
+        "a bar is a job: blue ended, amber preempted or halted, red died, green running; |\u00a0save, "
+        "✕\u00a0failure, ▸\u00a0restored step",
         f"{count_words(len(jobs), 'job')}, {deaths} of them died, in {length}",
         0.7 + 0.26 * len(jobs),
         partial(_draw_jobs, history=history, jobs=jobs),
@@ -111,9 +111,9 @@ def _day(seconds: float) -> Any:
 def _sizes(history: RunHistory, saves: Sequence[Save]) -> Chart:
     stored = sum(save.state == "kept" for save in saves)
     key = "green: stored, grey: removed by retention, prune or rm, framed: gone, red: damaged; "
-    key += "★ best, ▾ latest, ● pinned"
+    key += "★\u00a0best, ▾\u00a0latest, ●\u00a0pinned"
     description = f"{stored} of {count_words(len(saves), 'step')} are stored"
-    return Chart("Size per step", key, description, 1.8, partial(_draw_sizes, history=history, saves=saves))
+    return Chart("Size per step", key, description, 1.95, partial(_draw_sizes, history=history, saves=saves))
 
 
 def _draw_sizes(axes: Any, *, history: RunHistory, saves: Sequence[Save]) -> None:
@@ -140,7 +140,7 @@ def _stalls(history: RunHistory, saves: Sequence[Save]) -> Chart:
         "Stall: how long each save delayed the program",
         "blue: stall, light blue: slower batches besides" if has_slower else "",
         f"of {count_words(len(saves), 'save')}; the longest {duration_words(longest)}",
-        1.7,
+        1.85,
         partial(_draw_stalls, history=history, saves=saves),
     )
 
@@ -159,7 +159,7 @@ def _draw_stalls(axes: Any, *, history: RunHistory, saves: Sequence[Save]) -> No
 def _bandwidths(history: RunHistory, saves: Sequence[Save]) -> Chart:
     highest = max(save.bandwidth or 0.0 for save in saves)
     description = f"from the call to the commit; at best {rate_words(highest)}"
-    return Chart("Bandwidth of each save", "", description, 1.7, partial(_draw_rates, history=history, saves=saves))
+    return Chart("Bandwidth of each save", "", description, 1.85, partial(_draw_rates, history=history, saves=saves))
 
 
 def _draw_rates(axes: Any, *, history: RunHistory, saves: Sequence[Save]) -> None:
@@ -195,6 +195,7 @@ def _step_axis(axes: Any, history: RunHistory, saves: Sequence[Save]) -> None:
     every = math.ceil(len(saves) / 14)
     axes.set_xticks(range(0, len(saves), every), [f"{save.step:,}" for save in saves[::every]])
     axes.set_xlim(-0.6, max(len(saves), 6) - 0.4)
+    axes.set_xlabel("step", fontsize=7)
 
 
 # -- metrics -------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ def _step_axis(axes: Any, history: RunHistory, saves: Sequence[Save]) -> None:
 
 def _metric(name: str, points: Points) -> Chart:
     description = f"{count_words(len(points), 'value')}, the last {points[-1][1]:.4g}"
-    return Chart(name, "", description, 1.7, partial(_draw_metric, points=points), is_metric=True)
+    return Chart(name, "", description, 1.85, partial(_draw_metric, points=points), is_metric=True)
 
 
 def _draw_metric(axes: Any, *, points: Points) -> None:
@@ -218,6 +219,7 @@ def _draw_metric(axes: Any, *, points: Points) -> None:
         steps.append(step)
         values.append(value if math.isfinite(value) else math.nan)
     axes.plot(steps, values, color=BLUE, linewidth=1.2, marker="." if len(points) <= 60 else None)
+    axes.set_xlabel("step", fontsize=7)
     axes.locator_params(nbins=4)
     axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}" if step == round(step) else "")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")

@@ -77,7 +77,7 @@ def _cards(history: RunHistory, figures: RunStatistics) -> Element:
     share = f"{percent_words(figures.stall_part)} of the time" if figures.stall_part is not None else ""
     cards = [
         ("Latest step", *_tagged(history, "latest")),
-        ("Best step", *_tagged(history, "best")),
+        *([("Best step", *_tagged(history, "best"))] if any("best" in save.tags for save in history.saves) else []),
         ("Saves", f"{figures.n_saves:,}", f"{failed}; every {duration_words(figures.interval_s)}"),
         ("Stored steps", f"{len(standing):,}", size_words(figures.standing_nbytes)),
         ("Total stall", duration_words(figures.stall_s), share),
@@ -142,6 +142,7 @@ def _charts(history: RunHistory) -> list[Element]:
             metrics.append(figure)
         else:
             key = element("p", chart.key) if chart.key else None
+            figure.attrib.update({"class": "scroll", "tabindex": "0"})  # legible on a phone
             found.append(element("section", element("h2", chart.title), key, figure))
     return found + ([element("section", element("h2", "Metrics"), metrics)] if len(metrics) else [])
 
@@ -194,7 +195,7 @@ def _jobs_table(jobs: Sequence[JobHistory]) -> Element | None:
     return element("section", element("h2", "Jobs"), _table("Jobs", heads, rows, texts=(6, 7)))
 
 
-_ENDS = {"died": "died without reporting it", "failed": "ended by an error"}
+_ENDS = {"died": "died without reporting it", "failed": "ended with an error"}
 
 
 def _ranks(job: JobHistory) -> str:
@@ -238,7 +239,7 @@ def _saves_table(history: RunHistory) -> Element | None:
         return None
     has_parts = history.parts != ("",)
     heads = (
-        *(("Cycle",) if has_parts else ()), "Step", "Epoch", "When", "Size", "Stall", "In all", "Bandwidth", "State",
+        *(("Cycle",) if has_parts else ()), "Step", "Epoch", "When", "Size", "Stall", "Total", "Bandwidth", "State",
     )  # fmt: skip
     rows = [(*((save.part,) if has_parts else ()), *_save_cells(save)) for save in reversed(history.saves[-MAX_ROWS:])]
     standing = [

@@ -28,8 +28,9 @@ p { margin: .2rem 0 .6rem; color: var(--soft); overflow-wrap: anywhere; }
   overflow-wrap: anywhere; }
 .note.bad { border-color: var(--red); }
 svg { display: block; width: 100%; height: auto; stroke-linejoin: round; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: .6rem 1.2rem; }
+.pair { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: .6rem 1.2rem; }
 figure { margin: 0; }
+figure.scroll svg { min-width: 640px; }
 figcaption { font-weight: 600; font-size: .9rem; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }

@@ -140,7 +140,7 @@ def _state_words(history: RunHistory, job: JobHistory | None, now: float) -> str
     why = f" ({job.reason})" if job.reason else ""
     words = {
         "died": f"the last job died{f': {job.reason}' if job.reason else ''}; last activity {ago}",
-        "failed": f"the last job was ended by an error{why} {ago}",
+        "failed": f"the last job ended with an error{why} {ago}",
         "halted": f"halted{why} {ago}",
         "preempted": f"preempted{why} {ago}",
     }
@@ -180,7 +180,7 @@ def lines_of(frame: Frame) -> list[tuple[str, str]]:
         found.append(("time left", duration_words(max(0.0, frame.ends_at - frame.time))))
     if frame.metrics:
         found.append(("metrics", " ".join(f"{name}={value:.5g}" for name, value in frame.metrics.items())))
-    found.append(("steps", f"{count_words(frame.standing, 'step')}, {size_words(frame.standing_nbytes)}"))
+    found.append(("kept", f"{count_words(frame.standing, 'step')}, {size_words(frame.standing_nbytes)}"))
     return found + [("problem", problem) for problem in frame.problems]
 
 

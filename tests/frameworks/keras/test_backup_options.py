@@ -68,7 +68,7 @@ def test_the_level_is_written_once_with_the_reason_and_stored(run_dir: Path, fit
     callback = backup(run_dir, verbose=1)
     fit(small(), rows(), 2, callback)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcckpt: next resume level=")]
-    why = "because operations need not be deterministic"
+    why = "because deterministic operations are off"
     remedy = "for level=exact call hpcckpt.enable_exact_resume(seed=1) before the model is built"
     assert lines == [f"hpcckpt: next resume level=state iterator=replayed {why}; {remedy}"]
     saved = manifest_of(run_dir, 20)

@@ -286,7 +286,7 @@ def test_a_saved_model_of_keras_gives_the_same_weights(tmp_path: Path) -> None:
 
 def test_a_file_of_keras_has_no_steps(tmp_path: Path) -> None:
     dense(2).save(tmp_path / "model.keras")
-    with pytest.raises(OptionError, match=r"step: 3, but .* is a file of Keras', which has no steps"):
+    with pytest.raises(OptionError, match=r"step: 3, but .* is a Keras file, which has no steps"):
         load_model(tmp_path / "model.keras", 3)
 
 

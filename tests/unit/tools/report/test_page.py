@@ -97,7 +97,13 @@ def test_three_hundred_saves_of_four_jobs_are_all_there(tmp_path):
     assert len(drawn(run, "Bandwidth of each save").lines[0].get_xdata()) == 296
     sizes = bars(drawn(run, "Size per step"))
     assert (sizes[GREY], sizes.total()) == (sum(save.state == "removed" for save in read_run_history(run).saves), 296)
-    for words in ("died without reporting it", "ended by an error", "RuntimeError", "the job ends in 0:04:12", "8 → 4"):
+    for words in (
+        "died without reporting it",
+        "ended with an error",
+        "RuntimeError",
+        "the job ends in 0:04:12",
+        "8 → 4",
+    ):
         assert words in found.text
     assert "Saves that failed (4)" in found.text
     assert "no room: 3.2 GiB are needed" in found.text
@@ -181,6 +187,15 @@ def test_the_same_run_makes_the_same_page(tmp_path):
     assert page_of(history, NOW) == page_of(history, NOW)
 
 
+def test_charts_name_their_axis_and_a_run_without_metrics_has_no_best_step(tmp_path):
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"w": np.zeros(10)})
+    for title in ("Size per step", "Bandwidth of each save"):
+        assert drawn(tmp_path / "run", title).get_xlabel() == "step"
+    assert "Best step" not in page(tmp_path / "run").text
+    assert "Best step" in page(standing_run(tmp_path / "other")).text
+
+
 def test_settings_of_matplotlib_change_nothing(tmp_path):
     import matplotlib as mpl
 
@@ -198,7 +213,7 @@ def test_without_matplotlib_the_page_has_its_tables_and_names_the_extra(tmp_path
     assert "svg" not in found.tags
     assert found.tags.count("table") == 3
     assert "pip install 'hpcckpt[plot]'" in found.text
-    assert "ended by an error" in found.text
+    assert "ended with an error" in found.text
     with pytest.raises(hc.errors.ConfigError, match=r"pip install 'hpcckpt\[plot\]'"):
         picture_of(read_run_history(run))
 
