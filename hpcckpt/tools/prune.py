@@ -83,8 +83,8 @@ def plan_prune(
 def locked_to_remove(directory: Path, plan: Callable[[], PrunePlan], by: str = "prune") -> Iterator[list[Removal]]:
     """Hold the run's lock while checkpoints are removed; yield what had to go before it could be taken. Root only.
 
-    Where the disk is so full that not even the lock can be written, the first checkpoint that is planned to go is removed
-    without it, unless another job holds it.
+    Where the disk is so full that not even the lock can be written, the first checkpoint that is planned to go is
+    removed without it, unless another job holds it.
 
     Raises
     ------

@@ -307,7 +307,7 @@ def test_a_step_can_be_inspected_without_its_plugin_and_its_config_is_not_stored
     step = tmp_path / "run" / "step-0000000001"
     assert [name.partition("-")[2] for name in os.listdir(elsewhere)] == ["rank-00000.posix"]
     assert str(elsewhere) not in (step / "manifest.json").read_text(encoding="utf-8")
-    with pytest.raises(errors.CorruptError, match="is missing.*HPCCKPT_PLUGIN_CONFIG_POSIX is not set"):
+    with pytest.raises(errors.CorruptError, match=r"is missing.*HPCCKPT_PLUGIN_CONFIG_POSIX is not set"):
         hc.load(step)
     monkeypatch.setenv("HPCCKPT_PLUGIN_CONFIG_POSIX", f"directory={elsewhere}")
     assert hc.load(step)["x"].tolist() == list(range(10))
