@@ -119,7 +119,9 @@ def finish(sample: str, run: Path, n_ranks: int, sets: list[str]) -> float:
     """Train to the end, and return the seconds."""
     began = time.monotonic()
     code = start(sample, run, n_ranks, sets).wait(LIMIT_S)
-    assert code == 0, f"exit code {code}: " + run.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-3000:]
+    assert code == 0, (
+        f"exit code {code}: " + run.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-3000:]
+    )
     return time.monotonic() - began
 
 
