@@ -164,6 +164,7 @@ def exact(sample: str, n_ranks: int, asked: argparse.Namespace) -> None:
     sets = ["seed=1", f"checkpoint.every_n_batches={every}"]
     if sample == "complex":
         sets += [f"[{cycle}].{LOOP}={asked.exact_epochs}" for cycle in range(N_CYCLES[sample])]
+        sets += ["checkpoint.batch_norm=per-rank"] if n_ranks > 1 else []  # each rank has its own statistics
     straight, killed = (Path("runs", f"{sample}-{n_ranks}-{kind}") for kind in ("straight", "killed"))
     finish(sample, straight, n_ranks, sets)
     steps = [kill_in(cycle, sample, killed, n_ranks, sets) for cycle in range(1, N_CYCLES[sample] + 1)]
