@@ -127,7 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return not any(item.iter_markers("mpi"))
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
-    items[:] = tables.gather(sorted((item for item in items if is_kept(item)), key=_turn))
+    items[:] = sorted((item for item in items if is_kept(item)), key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
@@ -175,6 +175,13 @@ def run_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 # -- rows of a table are subtests of one test ------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_collection_modifyitems")
+def pytest_put_rows_together(items: list[pytest.Item]) -> Iterator[None]:
+    """Put rows together when every conftest.py and plugin has marked, selected and sorted them."""
+    yield
+    items[:] = tables.gather(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -24,7 +24,7 @@ from tests.support.mpi.states import SHARDED, values
 h5py = pytest.importorskip("h5py")
 HAS_MPI = bool(h5py.get_config().mpi)
 needs_parallel_hdf5 = pytest.mark.skipif(not HAS_MPI, reason="h5py was built without MPI")
-pytestmark = [needs_parallel_hdf5, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.one_case, needs_parallel_hdf5, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,10 @@
 """A parametrized test is one case: its rows are subtests of it, each with its own fixtures, and reported by its name.
 
 So are the tests of a file with the mark ``one_case``, which are the parts of one promise: many small facts about one
-thing.  `gather` puts rows together after everything else has selected and sorted them, so marks, the table of slow
-tests and ``-k`` select rows, and ``pytest FILE::test[row]`` runs one.  Rows with a parameter of a wider scope stay
-separate in other files, since they are run with the other tests of that parameter.
+thing, or what one training or job shows, which then one worker of a parallel run starts once.  `gather` puts rows
+together after everything else has selected and sorted them, so marks, the table of slow tests and ``-k`` select rows,
+and ``pytest FILE::test[row]`` runs one.  Rows with a parameter of a wider scope stay separate in other files, since
+they are run with the other tests of that parameter.
 """
 
 from __future__ import annotations

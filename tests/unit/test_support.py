@@ -53,6 +53,14 @@ class TestMore:
     def test_plain(self):
         pytest.skip("not here")
 """
+MARKED_LATE = """
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.skip(reason="marked late"))
+"""
 ROWS = """
 import pytest
 
@@ -112,6 +120,17 @@ def test_rows_are_selected_by_name_and_a_single_one_is_a_test(
     assert "1 passed" in run_rows("test_rows.py::test_rows[a-1]").stdout
     done = run_rows("test_rows.py", "-k", "test_rows and b")
     assert "2 of 4 rows failed: b-2, b-4" in done.stdout
+
+
+def test_rows_keep_what_a_later_conftest_marks(
+    run_rows: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "conftest.py").write_text(MARKED_LATE, encoding="utf-8")
+    (tmp_path / "below" / "test_late.py").write_text(ROWS, encoding="utf-8")
+    done = run_rows("below/test_late.py")
+    assert "3 skipped in" in done.stdout
+    assert "marked late" in done.stdout
 
 
 def test_the_tests_of_a_file_that_is_one_case_are_its_rows(

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.horovod_jobs import ENV, HERE, TIMEOUT_S, mpirun, run_job
 
+pytestmark = pytest.mark.one_case
+
 Told = list[dict[str, Any]]
 STEPS = [f"step-{number:010}" for number in (3, 6, 9, 12)]
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.horovod_jobs import run_job
 
+pytestmark = pytest.mark.one_case
+
 Told = list[dict[str, Any]]
 
 

@@ -18,6 +18,8 @@ from hpcckpt.tools.convert.export import VALUES
 from tests.support.convert import small_models
 from tests.support.convert.converting import assert_same
 
+pytestmark = pytest.mark.one_case
+
 IS_KERAS_3 = small_models.IS_KERAS_3
 SEEDS, RATE, OPTIMIZER = "seed_generator", "optimizer/learning_rate", "optimizer/"
 LOST = {"weights.h5": SEEDS if IS_KERAS_3 else RATE, "keras": SEEDS, "h5": SEEDS}

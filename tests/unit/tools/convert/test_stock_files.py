@@ -16,6 +16,8 @@ import hpcckpt as hc
 from hpcckpt.keras import load_model, load_weights
 from tests.support.convert import small_models
 
+pytestmark = pytest.mark.one_case
+
 ROWS = np.random.default_rng(2).normal(size=(5, 8, 8, 1)).astype("float32")
 
 
