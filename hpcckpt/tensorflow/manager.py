@@ -367,6 +367,7 @@ def _warn_of_other_checkpoints(directory: str) -> None:
         return
     _log.warning(
         "hpcckpt: %s has checkpoints that TensorFlow wrote; latest_checkpoint does not name them. "
-        "To resume from them the first time: manager.restore(manager.latest_checkpoint or tf.train.latest_checkpoint(%r))",
+        "To resume from them the first time: "
+        "manager.restore(manager.latest_checkpoint or tf.train.latest_checkpoint(%r))",
         directory, directory,
     )  # fmt: skip
