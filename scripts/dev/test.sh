@@ -35,7 +35,6 @@ ONE_RANK=(
     tests/conformance/test_hdf5_mpio.py::TestMpio::test_{every_dtype_comes_back_to_the_bit,each_step_holds_its_own_values}
 )
 # Of the promises, stack B runs those in which NumPy 2, Keras 3, TensorFlow 2.21 or another h5py could tell.
-KERAS=tests/frameworks/keras
 B_TESTS=(
     tests/unit/test_imports.py tests/unit/native/test_{dlpack,nonfinite,tfinfo,views}.py
     tests/unit/native/test_tf_ops.py::test_{a_name_says_what_a_library_is_made_for,set_up_has_built_the_ops_for_the_tensorflow_that_is_installed}
@@ -43,19 +42,19 @@ B_TESTS=(
     tests/conformance/test_hdf5_suite.py::TestDirect::test_{every_dtype_comes_back_to_the_bit,any_memory_layout_can_be_saved}
     tests/conformance/test_hdf5_suite.py::TestDirect::test_{names_are_free_text,scalars_and_empty_tensors_come_back}
     tests/format/{test_golden,test_hdf5_golden}.py tests/format/fuzz/test_found.py
-    $KERAS/test_{exact_resume,exactness,examples,holding,names,pipelines,state,unbuilt}.py
-    $KERAS/test_backup_and_restore.py::test_{a_run_killed_between_epochs_ends_as_if_never_killed,the_train_counter_goes_on}
-    $KERAS/test_backup_and_restore.py::test_with_a_pipeline_with_a_position_a_kill_within_an_epoch_changes_nothing
-    $KERAS/test_backup_options.py::test_where_all_is_deterministic_the_level_is_exact
-    $KERAS/test_checkpoint_files.py::test_{the_files_own_reader_opens_what_is_saved,a_path_is_accepted_or_refused_as_keras_does}
-    $KERAS/test_checkpoint_files.py::test_{options_with_a_keras_file_are,another_directory_at_that_path_is}_refused_in_keras_words
-    $KERAS/test_checkpoint_files.py::test_an_optimizer_that_horovod_wraps_is_that_of_keras_in_the_file
-    $KERAS/test_model_checkpoint.py::test_{all_of_keras_options_are_there_in_keras_order,options_are_those_of_keras_2}
-    $KERAS/test_model_checkpoint.py::test_{monitor_and_mode_choose_what_is_best,verbose_says_what_keras_says}
-    $KERAS/test_model_checkpoint.py::test_{a_metric_that_is_missing_is_treated_as_keras_does,save_freq_counts_epochs_or_batches}
-    $KERAS/test_model_checkpoint.py::test_save_weights_only_leaves_out_what_the_model_is_built_from
-    $KERAS/test_model_checkpoint.py::test_load_weights_on_restart_is_keras_2s_old_way_to_go_on
-    $KERAS/test_model_checkpoint.py::test_the_tutorials_code_runs_after_changing_one_import
+    tests/frameworks/keras/test_{exact_resume,exactness,examples,holding,names,pipelines,state,unbuilt}.py
+    tests/frameworks/keras/test_backup_and_restore.py::test_{a_run_killed_between_epochs_ends_as_if_never_killed,the_train_counter_goes_on}
+    tests/frameworks/keras/test_backup_and_restore.py::test_with_a_pipeline_with_a_position_a_kill_within_an_epoch_changes_nothing
+    tests/frameworks/keras/test_backup_options.py::test_where_all_is_deterministic_the_level_is_exact
+    tests/frameworks/keras/test_checkpoint_files.py::test_{the_files_own_reader_opens_what_is_saved,a_path_is_accepted_or_refused_as_keras_does}
+    tests/frameworks/keras/test_checkpoint_files.py::test_{options_with_a_keras_file_are,another_directory_at_that_path_is}_refused_in_keras_words
+    tests/frameworks/keras/test_checkpoint_files.py::test_an_optimizer_that_horovod_wraps_is_that_of_keras_in_the_file
+    tests/frameworks/keras/test_model_checkpoint.py::test_{all_of_keras_options_are_there_in_keras_order,options_are_those_of_keras_2}
+    tests/frameworks/keras/test_model_checkpoint.py::test_{monitor_and_mode_choose_what_is_best,verbose_says_what_keras_says}
+    tests/frameworks/keras/test_model_checkpoint.py::test_{a_metric_that_is_missing_is_treated_as_keras_does,save_freq_counts_epochs_or_batches}
+    tests/frameworks/keras/test_model_checkpoint.py::test_save_weights_only_leaves_out_what_the_model_is_built_from
+    tests/frameworks/keras/test_model_checkpoint.py::test_load_weights_on_restart_is_keras_2s_old_way_to_go_on
+    tests/frameworks/keras/test_model_checkpoint.py::test_the_tutorials_code_runs_after_changing_one_import
     tests/frameworks/tensorflow/test_{tracking,custom_loop}.py
     tests/frameworks/tensorflow/test_manager.py::test_{it_does_what_tensorflows_does,it_refuses_what_tensorflows_refuses}
     tests/frameworks/tensorflow/test_manager.py::test_it_takes_tensorflows_arguments_by_their_names_and_places
