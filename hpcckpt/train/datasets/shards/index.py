@@ -98,7 +98,7 @@ def offsets_in(path: Path) -> Integers:
     with path.open("rb") as file:
         nbytes = os.fstat(file.fileno()).st_size
         while at < nbytes:
-            head = os.pread(file.fileno(), _HEAD.size, at)
+            head = files.read_at(file.fileno(), _HEAD.size, at)
             end = at + _AROUND + _length(path, len(found), at, head)
             if end > nbytes:
                 raise _damaged(path, f"record {len(found)} at byte {at} ends at byte {end}, and the file at {nbytes}")

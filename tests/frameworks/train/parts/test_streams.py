@@ -167,7 +167,7 @@ def fit_recorded(place: Path, run: Path, stops_after: int = 0) -> list[list[int]
     return Recorder.seen
 
 
-def test_another_number_of_ranks_resumes_at_the_next_image_and_reads_nothing_before_it(
+def test_another_number_of_ranks_resumes_at_the_next_image(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = fit_recorded(place, tmp_path / "straight")
