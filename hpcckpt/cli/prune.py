@@ -119,11 +119,15 @@ def _plan(directory: Path, rules: _Rules, *, is_dry_run: bool) -> PrunePlan:
 def _act(directory: Path, rules: _Rules, shown: PrunePlan) -> PruneOutcome:
     """Remove what was shown and may still go: while the user thought about it the lock was free."""
     allowed = {removal.path for removal in shown.removals}
-    with locked_to_remove(directory, lambda: shown) as removed:
-        plan = plan_prune(directory, rules.keep, rules.kinds, holds_lock=True)
-        going = tuple(removal for removal in plan.removals if removal.path in allowed)
-        failures = carry_out(directory, plan, allowed)
-        return PruneOutcome(directory, PrunePlan(plan.kept, (*removed, *going)), failures, is_dry_run=False)
+
+    def plan(*, holds_lock: bool = False) -> PrunePlan:
+        now = plan_prune(directory, rules.keep, rules.kinds, holds_lock=holds_lock)
+        return PrunePlan(now.kept, tuple(removal for removal in now.removals if removal.path in allowed))
+
+    with locked_to_remove(directory, plan) as removed:
+        going = plan(holds_lock=True)
+        failures = carry_out(directory, going, allowed)
+        return PruneOutcome(directory, PrunePlan(going.kept, (*removed, *going.removals)), failures, is_dry_run=False)
 
 
 def exit_code(done: PruneOutcome) -> int:

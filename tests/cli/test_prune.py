@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 
 import hpcckpt as hc
+from hpcckpt.cli import prune
+from hpcckpt.core.options import Options
 from hpcckpt.errors import NoSpaceError
 from hpcckpt.format import layout
 from hpcckpt.rundir.journal import NAME, read_journal
 from hpcckpt.rundir.lock import RunLock, this_holder
+from hpcckpt.rundir.pins import pin_save
 from hpcckpt.rundir.workspace import Workspace
+from hpcckpt.tools.prune import LEFT as LEFT_BY_JOBS, plan_prune
 from hpcckpt.tools.report.read_history import read_run_history
 from hpcckpt.tools.report.watch_view import news
 from tests.cli.conftest import save_run
@@ -68,6 +72,18 @@ def test_steps_can_be_removed_where_not_even_the_lock_can_be_written(cli: Cli, t
         assert [gone["step"] for gone in result.json["removed"]] == [10, 20]
         assert steps(cli, run) == [30]
         assert hc.load(run)
+
+
+def test_on_a_full_disk_a_step_that_was_pinned_meanwhile_is_not_removed(tmp_path: Path) -> None:
+    with disk_of_size(tmp_path / "disk") as disk:
+        run = save_run(disk / "run")
+        rules = prune._Rules(Options(max_to_keep=1), LEFT_BY_JOBS)
+        shown = plan_prune(run, rules.keep, rules.kinds)
+        pin_save(run, 10)
+        fill(disk / "filler")
+        done = prune._act(run, rules, shown)
+        assert [gone.step for gone in done.plan.removals] == [20]
+        assert done.plan.kept == (10, 30)
 
 
 def test_on_a_full_disk_nothing_is_removed_while_a_job_holds_the_lock(cli: Cli, tmp_path: Path) -> None:

@@ -356,6 +356,11 @@ class _Processes:
         return "namespace"
 
 
+class _Elsewhere(_Processes):
+    def host(self) -> str:
+        return "elsewhere"
+
+
 def test_simulated_processes_share_no_state_and_keep_each_other_out(tmp_path):
     running = {1, 2}
     one, two = (OperatingSystem(POSIX, processes=_Processes(pid, running)) for pid in (1, 2))
@@ -364,8 +369,12 @@ def test_simulated_processes_share_no_state_and_keep_each_other_out(tmp_path):
     with RunLock.take(tmp_path, system=one) as first:
         with RunLock.take(tmp_path, system=one) as again:
             assert again is first
-        with pytest.raises(hc.errors.LockedError, match="in use by process 1 on host"):
+        with pytest.raises(hc.errors.LockedError, match="in use by process 1 on host") as refused:
             RunLock.take(tmp_path, system=two)
+        assert "if that node died" not in str(refused.value)
+        away = OperatingSystem(POSIX, processes=_Elsewhere(3, running))
+        with pytest.raises(hc.errors.LockedError, match="if that node died, the lock can be taken 600 s after"):
+            RunLock.take(tmp_path, system=away)
         running.remove(1)
         with RunLock.take(tmp_path, system=two) as second:
             assert second.is_mine()

@@ -27,8 +27,8 @@ def parse(n_images: int = N_IMAGES, variant: int = 0, originals: Originals | Non
     """Return affNIST, generated: images to train with, a sixth as many to validate with. Independent.
 
     Handwritten digits of 40×40 pixels, white on black. Each is an original of MNIST, scaled, sheared, turned and moved
-    at random, as affNIST's authors describe it: https://www.cs.toronto.edu/~tijmen/affNIST/. Their own files are not
-    read, and other maps were drawn for them. Images to train and to validate with come from different originals.
+    at random, as in affNIST: https://www.cs.toronto.edu/~tijmen/affNIST/. The files of its authors are not read, and
+    their maps were drawn from ranges that were not compared with those here. Images to train and to validate with come from different originals.
 
     Parameters
     ----------
