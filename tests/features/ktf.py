@@ -460,7 +460,7 @@ def k16(work: Work) -> str:
 def k17(work: Work) -> str:
     """K17: Notebooks as tests; viewers of data sets and of models
 
-    All notebooks are executed from top to bottom by the tests; `python -m hpcckpt.train.datasets.view` shows the
+    All notebooks are executed from top to bottom by the tests; `python -m hpcckpt.train.view` shows the
     images of each data set; notebooks show the models.
     """
     sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "notebooks").rglob("*.ipynb"))}
@@ -476,7 +476,7 @@ def k17(work: Work) -> str:
         ("digits.affnist", {"n_images": 60}),
     ):
         work.write("view.json", changed(datasets={f"ktf.datasets.{name}.from_raw": {**options, "batch_size": 16}}))
-        work.sh(f"python -m hpcckpt.train.datasets.view view.json -o {name}.png")
+        work.sh(f"python -m hpcckpt.train.view view.json -o {name}.png")
         assert (work.directory / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
         sheets.append(name)
     shown = [name for name in ("OneHeadNet", "LeNet5") if any(name in text for text in sources.values())]

@@ -113,7 +113,7 @@ def page() -> str:
         rows = [ROWS[name] for name in names() if name[0] == letter]
         lines = [f"| {each.name} | {each.feature} | {each.verdict} | {each.shown} |" for each in rows]
         parts.append(
-            "\n".join([f"## {system}", "", "| row | feature | verdict | how it is shown |", "|---|---|---|---|"])
+            "\n".join([f"## {system}", "", "| row | feature | if it passes | how it is shown |", "|---|---|---|---|"])
         )
         parts[-1] += "\n" + "\n".join(lines)
     return "\n\n".join([head, *parts]) + "\n"

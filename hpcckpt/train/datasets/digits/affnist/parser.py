@@ -28,7 +28,8 @@ def parse(n_images: int = N_IMAGES, variant: int = 0, originals: Originals | Non
 
     Handwritten digits of 40×40 pixels, white on black. Each is an original of MNIST, scaled, sheared, turned and moved
     at random, as in affNIST: https://www.cs.toronto.edu/~tijmen/affNIST/. The files of its authors are not read, and
-    their maps were drawn from ranges that were not compared with those here. Images to train and to validate with come from different originals.
+    their maps were drawn from ranges that were not compared with those here. Images to train and to validate with come
+    from different originals.
 
     Parameters
     ----------
