@@ -61,7 +61,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     distance.add_argument("--serialization", nargs="+", type=level, default=[], metavar="LEVEL", help="1 3:5 7")
     distance.add_argument("--serialization-by-size", type=float, default=0, metavar="GIB")
     sizes = parser.add_argument_group("sizes")
-    sizes.add_argument("--grow", choices=["image", "batch"], help="go on with larger ones until memory runs out")
+    sizes.add_argument("--grow", choices=["image", "batch"], help="continue with larger ones until memory runs out")
     sizes.add_argument("--by", type=float, default=1.5, help="how much larger each time (default: %(default)s)")
     sizes.add_argument("--most", type=int, default=8, metavar="N", help="sizes to try at most (default: %(default)s)")
     sizes.add_argument("--cap-gib", type=float, help="memory above what there is before the first step")

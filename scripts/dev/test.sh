@@ -12,7 +12,7 @@ cd "$ROOT"
 # Under mpirun -n 3: what is tested with ranks in the packages of the engine, the conformance tests and the faults.
 ENGINE=(tests/unit/{backends,checkpointer,preemption,restoring,rundir,saving,state,tiers})
 MPI_TESTS=("${ENGINE[@]}" tests/conformance tests/faults)
-# On two ranks, which are root and one other: sharding, agreement and errors by MPI. HDF5 packs on any number of ranks alike.
+# On two ranks, which are root and one other: sharding, agreement and errors by MPI. HDF5 packs in the same way on any number of ranks.
 TWO_RANKS=(
     tests/unit/restoring/test_elastic.py tests/faults/test_faults.py
     tests/conformance/test_hdf5_mpio.py::TestMpioPacked::test_{every_dtype_comes_back_to_the_bit,a_state_may_grow_and_shrink}

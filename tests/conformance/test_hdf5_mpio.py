@@ -21,7 +21,7 @@ class TestMpio(BackendSuite):
     backend_options: ClassVar[dict[str, Any]] = {"driver": "mpio"}
 
 
-if launched_size() == 2:  # packs and unpacks alike on any number of ranks
+if launched_size() == 2:  # packs and unpacks in the same way on any number of ranks
 
     class TestMpioPacked(BackendSuite):
         backend = "hdf5"

@@ -392,11 +392,11 @@ def test_checkpoints_of_tensorflow_in_the_directory_are_named_until_there_is_a_s
     checkpoint = tf.train.Checkpoint(w=w)
     tf.train.CheckpointManager(checkpoint, run_dir, 3).save()
     w.assign(2.0)
-    for n_told in (1, 1):
+    for n_logged in (1, 1):
         with CheckpointManager(checkpoint, run_dir, 3) as manager:
             manager.restore(manager.latest_checkpoint or tf.train.latest_checkpoint(run_dir))
             manager.save()
-        assert sum("has checkpoints that TensorFlow wrote" in each.getMessage() for each in caplog.records) == n_told
+        assert sum("has checkpoints that TensorFlow wrote" in each.getMessage() for each in caplog.records) == n_logged
     assert float(w) == 1.0
 
 

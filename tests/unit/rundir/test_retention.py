@@ -79,9 +79,9 @@ def test_a_step_without_a_finite_metric_is_never_best(ranks, run_dir, never_best
 @pytest.mark.parametrize("name", ["loss", "val_loss"])
 def test_a_metric_that_no_step_has_is_reported_once_a_step_is_removed(run_dir, caplog, name):
     save_all(lambda body: body(None), run_dir, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}, max_to_keep=1, keep_best=name)
-    told = [record.getMessage() for record in caplog.records if "keep_best" in record.getMessage()]
+    logged = [record.getMessage() for record in caplog.records if "keep_best" in record.getMessage()]
     problem = f"keep_best keeps nothing in {run_dir}: no restorable step has a finite 'val_loss'; metrics there: loss"
-    assert told == ([] if name == "loss" else [f"hpcckpt: {problem}"])
+    assert logged == ([] if name == "loss" else [f"hpcckpt: {problem}"])
 
 
 @pytest.mark.counts(1, 2, 5)
