@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -74,9 +75,9 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return write
 
 
-def start() -> subprocess.Popen[str]:
+def start(errors: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -104,17 +105,19 @@ def test_of_several_processes_one_builds_and_the_others_wait_for_it(
     place: Path, tmp_path: Path, compiler: Callable[[str], Path]
 ) -> None:
     called = compiler('echo built >"$2"')
-    processes = [start() for _ in range(3)]
-    wait_for(lambda: calls(called))
-    wait_for(lambda: list(place.glob(".*.waiting")))
+    printed = tmp_path / "printed"
+    with printed.open("a") as errors:  # at the end of the file, whichever process writes
+        processes = [start(errors)]
+        wait_for(lambda: calls(called))  # it has written its name into the lock, which the others read
+        processes += [start(errors) for _ in range(2)]
+    wait_for(lambda: "hpcckpt: waiting for the TensorFlow ops, which process" in printed.read_text("utf-8"))
     (tmp_path / "go").touch()
-    outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
-    assert [out for out, _ in outputs] == ["built\n\n"] * 3, outputs
+    outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    said = printed.read_text("utf-8")
+    assert outputs == ["built\n\n"] * 3, said
     assert len(calls(called)) == 1
     assert libraries(place) == [WANTED.filename]
-    said = "".join(err for _, err in outputs)
     assert f"hpcckpt: building the TensorFlow ops for TensorFlow 2.15.1, once, in {place}: about half a minute" in said
-    assert "hpcckpt: waiting for the TensorFlow ops, which process" in said
     assert "hpcckpt: built the TensorFlow ops in " in said
 
 
