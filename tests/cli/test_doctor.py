@@ -34,6 +34,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         monkeypatch.setattr(software, "version_of", version_of)
         monkeypatch.setattr(mpi, "version_of", version_of)
+        monkeypatch.setattr(devices, "FRAMEWORKS", ())
 
     return pretend
 
@@ -44,6 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "findings", lambda **_: iter(()))
     monkeypatch.setattr(mpi, "findings", lambda: iter(()))
     monkeypatch.setattr(tf_builds, "findings", lambda: iter(()))
+    monkeypatch.setattr(devices, "FRAMEWORKS", ())
 
 
 def test_findings_about_the_installation(cli: Cli) -> None:
