@@ -15,7 +15,7 @@ demo: setup  ## train LeNet5 on 2 ranks, kill it, resume with 1, kill it, end wi
 examples: setup  ## run the examples at small settings, their output in build/examples; some: ARGS="lms_mnist_session lms_large"
 	@scripts/dev/examples.sh $(ARGS)
 
-test:  ## every promise at its cheapest level, in under 5 minutes
+test:  ## every promise at its cheapest level, in about 5 minutes
 	@scripts/dev/test.sh quick
 
 test-all:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
