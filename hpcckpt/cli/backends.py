@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import click
 
 from hpcckpt.backends.registry import BackendInfo
@@ -10,6 +12,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 
 _COLUMNS = (Column("NAME"), Column("STATE"), Column("FROM, FEATURES"))
+_WIDTH = 80
 
 
 @click.command("backends")
@@ -28,12 +31,14 @@ def command(*, is_json: bool) -> int:
     if is_json:
         output.write_json({"backends": found})
     else:
-        output.write_table(_COLUMNS, [row for info in found for row in _rows(info)])
+        before = "    problem  " if any(info.problem for info in found) else "    STATE  "
+        width = _WIDTH - len(before) - max(len(info.name) for info in found)
+        output.write_table(_COLUMNS, [row for info in found for row in _rows(info, width)])
     return ExitCode.OK
 
 
-def _rows(info: BackendInfo) -> list[list[str]]:
+def _rows(info: BackendInfo, width: int) -> list[list[str]]:
     """Return the lines of a backend; its features, or what is wrong, have their own, so that 80 columns suffice."""
-    more = info.problem or ", ".join(info.features)
+    more = [info.problem] if info.problem else textwrap.wrap(", ".join(info.features), width, break_on_hyphens=False)
     first = [info.name, "problem" if info.problem else "ok", info.origin]
-    return [first, *([["", "", more]] if more else [])]
+    return [first, *(["", "", line] for line in more)]

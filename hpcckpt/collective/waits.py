@@ -71,7 +71,7 @@ def wait_for_all(comm: Carrier, is_done: Callable[[], bool]) -> None:
         if waited.is_log_due():
             _log.warning(
                 "hpcckpt: [rank %d] in Checkpointer(...) for %.0f s: at least one of the %d ranks has not made its "
-                "checkpointer; MPI does not report which: see whether one of them has ended by an error%s",
+                "checkpointer; MPI does not report which: see whether one of them has failed%s",
                 comm.rank, waited.seconds, comm.size, "" if math.isinf(timeout_s) else
                 f"; the job is ended after {timeout_s:.0f} s (peer_timeout_s)",
             )  # fmt: skip

@@ -11,6 +11,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+EXTRAS = {
+    "tensorflow": "tf", "keras": "tf", "horovod": "horovod", "mpi4py": "mpi", "h5py": "hdf5", "torch": "torch",
+    "hjson": "train", "pydantic": "train", "psutil": "train", "sklearn": "digits", "matplotlib": "plot",
+}  # fmt: skip
+"""Packages -> the extra of hpcckpt that installs them."""
+
 
 def attach(
     package: str, public: Collection[str], module_of: Mapping[str, str], submodules: Collection[str] = ()
@@ -31,12 +37,24 @@ def attach(
 
     def load(name: str) -> Any:
         if name in module_of:
-            return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+            return getattr(_imported(f"{package}.{module_of[name]}"), name)
         if name in submodules:
-            return importlib.import_module(f"{package}.{name}")
+            return _imported(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return load, lambda: sorted(public)
+
+
+def _imported(module: str) -> ModuleType:
+    """Import a module of this package; where a package of an extra is missing, the error says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        text = f"{module} needs {error.name}, which is not installed: pip install 'hpcckpt[{extra}]'"
+        raise ModuleNotFoundError(text, name=error.name) from error
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:

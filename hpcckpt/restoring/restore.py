@@ -184,7 +184,12 @@ def _skip(source: RestoreSource, candidate: Candidate, error: CollectiveError, a
         raise error
     n_tries = 1 if kinds == {RetiredError.kind} else _MAX_TRIES
     attempt.tried[candidate] = attempt.tried.get(candidate, 0) + n_tries
-    attempt.skipped.append(f"step {candidate.step} was skipped: {error}")
+    attempt.skipped.append(_skipped(candidate.step, str(error)))
+
+
+def _skipped(step: int, problem: str) -> str:
+    """Return the warning about a step that was not restored; it names the step once. Pure."""
+    return f"step {step} was skipped: {problem.removeprefix('restore ').removeprefix(f'step {step}: ')}"
 
 
 def _remember(source: RestoreSource, candidate: Candidate, error: CollectiveError) -> None:
@@ -297,7 +302,7 @@ def _choose(source: RestoreSource, attempt: _Attempt) -> Candidate | None:
     chosen, problems = source.comm.on_root("restore: look for steps", choose)
     for candidate, problem in problems:
         attempt.tried[candidate] = _MAX_TRIES
-        attempt.skipped.append(f"step {candidate.step} was skipped: {problem}")
+        attempt.skipped.append(_skipped(candidate.step, problem))
     return chosen
 
 

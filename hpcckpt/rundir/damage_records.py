@@ -65,7 +65,7 @@ def recorded_problem(
         problem, found_by, when = (_plain(document[key]) for key in ("problem", "found_by", "found"))
     except (HpcckptError, OSError, ValueError, TypeError, KeyError, RecursionError):
         return ""
-    return f"{found_by} found damage on {when}: {problem}"
+    return f"{found_by} found damage on {when.replace('T', ' ').replace('+00:00', ' UTC')}: {problem}"
 
 
 def record(

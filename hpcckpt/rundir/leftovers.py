@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,15 +26,15 @@ WORDS: dict[Kind, str] = {
 }
 """What each kind is, for people."""
 REMOVED_BY: dict[Kind, str] = {
-    "aside": "hpcckpt prune --aside",
-    "bad": "hpcckpt prune --bad",
+    "aside": "hpcckpt prune --aside {run}",
+    "bad": "hpcckpt prune --bad {run}",
     "replaced": "the next save, which gives the name back",
-    "retired": "hpcckpt prune, or the next save",
+    "retired": "hpcckpt prune {run}, or the next save",
     "prepared": "the running job",
     "saving": "the running job",
-    "unfinished": "hpcckpt prune, or the next save",
+    "unfinished": "hpcckpt prune {run}, or the next save",
 }
-"""What removes each kind."""
+"""What removes each kind; ``{run}`` is the run directory."""
 
 
 class Leftover(NamedTuple):
@@ -110,7 +111,8 @@ def usage_of(leftovers: Sequence[Leftover]) -> tuple[Usage, ...]:
 
 def _usage(kind: Kind, found: Sequence[Leftover]) -> Usage:
     nbytes, oldest = sum(each.nbytes for each in found), min(each.time for each in found)
-    return Usage(kind, len(found), nbytes, oldest, WORDS[kind], REMOVED_BY[kind])
+    removed_by = REMOVED_BY[kind].format(run=shlex.quote(str(found[0].path.parent)))
+    return Usage(kind, len(found), nbytes, oldest, WORDS[kind], removed_by)
 
 
 def _kind_of(path: Path, files: FileSystem, *, is_busy: bool) -> Kind | None:

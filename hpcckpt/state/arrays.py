@@ -306,12 +306,12 @@ def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
         )
     if not is_json(own):
         raise StateError(
-            f"a per-rank value must be an array, a NumPy scalar or JSON, not {_not_json(own)}: {_conversion(own)}"
+            f"a per-rank value must be an array, a NumPy scalar or JSON, not {_not_json(own)}: {conversion(own)}"
         )
     return PerRankJsonLeaf(value, name)
 
 
-def _conversion(value: Any) -> str:
+def conversion(value: Any) -> str:
     """Return what to pass in place of a value that is not JSON. Pure."""
     if isinstance(value, np.random.Generator):
         return "pass PerRank(rng.bit_generator.state), and after a restore set rng.bit_generator.state to its value"

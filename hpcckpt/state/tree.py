@@ -27,6 +27,7 @@ from hpcckpt.state.arrays import (
     Sharded,
     array_leaf,
     as_bytes,
+    conversion,
     declare,
     is_json,
     per_rank_leaf,
@@ -306,11 +307,15 @@ def _visit_json(walk: Walk, value: Any, name: str, container: Any, key: Any) -> 
 def _visit_other(walk: Walk, value: Any, name: str, _container: Any, _key: Any) -> None:
     """Walk the object's state_dict; one like it is passed back to the object once it is filled."""
     if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
-        raise StateError(
-            f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: use arrays, JSON values, "
-            "or an object with state_dict() and load_state_dict()"
-        )
+        raise StateError(f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: {_substitute(value)}")
     visit_state_dict(walk, value.state_dict(), name, value.load_state_dict)
+
+
+def _substitute(value: Any) -> str:
+    """Return what to pass in place of an object that cannot be saved. Pure."""
+    if isinstance(value, np.random.Generator | np.random.RandomState):
+        return conversion(value)
+    return "use arrays, JSON values, or an object with state_dict() and load_state_dict()"
 
 
 _VISITORS: tuple[tuple[Any, Visitor], ...] = (

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from hpcckpt.backends import registry
+from hpcckpt.backends.plugin import listing
+
 Cli = Callable[..., Any]
 
 
@@ -18,10 +21,18 @@ def test_the_built_in_ones_are_listed(cli: Cli) -> None:
     assert set(by_name["rankfile"]) == {"name", "origin", "version", "target", "features", "problem"}
     assert (by_name["rankfile"]["origin"], by_name["rankfile"]["problem"]) == ("hpcckpt", "")
     lines = cli("backends").out.splitlines()
-    assert max(len(line) for line in lines if "/" not in line) <= 80
-    assert lines[lines.index(next(line for line in lines if "rankfile" in line)) + 1].split(", ")[1:3] == [
-        "own-files", "partial-read",
-    ]  # fmt: skip
+    first = lines.index(next(line for line in lines if "rankfile" in line)) + 1
+    assert " own-files, partial-read," in lines[first]
+
+
+def test_lines_of_features_fit_in_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = tuple(f"feature-{number}" for number in range(12))
+    many = registry.BackendInfo("plugin:every-feature", "/lib/libmany.so", "", features=features)
+    monkeypatch.setattr(listing, "known_plugins", lambda: (many,))
+    lines = cli("backends").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = " ".join(lines[lines.index(next(line for line in lines if "every-feature" in line)) + 1 :])
+    assert [each.strip() for each in shown.split(",")] == [*features]
 
 
 def test_a_broken_one_is_listed_with_its_problem(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

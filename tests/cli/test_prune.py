@@ -269,4 +269,4 @@ def test_if_nothing_is_removed_what_was_moved_aside_is_named(cli: Cli, saved: Pa
     result = cli("prune", saved)
     assert f"nothing to remove from {saved}" in result.err
     assert "kept: 1 directory moved aside " in result.err
-    assert "removed by: hpcckpt prune --aside" in result.err
+    assert f"removed by: hpcckpt prune --aside {saved}\n" in result.err

@@ -130,8 +130,8 @@ def _remedy_for_draws() -> str:
     if keras.backend.experimental.is_tf_random_generator_enabled():
         return "draw from a tf.random.Generator"
     return (
-        "hpcckpt.enable_exact_resume, called before the model is built, replaces it in layers of Keras; in your own "
-        "code use a tf.random.Generator"
+        "for layers of Keras, call hpcckpt.enable_exact_resume before the model is built; in your own code, draw from "
+        "a tf.random.Generator"
     )
 
 

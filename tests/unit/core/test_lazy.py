@@ -1,4 +1,4 @@
-"""What is done when another module is imported: once, after it, in whichever order."""
+"""Names that are loaded on first use, and what is done when another module is imported: once, in whichever order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcckpt.core.lazy import when_imported
+from hpcckpt.core import lazy
+from hpcckpt.core.lazy import EXTRAS, attach, when_imported
 
 
 @pytest.fixture
@@ -48,3 +49,23 @@ def test_a_module_that_does_not_exist_is_as_without_the_hook(module: str) -> Non
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("no_such_module_anywhere")
     importlib.import_module(module)
+
+
+def test_a_name_that_needs_a_package_that_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("hpcckpt.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    package = importlib.import_module("hpcckpt.torch")  # itself it needs nothing
+    with pytest.raises(ModuleNotFoundError, match=r"needs torch, .*: pip install 'hpcckpt\[torch\]'") as caught:
+        _ = package.batch_norm
+    assert caught.value.name == "torch"
+
+
+def test_a_missing_package_that_is_none_of_the_extras_is_reported_as_python_does(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("import no_such_module_anywhere\n", encoding="utf-8")
+    load, _ = attach("hpcckpt", (), {})
+    assert "tensorflow" in EXTRAS
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'no_such_module_anywhere'$"):
+        lazy._imported(module)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        load("nothing")

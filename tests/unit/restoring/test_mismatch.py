@@ -157,6 +157,8 @@ UNFIT = {
     "an object of no known kind": ({"a": Opaque()}, "Opaque cannot be saved"),
     "an array of objects": ({"a": np.array([None])}, "dtype object"),
     "a structured array": ({"a": np.zeros(2, [("x", "i4")])}, "cannot be saved"),
+    "a NumPy generator": ({"a": np.random.default_rng(1)}, "pass PerRank(rng.bit_generator.state), and after"),
+    "a RandomState": ({"a": np.random.RandomState(1)}, "default_rng(seed), and pass PerRank(rng.bit_generator.state)"),
     "a function": ({"a": len}, "cannot be saved"),
     "a set": ({"a": {1, 2}}, "cannot be saved"),
     "bytes": ({"a": b"x"}, "cannot be saved"),

@@ -159,6 +159,8 @@ def test_a_damaged_newest_step_is_skipped_with_a_warning_that_names_it(ranks, ru
     step, (warning,) = results[0]
     assert step == 20
     assert "step 30 was skipped" in warning
+    recorded = restored(ranks, run_dir)[0][1]
+    assert not any("step 30:" in text for text in (warning, *recorded)), "the step is named once"
 
 
 @pytest.mark.counts(1, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def test_a_restore_that_finds_damage_lets_later_restarts_and_readers_know(ranks,
     info = discovery.inspect_step(damaged, 3)
     assert info.is_recorded
     assert "a restore found damage on " in info.problem
+    assert re.search(r" found damage on \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: ", info.problem)
     assert "checksum mismatch" in info.problem
     assert discovery.latest_step(damaged) == 2
     assert hc.latest_checkpoint(damaged) == damaged / layout.step_dirname(2)
