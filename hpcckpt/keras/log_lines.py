@@ -36,13 +36,14 @@ def resume_line(restored: Restored, epoch: int, batch: int, n_ranks: int, iterat
     )
 
 
-def level_line(level: str, reasons: Sequence[str], method: str, remedy: str) -> str:
-    """Return the line about what a resume of this run can promise, and how it would promise more. Independent."""
-    why = f" because {'; '.join(reasons)}" if reasons else ""
+def level_lines(level: str, reasons: Sequence[str], method: str, remedy: str) -> list[str]:
+    """Return the lines about what a resume of this run can promise, and how it would promise more. Independent."""
+    said = f"a resume will be at level {level}" if is_terminal() else f"next resume level={level} iterator={method}"
     how = f"; for level=exact {remedy}" if remedy else ""
-    if is_terminal():
-        return f"hpcckpt: a resume will be at level {level}{why}{how}"
-    return f"hpcckpt: next resume level={level} iterator={method}{why}{how}"
+    if len(reasons) < 2:
+        return [f"hpcckpt: {said}{''.join(f' because {reason}' for reason in reasons)}{how}"]
+    listed = [f"hpcckpt: level={level}, reason {i} of {len(reasons)}: {reason}" for i, reason in enumerate(reasons, 1)]
+    return [f"hpcckpt: {said} for {len(reasons)} reasons{how}", *listed]
 
 
 def learning_rate_lines(program: float | None, restored: float | None) -> list[str]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs parts of the suite. All of them run even if one fails; a summary follows.
-#   test.sh quick              what `make test` runs: every promise at its cheapest level, on stack A, in under 5 minutes
+#   test.sh quick              what `make test` runs: every promise at its cheapest level, on stack A, in about 5 minutes
 #   test.sh serial mpi b       what `make test-all` runs:
 # serial: every test that needs no ranks, or more than two or three; some start MPI jobs.
 # mpi: what is tested with ranks, on 3 processes, some of it on 1 and 2.

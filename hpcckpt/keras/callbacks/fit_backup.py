@@ -21,7 +21,7 @@ from hpcckpt.keras.data.iterator_state import NO_STATE
 from hpcckpt.keras.data.position import DataPosition, FitPosition, begin_at, forget
 from hpcckpt.keras.data.skip_progress import Skipping, mark_bar
 from hpcckpt.keras.files.describe import describe
-from hpcckpt.keras.log_lines import learning_rate_lines, level_line, position_line, resume_line
+from hpcckpt.keras.log_lines import learning_rate_lines, level_lines, position_line, resume_line
 from hpcckpt.keras.model import batch_norm as statistics
 from hpcckpt.keras.model.batch_norm import Policy
 from hpcckpt.keras.model.optimizers import learning_rate_of
@@ -323,7 +323,7 @@ class FitBackup:
 
     def _print_level(self) -> None:
         method = self.fit.data_source.method if self.fit.data_source is not None else "none"
-        self._print_lines(level_line(self.level, self.reasons, method, reproducibility.remedy(self.reasons)))
+        self._print_lines(*level_lines(self.level, self.reasons, method, reproducibility.remedy(self.reasons)))
 
     def _level_now(self) -> Level:
         """Return the level of a state that was just taken: that the place cannot be saved may turn out late. Pure."""

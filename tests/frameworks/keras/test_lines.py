@@ -79,7 +79,7 @@ def test_a_file_with_standard_output_alone_gets_no_line_more(tmp_path: Path) -> 
 
 def test_lines_are_short_on_a_terminal_and_complete_in_a_log(monkeypatch: Any) -> None:
     def both() -> tuple[str, str, str]:
-        level = log_lines.level_line("exact", [], "saved", "")
+        (level,) = log_lines.level_lines("exact", [], "saved", "")
         return log_lines.saved_line(SAVED, 1), log_lines.resume_line(RESTORED, 1, 2, 1, "exact", "exact"), level
 
     monkeypatch.setattr(log_lines, "is_terminal", lambda: True)
@@ -106,8 +106,16 @@ def test_lines_are_short_on_a_terminal_and_complete_in_a_log(monkeypatch: Any) -
     ],
 )
 def test_a_line_with_level_state_names_what_to_do(reason: str, remedy: str) -> None:
-    line = log_lines.level_line("state", [reason], "saved", reproducibility.remedy([reason]))
+    (line,) = log_lines.level_lines("state", [reason], "saved", reproducibility.remedy([reason]))
     assert line == f"hpcckpt: next resume level=state iterator=saved because {reason}; for level=exact {remedy}"
+
+
+def test_each_of_several_reasons_has_a_line() -> None:
+    assert log_lines.level_lines("state", ["no seed was set", "run_eagerly is set"], "saved", "set a seed") == [
+        "hpcckpt: next resume level=state iterator=saved for 2 reasons; for level=exact set a seed",
+        "hpcckpt: level=state, reason 1 of 2: no seed was set",
+        "hpcckpt: level=state, reason 2 of 2: run_eagerly is set",
+    ]
 
 
 def test_a_step_that_a_shuffle_buffer_enlarges_is_reported_once_with_sizes(tmp_path: Path, capfd: Any) -> None:
