@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from hpcckpt.train import models
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
 NOTEBOOKS = ROOT / "notebooks"
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
-NEEDED = ("tensorflow", "nbclient", "ipykernel", "matplotlib", "safetensors")
+NEEDED = ("tensorflow", "nbclient", "ipykernel", "matplotlib", "safetensors", "sklearn")
 EXECUTED = "large_model_support.ipynb"
 """Stored with its outputs: its figures are what it is about."""
 MAX_BYTES = 200_000
@@ -97,5 +98,14 @@ def test_the_executed_notebook_is_stored_with_its_numbers_and_two_pictures() -> 
     assert "losses by distance:" in text
 
 
-def test_there_are_three_tutorials() -> None:
-    assert NAMES == ["kill_resume_look_inside.ipynb", EXECUTED, "train_from_a_config.ipynb"]
+def test_each_model_has_a_section_with_its_configuration_and_each_network_is_named() -> None:
+    cells = json.loads((NOTEBOOKS / "models.ipynb").read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) + "\n" for cell in cells)
+    sections = dict(section.split("\n", 1) for section in text.split("\n## ")[1:])
+    whole = [name for name in models.__all__ if name not in {"components", "networks"}]
+    assert [name for name in whole if f'"ktf.models.{name}": {{' not in sections.get(name, "")] == []
+    assert [name for name in models.networks.__all__ if f"networks.{name}" not in text] == []
+
+
+def test_there_are_three_tutorials_and_one_notebook_of_the_models() -> None:
+    assert NAMES == ["kill_resume_look_inside.ipynb", EXECUTED, "models.ipynb", "train_from_a_config.ipynb"]
