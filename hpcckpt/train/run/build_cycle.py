@@ -172,7 +172,7 @@ def together(comm: Communicator, phase: str, fn: Callable[[], T]) -> T:
         result = fn()
     except Exception as caught:  # noqa: BLE001 - raised again below, when the others know
         error = caught
-    texts = set(comm.allgather(None if error is None else str(error)))
+    texts = comm.distinct([None if error is None else str(error)])
     if isinstance(error, TrainConfigError) and len(texts) == 1:
         raise error
 
@@ -291,11 +291,11 @@ def _count_batches(built: Built, team: Team) -> None:
     own = _cardinality(built.train)
     _refuse_endless(built, own, "train", "num_train_steps")
     if built.n_train is not None:
-        _refuse_too_few(built, team.comm.allgather(own))
+        _refuse_too_few(built, team.comm.distinct([own]))
     else:
         if own == _UNKNOWN and team.size > 1:
             own = together(team.comm, "count batches", lambda: sum(1 for _ in built.train))
-        least = min(team.comm.allgather(own))
+        least = team.comm.allreduce(own, min)
         _refuse_none(built, least, "train", team.size)
         built.train = built.train if least == own else built.train.take(least)
         built.n_train = None if least == _UNKNOWN else least
@@ -307,7 +307,7 @@ def _count_valid_batches(built: Built, team: Team) -> None:
     """Find out how many batches this rank validates on, for the means over the ranks. Collective."""
     own, limit = _cardinality(built.valid), built.loop.num_valid_steps
     _refuse_endless(built, own, "validate", "num_valid_steps")
-    _refuse_none(built, min(team.comm.allgather(own)), "validate", team.size)
+    _refuse_none(built, team.comm.allreduce(own, min), "validate", team.size)
     known = [number for number in (own, limit) if number is not None and number >= 0]
     built.n_valid = min(known, default=None)
 
