@@ -206,6 +206,13 @@ class Communicator(ABC):
         with self._operation("allgather"):
             return self._spread(self._reduce([value], operator.add))
 
+    def allreduce(self, value: T, merge: Callable[[T, T], T]) -> T:
+        """Return what all ranks' values merge to, two by two in the order of the ranks. Collective."""
+        if self.size == 1:
+            return value
+        with self._operation("allreduce"):
+            return self._spread(self._reduce(value, merge))
+
     def distinct(self, values: Iterable[T]) -> list[T]:
         """Return the values of all ranks, each once, in the order of the ranks. Collective.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -123,7 +124,7 @@ class DurableState:
 
     def sync(self) -> None:
         """Give all ranks the newest state there is: in memory, else on disk, else the first rank's. Collective."""
-        if not any(self._ranks.allgather(self._is_current)):
+        if not self._ranks.allreduce(self._is_current, operator.or_):
             self._restore_newest()
         self._state.sync()
         self.commits = self._ranks.bcast(self.commits)

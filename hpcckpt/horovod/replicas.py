@@ -119,7 +119,7 @@ def check_equal(state: Any, *, process_set: Any = None, comm: Communicator | Non
         tree = group.agree("compare ranks: read state", lambda: flatten(state))
         names, sums = group.agree("compare ranks: checksums", lambda: _checksums(tree))
         digest = hashlib.blake2b(repr((names, sums)).encode(), digest_size=16).digest()
-        if len(set(group.allgather(digest))) > 1:
+        if len(group.distinct([digest])) > 1:
             raise ReplicaMismatchError(_difference(group.allgather(dict(zip(names, sums, strict=True)))))
         return len(names)
     finally:

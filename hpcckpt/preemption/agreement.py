@@ -122,9 +122,8 @@ class _Mailbox:
 
     def close(self) -> None:
         """Receive what is still in transit, and free the communicator. Collective."""
-        sent = self.comm.allgather((self._n_to_root, self._n_to_all))
-        expected = sum(n for rank, (_, n) in enumerate(sent) if rank != self.comm.rank)
-        expected += sum(n for n, _ in sent) if self.comm.is_root else 0
+        n_to_root, n_to_all = self.comm.allreduce((self._n_to_root, self._n_to_all), _sums)
+        expected = n_to_all - self._n_to_all + (n_to_root if self.comm.is_root else 0)
         while self._n_received < expected:
             if self.next() is None:
                 time.sleep(POLL_S)
@@ -411,6 +410,10 @@ class Agreement:
             self._n_ahead, self._n_uneven = 1, 0
             self.is_over = self.is_over or decision.what == "stop"
         return decision
+
+
+def _sums(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def _stronger(one: BoundaryRequest | None, other: BoundaryRequest | None) -> BoundaryRequest | None:

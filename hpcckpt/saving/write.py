@@ -7,6 +7,7 @@ protocol (:mod:`hpcckpt.rundir.commit`).
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -121,7 +122,7 @@ def write(queue: SaveQueue, this: InFlightSave, taken: Captured[Contribution]) -
 def write_together(queue: SaveQueue, this: InFlightSave, taken: Captured[Contribution]) -> Captured[Any]:
     """Write on this thread, on all ranks or, if one of them fails before its first byte, on none. Collective."""
     ready = capture(lambda: _get_ready(queue, this, taken.get()))
-    if not all(queue.comm.allgather(ready.error is None)):
+    if not queue.comm.allreduce(ready.error is None, operator.and_):
         return ready
     return capture(lambda: _write(queue, this, taken.get(), ready.get()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,7 @@ def find_nodes(comm: Communicator, scratch: Path, files: FileSystem = POSIX) -> 
     """
     mark = comm.on_root("open scratch", lambda: _leave_mark(scratch / f".seen-{layout.new_nonce()}", files))
     try:
-        is_shared = all(comm.allgather(files.exists(scratch / mark.name)))
+        is_shared = comm.allreduce(files.exists(scratch / mark.name), operator.and_)
     finally:
         if comm.is_root:
             with contextlib.suppress(OSError):

@@ -451,10 +451,13 @@ def is_diff(runner: Runner, text: str) -> None:
         documented.load(name)
 
 
-def start_job(runner: Runner, pause: str, n_steps: int = 1) -> None:
-    """Start a job in the background, and return when that many steps are there."""
+def start_job(runner: Runner, pause: str, n_steps: int = 1, *, halt_before: int = 0) -> None:
+    """Start a job in the background, and return when that many steps are there.
+
+    At step ``halt_before`` it waits until ``hpcckpt halt`` was called: a busy machine may call it late.
+    """
     (runner.directory / ".loop.py").write_text(JOBS, encoding="utf-8")
-    runner.must(f"python .loop.py {pause} > .loop.log 2>&1 &")
+    runner.must(f"python .loop.py {pause} {halt_before} > .loop.log 2>&1 &")
     while len(list((runner.directory / "runs/loop").glob("step-*"))) < n_steps:
         time.sleep(0.01)
 
@@ -970,16 +973,20 @@ def batch(number):
 )
 JOBS = """
 import sys, time
+from pathlib import Path
 import numpy as np
 import hpcckpt as hc
 hc.preemption.catch_signals()
 state = {"weights": np.zeros(100_000)}
+pause_s, halt_before = float(sys.argv[1]), int(sys.argv[2])
 with hc.Checkpointer("runs/loop", max_to_keep=9) as ckpt:
     done = 0 if ckpt.latest_step() is None else ckpt.restore(state).step
     guard = hc.preemption.watch(ckpt, halt_every_s=0.05)
     for step in range(done + 1, 1_000_000):
         state["weights"] += 1e-3
-        time.sleep(float(sys.argv[1]))
+        time.sleep(pause_s)
+        while step == halt_before and not Path("runs/loop/HALT").exists():
+            time.sleep(0.05)
         about = {"metrics": {"loss": 1 / step}, "objects": {"epoch": step // 100}}
         if guard.check(step).stop:
             guard.save_and_exit(state, **about)
@@ -989,11 +996,18 @@ with hc.Checkpointer("runs/loop", max_to_keep=9) as ckpt:
 SETUPS["docs/operating.md"] = Setup(
     needs=("matplotlib",),
     prepare=lambda runner: (
-        start_job(runner, "0.001"),
+        start_job(runner, "0.001", halt_before=250),
         runner.must("hpcckpt halt runs/loop --after-step 300 -q; wait"),
     ),
     before=[
         ("watch runs/loop --once", lambda runner: (runner.must("rm -r runs/loop"), start_job(runner, "0.025", 2))),
+        (
+            "halt runs/loop --after-step",
+            lambda runner: (
+                runner.must("hpcckpt halt runs/loop -q; wait; rm -r runs/loop"),
+                start_job(runner, "0.025", 2, halt_before=250),
+            ),
+        ),
         (
             "hpcckpt report",
             lambda runner: (

@@ -15,6 +15,7 @@ Between 2 and 4 the file is an HDF5 file without a table, which no reader takes 
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -147,7 +148,7 @@ class MpioDriver(Driver):
 
     def _all_well(self, failure: Exception | None) -> bool:
         """Return True if no rank has failed. Collective."""
-        return self.comm is None or not any(self.comm.allgather(failure is not None))
+        return self.comm is None or self.comm.allreduce(failure is None, operator.and_)
 
     def _check(self, job: SaveJob, path: Path, rank: int, written: Sequence[tuple[WriteItem, tuple[int, ...]]]) -> None:
         found = sealing.look(str(path / MASTER), job.file_layout, self.options)

@@ -71,8 +71,8 @@ def is_better(value: float, best: float | None, mode: str) -> bool:
 def averaged(logs: Mapping[str, Any], comm: Communicator) -> dict[str, Any]:
     """Return the mean over the ranks of what is a number on every rank, and root's of all else. Collective."""
     plain = {name: _plain(value) for name, value in logs.items()}
-    every = comm.allgather(plain)
-    return {name: _mean([theirs.get(name) for theirs in every]) for name in every[0]}
+    every = comm.gather(plain) or []
+    return comm.on_root("average logs", lambda: {name: _mean([each.get(name) for each in every]) for name in plain})
 
 
 def _mean(values: list[Any]) -> Any:

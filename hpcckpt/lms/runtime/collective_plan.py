@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -124,7 +124,7 @@ def _spare(result: PlanResult) -> int:
 
 def add_trial(options: LmsOptions, trials: Trials, result: PlanResult, measured: Measured) -> None:
     """Take what a plan's step took, and log it; of all ranks the most counts. Collective."""
-    peak = max(options.comm.allgather(measured.peak))
+    peak = options.comm.allreduce(measured.peak, max)
     trials.all.append(Trial(result, measured, peak))
     if result.budget is not None:
         options.lms_log.info(messages.verified_line(peak, result.budget))
@@ -209,6 +209,10 @@ class _PlanSummary(NamedTuple):
     n_edges: int
 
 
+_Others = tuple[int, tuple[int, _PlanSummary] | None]
+"""How many ranks have another plan than root, and the first of them."""
+
+
 def check_same_plan(comm: Communicator, graph: Graph, make: Callable[[], Plan]) -> Plan:
     """Return this rank's plan, once all ranks have the same one. Collective.
 
@@ -221,20 +225,20 @@ def check_same_plan(comm: Communicator, graph: Graph, make: Callable[[], Plan]) 
     """
     plan = comm.agree("plan Large Model Support", make)
     mine = _PlanSummary(plan.digest, len(plan.swap_outs), len(plan.swap_ins), len(graph.ops), graph.n_edges)
-    _compare(comm.allgather(mine))
+    root = comm.bcast(mine)
+    other = None if mine.digest == root.digest else (comm.rank, mine)
+    n_others, first = comm.allreduce((int(other is not None), other), _first_and_number)
+    if first is not None:
+        raise PlanMismatchError(
+            f"the plan of rank {first[0]} is not that of rank 0 ({_summary_text(first[1])}, on rank 0 "
+            f"{_summary_text(root)}), and {n_others} of {comm.size} ranks differ: give all ranks the same model, batch "
+            "size and options of LMS"
+        )
     return plan
 
 
-def _compare(summaries: Sequence[_PlanSummary]) -> None:
-    others = [rank for rank, each in enumerate(summaries) if each.digest != summaries[0].digest]
-    if not others:
-        return
-    first = others[0]
-    found, expected = _summary_text(summaries[first]), _summary_text(summaries[0])
-    raise PlanMismatchError(
-        f"the plan of rank {first} is not that of rank 0 ({found}, on rank 0 {expected}), and {len(others)} of "
-        f"{len(summaries)} ranks differ: give all ranks the same model, batch size and options of LMS"
-    )
+def _first_and_number(some: _Others, others: _Others) -> _Others:
+    return some[0] + others[0], some[1] or others[1]
 
 
 def _summary_text(summary: _PlanSummary) -> str:

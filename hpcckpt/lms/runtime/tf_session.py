@@ -158,8 +158,7 @@ def _dry(options: LmsOptions, graph: Any, result: PlanResult, level: int | None)
     outcome = dry_step(graph, plan, swap_ops_of(options), options.batch_size, gpu_name(options.settings), level)
     if outcome.assumed and level is None:
         options.lms_log.info(messages.ASSUMED.format(shapes=outcome.assumed))
-    reasons = options.comm.allgather(outcome.why_not)
-    whys = [why for why in reasons if why]
+    whys = [why for why in options.comm.distinct([outcome.why_not]) if why]
     if whys:
         options.lms_log.info(messages.NOT_VERIFIED.format(why=whys[0]))
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def copy_step(
         if staged is not None:
             pieces = share(pieces_of(manifest.files), comm.rank, comm.size, _piece_nbytes)
             copying = _translated(lambda: copy_pieces(source, staged.path, pieces, rules, task.is_resumed, progress))
-            n_written = sum(comm.allgather(comm.agree(where, copying)))  # step 2
+            n_written = comm.allreduce(comm.agree(where, copying), operator.add)  # step 2
             comm.agree(f"{where}: sync", _translated(lambda: sync_files(staged.path, {p.path for p in pieces}, files)))
             _verify_all(comm, resources, source, task, rules, progress)  # step 3
             comm.on_root(
@@ -199,7 +200,7 @@ def _is_rotten(
         except OSError:  # a sector that cannot be read does not give them back either
             return True
 
-    return any(comm.allgather(comm.agree(f"copy {source}: verify what is there", look)))
+    return comm.allreduce(comm.agree(f"copy {source}: verify what is there", look), operator.or_)
 
 
 def _begin_again(resources: _Resources, destination: Path, task: _Task, rules: Rules) -> _Task:

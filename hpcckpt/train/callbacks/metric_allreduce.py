@@ -75,7 +75,8 @@ class MetricMeans(Callback):  # type: ignore[misc]  # Keras has no types
         del epoch
         if logs is None:
             logs = {}
-        logs.update(mean_metrics(self._comm.allgather((float(self._rows.count), plain_metrics(logs)))))
+        every = self._comm.gather((float(self._rows.count), plain_metrics(logs)))
+        logs.update(self._comm.on_root("average metrics", lambda: mean_metrics(every or [])))
 
 
 def mean_metrics(every: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:

@@ -5,6 +5,7 @@ A rank that stopped alone would leave the others waiting, in the next mean of gr
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ class StopTogether(Callback):  # type: ignore[misc]  # Keras has no types
         self._agree()
 
     def _agree(self) -> None:
-        if any(self._comm.allgather(bool(self.model.stop_training))):
+        if self._comm.allreduce(bool(self.model.stop_training), operator.or_):
             self.model.stop_training = True
 
 

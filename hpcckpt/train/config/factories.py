@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcckpt.errors import ConfigError, HpcckptError
 from hpcckpt.train.config.signatures import as_expected
-from hpcckpt.train.config.weights_cache import download_problem
+from hpcckpt.train.config.weights_cache import download_problem, may_download
 from hpcckpt.train.config_errors import ConfigProblem, TrainConfigError, inside, shown
 
 if TYPE_CHECKING:
@@ -77,6 +77,11 @@ class Factory:
                 raise
             raise TrainConfigError.of([problem]) from error
 
+    @property
+    def may_download(self) -> bool:
+        """Whether it, or a factory in its arguments, takes weights from the cache into which Keras downloads them."""
+        return may_download(self.name, self.kwargs) or any(each.may_download for each in _factories_in(self.kwargs))
+
     def written(self) -> dict[str, Any]:
         """Return it as a configuration has it."""
         if not self.is_called:
@@ -119,6 +124,15 @@ def _line_of(error: Exception, target: Any) -> str:
         line = step.tb_lineno if step.tb_frame.f_code.co_filename == home else line
         step = step.tb_next
     return f" ({home}:{line})" if line else ""
+
+
+def _factories_in(value: Any) -> Iterator[Factory]:
+    """Yield the factories in a value, but not those in their arguments. Pure."""
+    if isinstance(value, Factory):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _factories_in(item)
 
 
 def _built(value: Any, catalogue: Catalogue) -> Any:

@@ -1,14 +1,21 @@
-"""Weights that Keras downloads, where it cannot: which file it is, where Keras looks for it, and what to do."""
+"""Weights that Keras downloads: what downloads them; and where it cannot, which file, where it belongs, what to do."""
 
 from __future__ import annotations
 
 import os
 import re
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 _FAILED = re.compile(r"URL fetch failure on (?P<url>\S+): \S+ -- (?P<reason>.*)", re.DOTALL)
 """What Keras' ``get_file`` says, 2.15 and 3."""
+
+
+def may_download(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Return True if a network of ``keras.applications`` with these arguments takes weights from the cache. Pure."""
+    return "applications" in name.split(".") and kwargs.get("weights", "imagenet") is not None
 
 
 def download_problem(error: Exception) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -167,7 +168,7 @@ def _may_be_horovod() -> bool:
         return False
     group = as_communicator(None)
     try:
-        return all(group.allgather(_imports("horovod.tensorflow.keras")))
+        return group.allreduce(_imports("horovod.tensorflow.keras"), operator.and_)
     finally:
         group.free()
 

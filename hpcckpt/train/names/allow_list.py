@@ -225,7 +225,7 @@ def _roots(allow: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _imported(parts: tuple[str, ...]) -> Any:
-    """Import the package of a trusted root.
+    """Import the package of a trusted root, and the modules on the way to it: they may export; return the package.
 
     Raises
     ------
@@ -233,7 +233,13 @@ def _imported(parts: tuple[str, ...]) -> Any:
         If it cannot be imported.
     """
     try:
-        return _top(parts[0]) if parts[0] in FAMILY else importlib.import_module(parts[0])
+        if parts[0] in FAMILY:
+            return _top(parts[0])
+        top = importlib.import_module(parts[0])
+        for n in range(2, len(parts) + 1):
+            if not _is_imported(".".join(parts[:n])):
+                break
+        return top
     except Exception as error:
         name = ".".join(parts)
         text = f"cannot be imported: {type(error).__name__}: {error}"
@@ -241,6 +247,17 @@ def _imported(parts: tuple[str, ...]) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == parts[0]:
             text, remedy = "there is no such module", "install it, or put its directory into PYTHONPATH"
         raise TrainConfigError.of([ConfigProblem(f"--allow {name}", text, remedy)]) from error
+
+
+def _is_imported(name: str) -> bool:
+    """Import a module; return False if there is no module of this name, but perhaps an object."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return False
+        raise
+    return True
 
 
 def _top(name: str) -> Any:

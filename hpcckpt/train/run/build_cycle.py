@@ -6,10 +6,12 @@ on each rank for model and loop, so that their dropout differs. Initial weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from hpcckpt.collective import launchers
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import HpcckptError, StateError
 from hpcckpt.keras.model.layers import is_layer, named_weights
@@ -26,6 +28,7 @@ from hpcckpt.train.run.lms_callback import large_model_support
 T = TypeVar("T")
 _UNKNOWN, _INFINITE = -2, -1
 """TensorFlow's words for how many batches a dataset has."""
+_LAST_TURN = 2
 
 
 @dataclass(slots=True)
@@ -75,7 +78,8 @@ def build(cycle: Cycle, catalogue: Catalogue, team: Team) -> Built:
     seeding.begin(cycle.seed, cycle.index, team.rank)
 
     def make() -> Built:
-        model = _model(cycle, catalogue, train)
+        with in_turn(team.comm) if cycle.model.may_download else nullcontext():
+            model = _model(cycle, catalogue, train)
         loop = _loop(cycle, catalogue)
         built = Built(cycle, model, loop, train, valid)
         built.frozen = _freeze(built)
@@ -168,7 +172,7 @@ def together(comm: Communicator, phase: str, fn: Callable[[], T]) -> T:
         result = fn()
     except Exception as caught:  # noqa: BLE001 - raised again below, when the others know
         error = caught
-    texts = set(comm.allgather(None if error is None else str(error)))
+    texts = comm.distinct([None if error is None else str(error)])
     if isinstance(error, TrainConfigError) and len(texts) == 1:
         raise error
 
@@ -179,6 +183,24 @@ def together(comm: Communicator, phase: str, fn: Callable[[], T]) -> T:
         return value
 
     return comm.agree(phase, again)
+
+
+@contextmanager
+def in_turn(comm: Communicator) -> Iterator[None]:
+    """Let root go first, then the first rank of each node, then the others. Collective.
+
+    Keras downloads into the very file that it reads, so another rank would find a part of it.
+    """
+    launch = launchers.here().launch
+    is_first_of_node = launch is not None and launch.local_rank is not None and launch.local_rank.value == 0
+    turn = 0 if comm.is_root else 1 if is_first_of_node else _LAST_TURN
+    for _ in range(turn):
+        comm.barrier()
+    try:
+        yield
+    finally:
+        for _ in range(_LAST_TURN - turn):
+            comm.barrier()
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -269,11 +291,11 @@ def _count_batches(built: Built, team: Team) -> None:
     own = _cardinality(built.train)
     _refuse_endless(built, own, "train", "num_train_steps")
     if built.n_train is not None:
-        _refuse_too_few(built, team.comm.allgather(own))
+        _refuse_too_few(built, team.comm.distinct([own]))
     else:
         if own == _UNKNOWN and team.size > 1:
             own = together(team.comm, "count batches", lambda: sum(1 for _ in built.train))
-        least = min(team.comm.allgather(own))
+        least = team.comm.allreduce(own, min)
         _refuse_none(built, least, "train", team.size)
         built.train = built.train if least == own else built.train.take(least)
         built.n_train = None if least == _UNKNOWN else least
@@ -285,7 +307,7 @@ def _count_valid_batches(built: Built, team: Team) -> None:
     """Find out how many batches this rank validates on, for the means over the ranks. Collective."""
     own, limit = _cardinality(built.valid), built.loop.num_valid_steps
     _refuse_endless(built, own, "validate", "num_valid_steps")
-    _refuse_none(built, min(team.comm.allgather(own)), "validate", team.size)
+    _refuse_none(built, team.comm.allreduce(own, min), "validate", team.size)
     known = [number for number in (own, limit) if number is not None and number >= 0]
     built.n_valid = min(known, default=None)
 

@@ -662,7 +662,7 @@ def test_later_saves_make_no_collective_call_and_send_two_messages_per_rank(run_
 
         return count
 
-    for name in ("bcast", "gather", "allgather", "barrier", "duplicate", "send"):
+    for name in ("bcast", "gather", "allgather", "allreduce", "barrier", "duplicate", "send"):
         monkeypatch.setattr(ThreadCommunicator, name, counted(name))
     seen: list[dict[str, int]] = []
     together = threading.Barrier(n_ranks, timeout=100.0)

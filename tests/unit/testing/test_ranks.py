@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 import time
 
@@ -41,7 +42,19 @@ def test_distinct_values_are_in_rank_order(n):
     assert run_ranks(n, lambda comm: comm.distinct(["all", comm.rank, "all"])) == [["all", *range(n)]] * n
 
 
-def test_values_that_all_ranks_have_are_sent_once(monkeypatch):
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_values_of_all_ranks_merge_in_rank_order(n):
+    everyone = "".join(map(str, range(n)))
+    assert run_ranks(n, lambda comm: comm.allreduce(str(comm.rank), operator.add)) == [everyone] * n
+    assert run_ranks(n, lambda comm: comm.allreduce(comm.rank, max)) == [n - 1] * n
+
+
+@pytest.mark.parametrize(
+    "collect",
+    [lambda comm: comm.distinct(["a" * 1000]), lambda comm: comm.allreduce("a" * 1000, max)],
+    ids=["distinct", "allreduce"],
+)
+def test_messages_do_not_grow_with_the_number_of_ranks(collect, monkeypatch):
     def longest(n: int) -> int:
         lengths = []
 
@@ -50,7 +63,7 @@ def test_values_that_all_ranks_have_are_sent_once(monkeypatch):
             post(comm, dest, message)
 
         monkeypatch.setattr(ThreadCommunicator, "_post", measured)
-        run_ranks(n, lambda comm: comm.distinct(["a" * 1000]))
+        run_ranks(n, collect)
         return max(lengths)
 
     post = ThreadCommunicator._post

@@ -490,7 +490,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "ANSWER = 42\n",
         encoding="utf-8",
     )
-    (tmp_path / name / "more.py").write_text("from . import Net\nclass Other: pass\n", encoding="utf-8")
+    (tmp_path / name / "more.py").write_text(
+        "from . import Net\nfrom hpcckpt.train import export_config\nclass Other: pass\n"
+        "@export_config\ndef exported_below(): return 2\n",
+        encoding="utf-8",
+    )
     (tmp_path / name / "broken.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     return name
@@ -532,6 +536,14 @@ def test_one_thing_alone_can_be_allowed(package: str) -> None:
         catalogue.find(f"{package}.more.Other")
     with pytest.raises(RefusedError, match="it carries code"):
         catalogue.find("tf.keras.layers.Lambda")
+
+
+def test_a_module_that_is_allowed_exports(package: str) -> None:
+    with pytest.raises(RefusedError, match="exported_below"):
+        Catalogue([package]).find("exported_below")
+    assert Catalogue([f"{package}.more.Other"]).find("exported_below")() == 2
+    with pytest.raises(TrainConfigError, match=r"broken: cannot be imported: .*nothing_of_this_name"):
+        Catalogue([f"{package}.broken"])
 
 
 @pytest.mark.parametrize(
