@@ -6,7 +6,7 @@ import re
 
 from tests.features.notebook import notebook, notebook_files
 from tests.features.table import NeedsError, row
-from tests.features.tmci import no_gpu, site
+from tests.features.tmci import no_gpu, site, with_site
 from tests.features.work import Done, Work
 from tests.support.paths import ROOT
 
@@ -537,7 +537,7 @@ def l19(work: Work) -> str:
     lms = LMS(swapout_threshold=10, swapin_ahead=3, swapin_groupby=2)
     cnn().fit(x[:128], y[:128], 64, 1, verbose=0, callbacks=[lms])
     print("TRAINED", hpcckpt.__file__, lms.report().mode, swapped())
-    """, PYTHONPATH=str(where))  # fmt: skip
+    """, **with_site(where))  # fmt: skip
     assert done.count("building the TensorFlow ops") == 0, done.tail()
     done.find(rf"^TRAINED {re.escape(str(where))}/\S+ pass [1-9]")
     return done.line("^TRAINED")[-60:]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import sysconfig
 from pathlib import Path
 
 from tests.features.table import row
@@ -69,7 +71,11 @@ def _plugin(work: Work) -> Path:
 
 
 def site(work: Work) -> Path:
-    """Install a copy of the sources with pip into an empty directory; return the directory."""
+    """Install a copy of the sources with pip into an empty directory; return the directory.
+
+    Beside it is an environment, ``env``, whose Python has that directory and the packages of this one, without the
+    import hook of an editable installation, which would go before any path.
+    """
     source = work.directory / "source"
     built = shutil.ignore_patterns("__pycache__", "*_ops-*.so", "_native.*.so", "installed")
     shutil.copytree(ROOT / "hpcckpt", source / "hpcckpt", ignore=built)
@@ -78,7 +84,16 @@ def site(work: Work) -> Path:
     options = "--no-index --no-deps --no-build-isolation --disable-pip-version-check"
     done = work.sh(f"pip install {options} --target site ./source")
     work.write("seconds", f"{done.seconds:.0f}")
-    return work.directory / "site"
+    env, where = work.directory / "env", work.directory / "site"
+    work.sh("python -m venv --without-pip env")
+    paths = f"{where}\n{sysconfig.get_path('purelib')}\n"
+    Path(sysconfig.get_path("purelib", "venv", {"base": str(env)}), "paths.pth").write_text(paths, encoding="utf-8")
+    return where
+
+
+def with_site(where: Path) -> dict[str, str]:
+    """Return the variables with which ``python`` imports what `site` has installed."""
+    return {"PATH": os.pathsep.join([str(where.parent / "env" / "bin"), os.environ["PATH"]])}
 
 
 @row("works")
@@ -95,7 +110,7 @@ def t1(work: Work) -> str:
         print(tmci.__file__)
         tmci.save_variables([tf.Variable(tf.ones((2, 3)))], "dummy")
         """,
-        PYTHONPATH=str(where),
+        **with_site(where),
     )
     done.find(rf"^{re.escape(str(where))}/hpcckpt/tmci/__init__.py$")
     done.find(r"^  data=0x\w+ size=24$")

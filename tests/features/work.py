@@ -209,6 +209,7 @@ class Work:
     def environment(self, **env: str) -> dict[str, str]:
         """Return the environment of a command: as after ``make setup``, with an empty home."""
         inherited = {name: value for name, value in clean_environment().items() if not name.startswith("HPCCKPT_")}
+        del inherited["PYTHONPATH"]  # users have hpcckpt installed
         path = os.pathsep.join([str(Path(sys.executable).parent), inherited["PATH"]])
         return {**inherited, **SETTINGS, "HOME": str(self.session.home), "PATH": path, **env}
 

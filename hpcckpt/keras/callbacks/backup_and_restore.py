@@ -207,7 +207,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore the newest backup on all ranks, and tell Keras where to begin. Collective."""
         if self._backup is not None:  # of a fit that failed
-            self._backup.stop_watching()
+            self._backup.leave()
         fit = running_fit()
         self._backup = FitBackup(self, fit, self._saves, self._schedule, self._content)
         self._stands_last = fit.callbacks is not None
@@ -272,7 +272,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     def close(self) -> None:
         """Give back the run directory; needed only if a ``fit`` that failed is not tried again. Collective."""
         if self._backup is not None:
-            self._backup.stop_watching()
+            self._backup.leave()
         self._saves.close()
 
     @property

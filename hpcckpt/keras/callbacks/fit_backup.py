@@ -375,14 +375,16 @@ class FitBackup:
         """Finish saves in flight, and release everything. Collective."""
         mark_bar(None)
         forget(self.model)
-        self.stop_watching()
+        self.leave()
         self.saves.close()
 
-    def stop_watching(self) -> None:
-        """Watch no more for what ends the job. Collective."""
+    def leave(self) -> None:
+        """Watch no more for what ends the job, and drop the data. Collective."""
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.close()
+        if self.fit.data_source is not None:
+            self.fit.data_source.release()
 
     # -- small things ----------------------------------------------------------------------------
 

@@ -101,6 +101,7 @@ class DataSource(ABC):
     2) (Keras)     reads; ``plan.on_arrival`` is called once, before the first batch, with the iterator
     3) (each rank) ``confirm()``         after the first batch: verifies ``method``
     4) (each rank) ``state(…)``          between two batches or epochs: the state to save
+    5) (each rank) ``release()``         in ``on_train_end``: it is used no more
 
     Attributes
     ----------
@@ -117,6 +118,9 @@ class DataSource(ABC):
     warnings : list of str
         What went wrong while reaching the position.
     """
+
+    _replaced: str
+    """The method of Keras' object that ``watch`` replaces."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -193,6 +197,13 @@ class DataSource(ABC):
     @abstractmethod
     def watch(self, plan: ReadPlan) -> None:
         """Start reading at the position of the plan. Independent."""
+
+    def release(self) -> None:
+        """Drop the data and the iterator, whose shuffle buffers may be large: the training has ended. Independent."""
+        if self.source is not None:
+            vars(self.source).pop(self._replaced, None)
+        self.source = self.validation = self.iterator = self._pipeline = None
+        self._plan = ReadPlan()
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -307,6 +318,8 @@ class DataSource(ABC):
 class DataHandlerSource(DataSource):
     """Keras 2.15's source: a ``DataHandler``."""
 
+    _replaced = "enumerate_epochs"
+
     @property
     def adapter(self) -> Any:
         """Keras' own adapter of the data."""
@@ -371,6 +384,8 @@ class DataHandlerSource(DataSource):
 
 class EpochIteratorSource(DataSource):
     """Keras 3's source: an ``EpochIterator``."""
+
+    _replaced = "_enumerate_iterator"
 
     @property
     def adapter(self) -> Any:

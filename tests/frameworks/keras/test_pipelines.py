@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,23 @@ UNTOUCHED = [
 @pytest.mark.parametrize("make", UNTOUCHED, ids=lambda make: make.__name__)
 def test_to_save_behind_every_batch_changes_no_order(make: Make, tmp_path: Path) -> None:
     assert read(make, saving(tmp_path / "run")) == read(make)
+
+
+def iterators() -> int:
+    return sum(type(each).__name__ == "OwnedIterator" for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["the callback goes too", "the callback is kept"])
+def test_no_iterator_outlives_the_training_with_its_shuffle_buffer(is_kept: bool, tmp_path: Path) -> None:
+    kept = [saving(tmp_path / "run") for _ in range(is_kept)]
+    gc.collect()
+    gc.disable()  # reference cycles stay
+    try:
+        before = iterators()
+        read(pipelines.of_steps(pipelines.endless, 5), *(kept or [saving(tmp_path / "run")]))
+        assert iterators() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2.15 ends the training where the data ends")
