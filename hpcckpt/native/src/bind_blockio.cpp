@@ -12,6 +12,7 @@
 #include "file.h"
 #include "gil.h"
 #include "piece_watcher.h"
+#include "python_items.h"
 #include "signal_check.h"
 
 namespace nb = nanobind;
@@ -59,14 +60,6 @@ struct Request {
     }
 };
 
-nb::tuple fields_of(nb::handle item, std::size_t n_fields) {
-    nb::tuple fields = nb::isinstance<nb::tuple>(item) ? nb::borrow<nb::tuple>(item) : nb::tuple(item);
-    if (fields.size() != n_fields) {
-        throw nb::type_error(("each piece has " + std::to_string(n_fields) + " fields").c_str());
-    }
-    return fields;
-}
-
 Crcs expected_crcs(nb::handle numbers, std::size_t n_blocks) {
     Crcs crcs;
     if (!nb::try_cast(numbers, crcs)) throw nb::value_error("expected CRCs must be integers of 32 bits");
@@ -75,13 +68,6 @@ Crcs expected_crcs(nb::handle numbers, std::size_t n_blocks) {
         throw nb::value_error((text + " blocks").c_str());
     }
     return crcs;
-}
-
-// The next item, or null when there is none; items may come from a generator, whose code runs in here.
-nb::object next_of(const nb::iterator& items) {
-    PyObject* item = outliving_interpreter([&] { return PyIter_Next(items.ptr()); });
-    if (item == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
-    return nb::steal(item);
 }
 
 // Without the GIL.
@@ -97,9 +83,9 @@ WriteResult write_watched(int fd, const Request& request, const BlockOptions& op
 std::vector<Crcs> write(int fd, nb::iterable items, std::size_t block_bytes, std::size_t threads, const nb::str& path,
                         nb::handle on_piece, int nice, bool is_one_writer) {
     Request request;
-    const nb::iterator each = nb::iter(items);
+    const nb::iterator each = iterate(items);
     while (const nb::object item = next_of(each)) {
-        const nb::tuple fields = fields_of(item, 2);
+        const nb::tuple fields = fields_of(item, 2, "each piece has 2 fields");
         request.add(fields[0], fields[1], Access::kRead);
     }
     SignalCheck signals;
@@ -119,9 +105,9 @@ std::vector<Crcs> write(int fd, nb::iterable items, std::size_t block_bytes, std
 std::vector<std::pair<std::size_t, std::size_t>> read(int fd, nb::iterable items, std::size_t block_bytes,
                                                       std::size_t threads, const nb::str& path) {
     Request request;
-    const nb::iterator each = nb::iter(items);
+    const nb::iterator each = iterate(items);
     while (const nb::object item = next_of(each)) {
-        const nb::tuple fields = fields_of(item, 3);
+        const nb::tuple fields = fields_of(item, 3, "each piece has 3 fields");
         request.add(fields[0], fields[1], Access::kWrite);
         const std::size_t n_blocks = count_blocks(request.pieces.back().nbytes, block_bytes);
         request.expected.emplace_back();

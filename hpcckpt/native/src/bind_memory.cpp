@@ -10,6 +10,7 @@
 #include "gil.h"
 #include "nonfinite.h"
 #include "prefault.h"
+#include "python_items.h"
 #include "signal_check.h"
 
 namespace nb = nanobind;
@@ -38,9 +39,9 @@ struct CopyRequest {
 
 CopyRequest request_of(nb::iterable pairs) {
     CopyRequest request;
-    for (nb::handle item : pairs) {
-        const nb::tuple fields = nb::isinstance<nb::tuple>(item) ? nb::borrow<nb::tuple>(item) : nb::tuple(item);
-        if (fields.size() != 2) throw nb::type_error("each pair has a source and a destination");
+    const nb::iterator each = iterate(pairs);
+    while (const nb::object item = next_of(each)) {
+        const nb::tuple fields = fields_of(item, 2, "each pair has a source and a destination");
         request.add(fields[0], fields[1]);
     }
     if (has_overlap(request.copies)) throw nb::value_error("a destination overlaps another buffer of the same copy");

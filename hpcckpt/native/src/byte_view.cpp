@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "gil.h"
+
 namespace nb = nanobind;
 
 namespace hpcckpt {
@@ -29,7 +31,9 @@ ByteView::ByteView(nb::handle object, Access access) {
     if (!PyObject_CheckBuffer(object.ptr())) {
         throw nb::type_error(("expected a bytes-like object, got " + describe_type(object)).c_str());
     }
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) raise_refusal(object);
+    // Python code from 3.12 on, where a class has __buffer__.
+    const int status = outliving_interpreter([&] { return PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE); });
+    if (status != 0) raise_refusal(object);
     if (access == Access::kWrite && is_readonly()) {
         PyBuffer_Release(&buffer_);
         throw nb::buffer_error((describe_type(object) + " is read-only: a destination must be writable").c_str());

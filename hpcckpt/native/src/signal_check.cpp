@@ -12,14 +12,11 @@ namespace {
 // Often enough for a person who waits, and seldom enough that waiting for the GIL costs nothing.
 constexpr std::chrono::milliseconds kInterval{100};
 
-bool is_main_thread() {
-    const nb::module_ threading = nb::module_::import_("threading");
-    return nb::cast<unsigned long>(threading.attr("main_thread")().attr("ident")) == PyThread_get_thread_ident();
-}
-
 }  // namespace
 
-SignalCheck::SignalCheck() : is_main_thread_(is_main_thread()), next_(std::chrono::steady_clock::now() + kInterval) {}
+// Not threading.main_thread(): in Python code CPython can end this thread, and nanobind does not survive that.
+SignalCheck::SignalCheck()
+    : is_main_thread_(_PyOS_IsMainThread() != 0), next_(std::chrono::steady_clock::now() + kInterval) {}
 
 StopCheck SignalCheck::stop_check() {
     if (!is_main_thread_) return nullptr;
