@@ -1,8 +1,8 @@
 // Releasing the interpreter's lock and taking it again, also in a thread that the interpreter ends.
 //
 // Before 3.14 CPython ends a daemon thread that asks for the lock during shutdown with pthread_exit.  In glibc that
-// unwinds the stack, and the first function on the way that is noexcept aborts the process.  Such a thread waits here
-// for the end of the process instead, as CPython 3.14 lets it wait.
+// unwinds the stack.  The first function on the way that is noexcept aborts the process, and nanobind's `catch (...)`
+// ends it with SIGSEGV.  Such a thread waits here for the end of the process instead, as in CPython 3.14.
 #pragma once
 
 #ifndef PY_SSIZE_T_CLEAN

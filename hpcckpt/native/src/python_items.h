@@ -1,4 +1,4 @@
-// Reading an iterable of tuples.  Python code can run here: that of a generator, or of a sequence.
+// Reading an iterable of tuples.  Python code can run here: a generator, or `__iter__` of a class.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,6 +20,7 @@ inline nanobind::object next_of(const nanobind::iterator& items) {
     return nanobind::steal(item);
 }
 
+// A tuple of the fields of an item; raises TypeError with the text `expected` if there are more or fewer.
 inline nanobind::tuple fields_of(nanobind::handle item, std::size_t n_fields, const char* expected) {
     nanobind::tuple fields = nanobind::isinstance<nanobind::tuple>(item)
                                  ? nanobind::borrow<nanobind::tuple>(item)

@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kInterval{100};
 
 }  // namespace
 
-// Not threading.main_thread(): in Python code CPython can end this thread, and nanobind does not survive that.
+// Not with threading.main_thread(), which is Python code: see gil.h.
 SignalCheck::SignalCheck()
     : is_main_thread_(_PyOS_IsMainThread() != 0), next_(std::chrono::steady_clock::now() + kInterval) {}
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-pytest.importorskip("hpcckpt.native._native", reason="the native part is not built")
+_native = pytest.importorskip("hpcckpt.native._native", reason="the native part is not built")
 
 PROGRAM = """
 import os, sys, threading, time
@@ -30,13 +33,24 @@ def read():
 def copy():
     native.copy_pieces([(data, bytearray(len(data)))])
 
-def slow_pairs():
-    for _ in range(20):
+def slowly(items):
+    for item in items:
         time.sleep(0.001)
-        yield data, bytearray(len(data))
+        yield item
 
-def copy_slow_pairs():
-    native.copy_pieces(slow_pairs())
+class Slow:
+    def __iter__(self):
+        time.sleep(0.001)
+        return iter([(data, bytearray(len(data)))])
+
+def copy_from_slow_generator():
+    native.copy_pieces(slowly((data, bytearray(len(data))) for _ in range(20)))
+
+def copy_from_slow_items():
+    native.copy_pieces([slowly((data, bytearray(len(data)))) for _ in range(20)])
+
+def copy_from_slow_iter():
+    native.copy_pieces(Slow())
 
 def write():
     native.write_blocks(fd, pieces())
@@ -60,9 +74,39 @@ for event in started:
 """
 
 
-@pytest.mark.parametrize("call", ["checksum", "read", "copy", "copy_slow_pairs", "write", "write_and_report"])
+CALLS = [
+    "checksum", "read", "copy", "copy_from_slow_generator", "copy_from_slow_items", "copy_from_slow_iter", "write",
+    "write_and_report",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_a_daemon_thread_in_a_native_call_does_not_change_the_exit_status(tmp_path: Path, call: str) -> None:
     for number in range(3):
         command = [sys.executable, "-c", PROGRAM.replace("{call}", call), str(tmp_path / str(number))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_native_call_on_another_thread_runs_no_python_code(tmp_path: Path) -> None:
+    data, copied = np.ones(100_000), np.zeros(100_000)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT, 0o600)
+    called = []
+
+    def call_all() -> None:
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_qualname) if event == "call" else None)
+        _native.crc32c(data, 0)
+        _native.crc32c_blocks(data, 1000, 1)
+        _native.count_nonfinite(data, "float64", 1)
+        _native.prefault(copied, 1)
+        _native.copy_pieces([(data, copied)], 1)
+        _native.write_blocks(fd, [(data, 0)], 1000, 1, "file", None, 0, True)
+        _native.read_blocks(fd, [(copied, 0, None)], 1000, 1, "file")
+        sys.setprofile(None)
+
+    thread = threading.Thread(target=call_all)
+    thread.start()
+    thread.join()
+    os.close(fd)
+    assert np.array_equal(copied, data)
+    assert called == []
