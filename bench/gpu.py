@@ -3,7 +3,8 @@
     python bench/gpu.py --mib 1024 --repeat 7 --directory /local/scratch
 
 One process, PyTorch alone; ``make gpu`` runs it. Beside it stand what the device could do at best (one copy into pinned
-memory) and what ``torch.save`` of the same tensors takes. Medians, with the least and the most.
+memory), and the same tensors saved by ``torch.save`` and by PyTorch's distributed checkpoints: as they come, and staged
+into pinned memory that is used again, as is possible with them too. Medians, with the least and the most.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 import hpcckpt as hc
 from hpcckpt import native
-from hpcckpt.torch.staging import hold_elsewhere
+from hpcckpt.collective.communicator import usable_cores
+from hpcckpt.native.arena import Arena
+from hpcckpt.state.tree import StagedPart
+from hpcckpt.torch.staging import stage
 
 State = dict[str, torch.Tensor]
 
@@ -45,6 +52,7 @@ def main() -> None:
     n_elements = (asked.mib << 20) // asked.tensors // 4
     state = {f"layer{n:03d}": torch.randn(n_elements, device=device) for n in range(asked.tensors)}
     nbytes = sum(tensor.nbytes for tensor in state.values())
+    warnings.filterwarnings("ignore", module="torch.distributed.*")
     directory = Path(tempfile.mkdtemp(prefix="hpcckpt-gpu-", dir=asked.directory))
     try:
         times = measure(state, directory, device, asked.repeat)
@@ -60,7 +68,12 @@ def measure(state: State, directory: Path, device: torch.device, n_rounds: int) 
     """Return the seconds of each round by what was measured; two rounds before them are not counted."""
     pinned = torch.empty(max(t.numel() for t in state.values()), pin_memory=device.type == "cuda")
     blank = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    arena = Arena(sum(t.nbytes for t in state.values()), usable_cores())
+    parts = list(parts_of(state, arena))
     times: dict[str, list[float]] = {}
+    stagers = {"DCP": None}
+    if device.type == "cuda":
+        stagers["DCP, pinned"] = BlockingAsyncStager(cache_staged_state_dict=True)
 
     def timed(what: str, act: Callable[[], Any]) -> Any:
         synchronize(device)
@@ -75,15 +88,29 @@ def measure(state: State, directory: Path, device: torch.device, n_rounds: int) 
             if number == 2:
                 times.clear()
             timed("one copy into pinned memory", lambda: [pinned[: t.numel()].copy_(t) for t in state.values()])
-            timed("snapshot (staging)", lambda: hold_elsewhere(list(state.values())))
+            timed("snapshot (staging)", lambda: stage(parts, arena))
             began = time.perf_counter()
             pending = timed("save: blocks", lambda number=number: ckpt.save(number, state))
             pending.result()
             times.setdefault("save: until durable", []).append(time.perf_counter() - began)
             timed("restore, verified", lambda: ckpt.restore(blank))
             timed("torch.save, synced", lambda: saved_by_torch(state, directory / "state.pt"))
+            timed("torch.load", lambda: torch.load(directory / "state.pt", map_location=device))
+            for name, stager in stagers.items():
+                began = time.perf_counter()
+                done = timed(f"{name}: blocks", lambda stager=stager: begin_dcp(state, directory / "dcp", stager))
+                done.result()
+                times.setdefault(f"{name}: until written", []).append(time.perf_counter() - began)
     assert all(torch.equal(blank[name], tensor) for name, tensor in state.items())
     return times
+
+
+def parts_of(state: State, arena: Arena) -> Iterator[StagedPart]:
+    """Yield the tensors with a place in an arena for each."""
+    position = 0
+    for tensor in state.values():
+        yield StagedPart(tensor, 0, tensor.numel(), arena.view(position, tensor.nbytes))
+        position += tensor.nbytes
 
 
 def saved_by_torch(state: State, file: Path) -> None:
@@ -92,6 +119,11 @@ def saved_by_torch(state: State, file: Path) -> None:
         torch.save(state, opened)
         opened.flush()
         os.fsync(opened.fileno())
+
+
+def begin_dcp(state: State, path: Path, stager: BlockingAsyncStager | None) -> Any:
+    """Begin to save with PyTorch's distributed checkpoints; files are synced, directories are not."""
+    return dcp.async_save(state, checkpoint_id=path, async_stager=stager, no_dist=True)
 
 
 def synchronize(device: torch.device) -> None:

@@ -88,5 +88,6 @@ def renamed(old: str, new: str) -> Any:
 
 def install() -> None:
     """Serve old paths from now on. Independent."""
-    if not any(type(finder).__qualname__ == _Finder.__qualname__ for finder in sys.meta_path):
+    ours = _Finder.__module__, _Finder.__qualname__  # not the class: an earlier import of the package had another one
+    if ours not in ((type(finder).__module__, type(finder).__qualname__) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -14,9 +14,11 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from hpcckpt.errors import ConfigError
 from hpcckpt.native.arena import Arena
 from hpcckpt.native.buffers import BufferType, CallingBack, TensorBuffer, open_view
 from hpcckpt.native.durable import Path, fdatasync, fsync, fsync_dir
@@ -94,7 +96,13 @@ def _choose() -> tuple[Literal["native", "pure"], _Core]:
         except ImportError as error:
             # Built for another Python or C++ library: it works without, but the loss of speed should have a reason.
             logging.getLogger(__name__).warning("hpcckpt: the native part does not load (%s); running without", error)
-    return "pure", cast(_Core, importlib.import_module("hpcckpt.native._pure"))
+    try:
+        return "pure", cast(_Core, importlib.import_module("hpcckpt.native._pure"))
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{os.path.dirname(__file__)} has no native part for this Python ({sys.executable}), and the package "
+            f"{error.name}, to do without, is not installed: pip install hpcckpt installs both"
+        ) from error
 
 
 IMPLEMENTATION: Literal["native", "pure"]

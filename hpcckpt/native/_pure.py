@@ -212,23 +212,28 @@ def _run(work: Callable[[_Block], T], blocks: list[_Block], threads: int) -> lis
     """Do `work` on each block; if some fail, raise the error of the first of them in the order of the blocks."""
     if threads == 1 or len(blocks) < 2:
         return [(block, work(block)) for block in blocks]
-    failed = threading.Event()
+    lock, first_failed = threading.Lock(), len(blocks)
 
-    def work_unless_failed(block: _Block) -> T | None:
-        if failed.is_set():
+    def fail(number: int) -> None:
+        nonlocal first_failed
+        with lock:
+            first_failed = min(first_failed, number)
+
+    def work_unless_failed(number: int) -> T | None:
+        if number > first_failed:
             return None
         try:
-            return work(block)
+            return work(blocks[number])
         except BaseException:
-            failed.set()
+            fail(number)
             raise
 
     with ThreadPoolExecutor(min(threads, len(blocks)), "hpcckpt-blocks") as pool:
-        futures = [pool.submit(work_unless_failed, block) for block in blocks]
+        futures = [pool.submit(work_unless_failed, number) for number in range(len(blocks))]
         try:
             wait(futures)
         except BaseException:  # a signal's handler raised: no thread may use the buffers after this call
-            failed.set()
+            fail(-1)
             raise
     return [(block, cast(T, future.result())) for block, future in zip(blocks, futures, strict=True)]
 

@@ -15,6 +15,7 @@ class Arena:
     """Zeroed, page-aligned memory with all pages allocated in advance. Independent.
 
     It does not grow: make a new one.  The memory goes back to the system when the arena and all its views are gone.
+    Forked children do not have it.
 
     Parameters
     ----------
@@ -73,6 +74,8 @@ def _map(nbytes: int) -> mmap.mmap:
             memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             pass  # a kernel without them: small pages are slower to get, and then as good
+    if hasattr(mmap, "MADV_DONTFORK"):  # else, while a forked child lives, each save would have to touch fresh memory
+        memory.madvise(mmap.MADV_DONTFORK)
     return memory
 
 

@@ -1,8 +1,9 @@
 """The state as it is while it is written: buffers that do not change any more, or copies of those that may change.
 
 What a framework copies on write is held, not copied (:data:`hpcckpt.state.tree.Holder`).  Everything else is
-copied by native threads into an arena: memory that is allocated once and used again, because the first
-touch of fresh memory costs many times a copy into memory that is warm.
+copied into an arena, by native threads or, from an accelerator, by :data:`hpcckpt.state.tree.Stager`.  An arena is
+memory that is allocated once and used again, because the first touch of fresh memory costs many times a copy into
+memory that is warm.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hpcckpt.backends.base import Bytes, Payload
 from hpcckpt.core.plan import WriteItem
 from hpcckpt.core.tensors import itemsize
 from hpcckpt.native.arena import ArenaPool
-from hpcckpt.state.tree import Array, Holder, StateTree, TensorLeaf, as_bytes
+from hpcckpt.state.tree import Array, Holder, StagedPart, Stager, StateTree, TensorLeaf, as_bytes
 
 ALIGNMENT = 64
 
@@ -30,7 +31,7 @@ class Snapshot:
     payloads : list of Payload
         In the order of the items.
     is_view : bool
-        Whether they are the state's own memory, so that the caller must wait.
+        Whether some are the state's own memory, so that the caller must wait.
     arena : Arena or None
         Where the copies are, until they are released.
     interrupt : BaseException or None
@@ -49,32 +50,43 @@ class Snapshot:
             pool.give_back(arena)
 
 
-def view(tree: StateTree, items: Sequence[WriteItem]) -> Snapshot:
-    """Return the state's own memory: only for as long as the caller waits. Independent."""
-    names = dict.fromkeys(item.spec.name for item in items)
-    held = held_arrays({name: tree.tensors[name] for name in names})
-    read = {name: held[name] if name in held else tree.tensors[name].read() for name in names}
-    payloads = [Payload(i, _part(read[i.spec.name], i), is_held=i.spec.name in held) for i in items]
-    return Snapshot(payloads, is_view=True)
+def view(tree: StateTree, items: Sequence[WriteItem], pool: ArenaPool, threads: int) -> Snapshot:
+    """Return the state's own memory, where it is the host's: only for as long as the caller waits. Independent."""
+    return _snapshot(tree, items, pool, threads, is_view=True)
 
 
 def take(tree: StateTree, items: Sequence[WriteItem], pool: ArenaPool, threads: int) -> Snapshot:
     """Return values that stay as they are whatever the program does to the state. Independent."""
-    held = held_arrays({item.spec.name: tree.tensors[item.spec.name] for item in items})
-    copied_nbytes = sum(_aligned(item.nbytes) for item in items if item.spec.name not in held)
-    arena = pool.take(copied_nbytes) if copied_nbytes else None
-    payloads, copies, position = [], [], 0
+    return _snapshot(tree, items, pool, threads, is_view=False)
+
+
+def _snapshot(tree: StateTree, items: Sequence[WriteItem], pool: ArenaPool, threads: int, *, is_view: bool) -> Snapshot:
+    leaves = {item.spec.name: tree.tensors[item.spec.name] for item in items}
+    arrays = held_arrays(leaves)
+    if is_view:
+        arrays |= {n: leaf.read() for n, leaf in leaves.items() if leaf.holder is None and leaf.stager is None}
+    nbytes = sum(_aligned(item.nbytes) for item in items if item.spec.name not in arrays)
+    arena = pool.take(nbytes) if nbytes else None
+    payloads, position = [], 0
+    copies: list[tuple[Bytes, Bytes]] = []
+    staged: dict[Stager, list[StagedPart]] = defaultdict(list)
     for item in items:
-        array = held.get(item.spec.name)
-        data = _part(tree.tensors[item.spec.name].read() if array is None else array, item)
+        leaf, array = leaves[item.spec.name], arrays.get(item.spec.name)
         if array is None and arena is not None:
-            source, data = data, arena.view(position, item.nbytes)
-            copies.append((source, data))
+            data = arena.view(position, item.nbytes)
             position += _aligned(item.nbytes)
-        payloads.append(Payload(item, data, is_held=array is not None))
+            if leaf.stager is None:
+                copies.append((_part(leaf.read(), item), data))
+            else:
+                staged[leaf.stager].append(StagedPart(leaf.source, item.start, item.stop, data))
+        else:
+            data = _part(leaf.read() if array is None else array, item)
+        payloads.append(Payload(item, data, is_held=leaf.holder is not None))
+    for stager, parts in staged.items():
+        stager(parts, arena)
     if copies:
         native.copy_pieces(copies, threads)
-    return Snapshot(payloads, arena=arena)
+    return Snapshot(payloads, is_view=is_view, arena=arena)
 
 
 def held_arrays(leaves: dict[str, TensorLeaf]) -> dict[str, Array]:
@@ -123,9 +135,10 @@ def replica_names(tree: StateTree) -> list[str]:
 def replica_checksums(tree: StateTree) -> Callable[[], list[int]]:
     """Return a function that returns the CRC32C of every replicated tensor as it is now. Independent.
 
-    What can be held is held, for the function to read later; the rest is read at once.
+    What can be held is held, and what is an accelerator's copied, for the function to read later; the rest is read at
+    once.
     """
     leaves = {name: tree.tensors[name] for name in replica_names(tree)}
-    held = held_arrays(leaves)
+    held = held_arrays(leaves) | {name: leaf.read() for name, leaf in leaves.items() if leaf.stager is not None}
     known = {name: native.crc32c(as_bytes(leaf.read())) for name, leaf in leaves.items() if name not in held}
     return lambda: [known[name] if name in known else native.crc32c(as_bytes(held[name])) for name in leaves]

@@ -97,7 +97,7 @@ def _take_or_view(queue: SaveQueue, tree: StateTree, items: Sequence[WriteItem])
         is_too_much = sum(item.nbytes for item in items) > limit
         queue.wait_for_local()
     if is_too_much or not queue.is_in_background:
-        return view(tree, items)
+        return view(tree, items, queue.arenas, queue.backend.threads)
     return take(tree, items, queue.arenas, queue.backend.threads)
 
 

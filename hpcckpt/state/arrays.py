@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +115,10 @@ def is_json(value: Any, room: int = MAX_JSON_DEPTH) -> bool:
 
 # -- arrays --------------------------------------------------------------------------------------
 
-_ARRAYS = frozenset({np.ndarray, np.memmap, np.matrix, np.recarray, np.char.chararray})
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # NumPy 2.5 has chararray still, and warns that it will go
+    _CHARARRAY = getattr(np.char, "chararray", np.ndarray)
+_ARRAYS = frozenset({np.ndarray, np.memmap, np.matrix, np.recarray, _CHARARRAY})
 """Classes of arrays that hold nothing but their elements."""
 
 
@@ -184,7 +188,7 @@ class ArrayLeaf(TensorLeaf):
         self.declaration = _declaration_of_whole(name, array.dtype, array.shape, kind)
         self.source = array
 
-    holder = None
+    holder = stager = None
 
     def read(self) -> Array:
         """Return the values."""
@@ -265,7 +269,7 @@ class PerRankJsonLeaf(TensorLeaf):
 
     __slots__ = ("base", "value")
 
-    holder = None
+    holder = stager = None
 
     def __init__(self, value: PerRank, name: str) -> None:
         self.value, self.base = value, name

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import StateError
+from hpcckpt.native.arena import Arena
 
 Array = npt.NDArray[Any]
 
@@ -19,6 +20,20 @@ Array = npt.NDArray[Any]
 Holder = Callable[[Sequence[Any]], list[Array]]
 """Given the sources of several leaves, returns their values as C-contiguous, little-endian arrays that later updates
 of the program leave as they are; each keeps alive what it needs."""
+
+
+class StagedPart(NamedTuple):
+    """Elements `start` to `stop` of a tensor, in row-major order, and where their bytes go: flat and contiguous."""
+
+    source: Any
+    start: int
+    stop: int
+    into: Array
+
+
+Stager = Callable[[Sequence[StagedPart], Arena | None], None]
+"""Given parts of several leaves' sources, copies them to the host's memory, which an arena has if they lie in one; when
+it returns, later updates of the program do not change the copies."""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a state has many leaves, and freezing trebles what making one costs
@@ -36,9 +51,11 @@ class TensorLeaf:
     target : callable
         Returns memory to restore into directly (a writable, C-contiguous array that is not shared), or ``None``.
     source : object
-        What `holder` holds.
+        What `holder` holds, or `stager` copies.
     holder : callable, optional
         Holds the values of many leaves at once, without a copy where that is possible; a leaf without one is copied.
+    stager : callable, optional
+        Copies parts of many leaves at once, from memory that is not the host's.
     """
 
     declaration: Declaration
@@ -47,6 +64,7 @@ class TensorLeaf:
     target: Callable[[], Array | None] = field(default=lambda: None)
     source: Any = None
     holder: Holder | None = None
+    stager: Stager | None = None
 
 
 @dataclass(slots=True, eq=False)

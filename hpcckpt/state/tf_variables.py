@@ -77,6 +77,7 @@ class VariableLeaf(TensorLeaf):
         self.source = source
 
     holder = staticmethod(hold)
+    stager = None
 
     def read(self) -> Array:
         """Return the values, held."""

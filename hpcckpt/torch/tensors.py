@@ -12,7 +12,7 @@ from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, Kind, TensorSpec
 from hpcckpt.errors import ConfigError, StateError
 from hpcckpt.state.tree import Array, TensorLeaf, declare
-from hpcckpt.torch.staging import hold_elsewhere, stage, unstage
+from hpcckpt.torch.staging import copy_to_host, stage, unstage
 
 _AS_INTEGERS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 """What dtypes that NumPy itself lacks are viewed as on the way, by their size in bytes."""
@@ -101,7 +101,7 @@ class CpuLeaf(TensorLeaf):
 
     __slots__ = ("is_alias",)
 
-    holder = None
+    holder = stager = None
 
     def __init__(self, tensor: Any, name: str, kind: Kind = "replicated", *, is_alias: bool = False) -> None:
         self.source = plain(tensor, name)
@@ -132,7 +132,8 @@ class DeviceLeaf(TensorLeaf):
 
     __slots__ = ()
 
-    holder = staticmethod(hold_elsewhere)
+    holder = None
+    stager = staticmethod(stage)
 
     def __init__(self, tensor: Any, name: str, kind: Kind = "replicated") -> None:
         self.source = plain(tensor, name)
@@ -140,7 +141,7 @@ class DeviceLeaf(TensorLeaf):
 
     def read(self) -> Array:
         """Return a copy of the values."""
-        return stage(self.source)
+        return copy_to_host(self.source)
 
     def target(self) -> None:
         """Offer no memory to restore into: it is not the host's."""

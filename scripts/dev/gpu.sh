@@ -96,6 +96,7 @@ elif [ "$DEVICE" = cpu ]; then
     not_run+=("pytest -m gpu: a dry run")
 else
     files=$(grep -rlE 'mark\.gpu\b' tests --include='test_*.py')
+    has tensorflow || files=$(grep -v /keras/ <<<"$files")
     # shellcheck disable=SC2086 # one word for each file
     run "tests marked gpu" "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu $files
 fi

@@ -111,7 +111,7 @@ def _not_copied() -> None:
     """The writer looks at the program's own memory."""
 
     def take(tree: Any, items: Any, pool: Any, threads: int) -> Any:
-        return dataclasses.replace(snapshot.view(tree, items), is_view=False)
+        return dataclasses.replace(snapshot.view(tree, items, pool, threads), is_view=False)
 
     _replace(write, "take", take)
 

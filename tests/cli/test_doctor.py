@@ -224,6 +224,15 @@ def test_mpi_that_does_not_start(versions: Callable[..., None], monkeypatch: pyt
     assert (finding.level, finding.message) == ("problem", "MPI does not start: no PMI here")
 
 
+def test_what_a_site_sets_for_mpi_counts_and_the_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", "no-such-agent")
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1.0;tcp://192.0.2.1:1")  # of a launcher: asked outside its job
+    (finding,) = [finding for finding in mpi.findings() if finding.topic == "thread level"]
+    assert finding.level == "problem"
+    assert "plm_rsh_agent: no-such-agent" in finding.message
+
+
 @pytest.mark.parametrize(
     ("installed", "level", "expected"),
     [({}, "SINGLE", "ok"), ({"horovod": "0.28.1"}, "MULTIPLE", "ok"), ({"horovod": "0.28.1"}, "FUNNELED", "warning")],

@@ -65,8 +65,8 @@ def l1(work: Work) -> str:
 def l2(work: Work) -> str:
     """L2: Tensors are swapped between the memory of a GPU and that of the host
 
-    `make gpu` has to print how many bytes were swapped; no part of it runs LMS yet, and no GPU was available: never
-    shown.
+    `make gpu` has to print how many bytes were swapped; no part of it runs LMS yet, and no GPU with TensorFlow was
+    available: never shown.
     """
     work.sh(f"make -n -C {ROOT} gpu")
     tried = no_gpu(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -25,6 +26,7 @@ DOCUMENTED = Path(__file__).with_name("documented.json")  # made by scripts/dev/
 
 
 @pytest.mark.stack_b
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="some of the commands need TensorFlow")
 def test_documented_names_commands_and_options_work_and_only_moved_modules_warn():
     command = [sys.executable, str(ROOT / "scripts/dev/documented.py"), "check", str(DOCUMENTED)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -81,6 +83,13 @@ def test_old_paths_in_the_root_are_attributes_of_the_package():
     program = "import hpcckpt; print(hpcckpt.discovery.__name__, hpcckpt.plan.__name__, hpcckpt.phases.__name__)"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["hpcckpt.rundir.discovery", "hpcckpt.core.plan", "hpcckpt.core.failpoints"]
+
+
+def test_finders_of_other_packages_do_not_stand_in_for_ours():
+    program = (
+        "import sys; sys.meta_path.append(type('_Finder', (), {'find_spec': lambda *_: None})()); import hpcckpt.plan"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_path_that_no_page_names_is_gone():

@@ -6,6 +6,9 @@
 
 namespace nb = nanobind;
 
+// From Python 3.13 on it is exported, and declared in an internal header only.
+extern "C" PyAPI_FUNC(int) _PyOS_IsMainThread(void);
+
 namespace hpcckpt {
 namespace {
 

@@ -13,9 +13,16 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-_LAUNCHER = ("OMPI_", "PMI", "PMIX_", "SLURM_", "PALS_", "ALPS_", "MPI_LOCAL", "HYDRA_", "I_MPI_")
+_LAUNCHER = (
+    "OMPI_APP_CTX", "OMPI_COMM", "OMPI_FILE_LOCATION", "OMPI_FIRST_RANKS", "OMPI_MCA_ess", "OMPI_MCA_orte_",
+    "OMPI_MCA_pmix", "OMPI_NUM_APP", "OMPI_UNIVERSE", "PMI", "SLURM_", "PALS_", "ALPS_",
+    "MPI_LOCAL", "HYDRA_", "I_MPI_HYDRA",
+)  # fmt: skip
+"""What launchers set for each process, and not what a site's modules or users set for MPI."""
+_RULE = re.compile(r"^-{20,}$", re.MULTILINE)
 TIMEOUT_S = 30.0
 
 
@@ -58,8 +65,15 @@ def _read(answer: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         found = None
     if isinstance(found, dict):
         return found
-    lines = answer.stderr.strip().splitlines() or ["no answer"]
-    return {"error": lines[-1]}
+    return {"error": _complaint(answer.stderr)}
+
+
+def _complaint(text: str) -> str:
+    """Return what a process complained of: Open MPI begins with the cause between rules, Python ends with it. Pure."""
+    between_rules = _RULE.split(text)[1:2]
+    if between_rules:
+        return shorten(" ".join(between_rules[0].split()), 250)
+    return (text.strip().splitlines() or ["no answer"])[-1]
 
 
 class Question:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,8 +13,9 @@ import torch
 import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
 from hpcckpt.format import layout
-from hpcckpt.state.tree import flatten
-from hpcckpt.torch.staging import _Copier, stage, unstage
+from hpcckpt.state.tree import StagedPart, flatten
+from hpcckpt.torch import tensors
+from hpcckpt.torch.staging import copy_to_host, stage, unstage
 from hpcckpt.torch.tensors import DeviceLeaf
 from tests.support.torch_trainings import save_and_restore
 
@@ -214,31 +218,46 @@ def test_another_dtype_is_refused(run_dir):
 
 @pytest.mark.parametrize("nbytes", [0, 4, 64, 1000])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "bool"])
-def test_staging_brings_every_byte_in_pieces(monkeypatch, nbytes, dtype):
-    begun: list[int] = []
-    begin = _Copier.begin
-
-    def noted(road, piece, room):
-        begun.append(piece.numel())
-        return begin(road, piece, room)
-
-    monkeypatch.setattr(_Copier, "begin", noted)
+def test_every_byte_is_copied_to_the_host_and_back(nbytes, dtype):
     tensor = any_bits(dtype, nbytes // 4, 4).T
-    array = stage(tensor, piece_nbytes=64)
+    array = copy_to_host(tensor)
     assert array.shape == tuple(tensor.shape)
     assert array.tobytes() == bits(tensor)
-    assert sum(begun) == array.nbytes
-    assert max(begun, default=0) <= 64
     back = torch.zeros_like(tensor)
     unstage(tensor, back)
     assert bits(back) == bits(tensor)
 
 
-def test_a_tensor_elsewhere_is_held_as_a_copy_and_assigned(run_dir):
+def test_a_tensor_elsewhere_is_staged_and_assigned():
     tensor = torch.arange(10.0)
     leaf = DeviceLeaf(tensor, "x")
-    (held,) = leaf.holder([leaf.source])
+    staged = np.zeros(16, np.uint8)
+    leaf.stager([StagedPart(leaf.source, 3, 5, staged[:8]), StagedPart(leaf.source, 0, 2, staged[8:])], None)
     leaf.assign(np.ones(10, np.float32))
-    assert held.tolist() == list(range(10))
+    assert staged.view(np.float32).tolist() == [3, 4, 0, 1]
     assert tensor.tolist() == [1.0] * 10
     assert leaf.target() is None
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_only_what_a_rank_writes_is_staged(async_save, ranks, run_dir, monkeypatch):
+    staged: dict[int, int] = defaultdict(int)
+
+    def noted(parts, arena):
+        staged[threading.get_ident()] += sum(part.into.nbytes for part in parts)
+        stage(parts, arena)
+
+    monkeypatch.setattr(DeviceLeaf, "stager", staticmethod(noted))
+    monkeypatch.setattr(tensors, "CpuLeaf", DeviceLeaf)
+    numbers = torch.arange(100_000.0)
+
+    def job(comm):
+        with hc.Checkpointer(run_dir, comm=comm, async_save=async_save) as ckpt:
+            ckpt.save(1, {"x": numbers.clone()}).result()
+            blank = torch.zeros(100_000)
+            ckpt.restore({"x": blank})
+            return torch.equal(blank, numbers)
+
+    assert all(ranks(job))
+    assert len(staged) == ranks.size
+    assert sum(staged.values()) == numbers.nbytes

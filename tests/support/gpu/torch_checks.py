@@ -7,7 +7,11 @@ suite on the CPU, which then is treated as the accelerator: see `as_accelerator`
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,11 @@ import numpy as np
 import torch
 
 import hpcckpt as hc
+from hpcckpt.native.arena import Arena
+from hpcckpt.state.tree import StagedPart
 from hpcckpt.torch import modules, staging, tensors  # noqa: F401 - modules: before a class is replaced
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int64", "bool", "complex64")
-PIECE = 1 << 12
-"""Bytes of a staging buffer here: sizes around it need one, two and many."""
 N_STEPS, SAVED_AT = 12, 5
 
 
@@ -39,12 +43,13 @@ def every_byte_arrives(device: torch.device, directory: Path) -> None:
     """Stage tensors of many dtypes, sizes and layouts, and put them back."""
     del directory
     for dtype in DTYPES:
-        for nbytes in (0, 16, PIECE - 16, PIECE, PIECE + 16, 5 * PIECE + 48):
+        for nbytes in (0, 16, 4096, 20528):
             tensor = _filled(getattr(torch, dtype), nbytes // 16, device)
             for shown in (tensor, tensor.t(), tensor[::2]):
-                array = staging.stage(shown, PIECE)
+                array = staging.copy_to_host(shown)
                 assert array.shape == tuple(shown.shape)
                 assert array.tobytes() == _bits(shown), (dtype, nbytes)
+                assert _through_an_arena(shown) == _bits(shown), (dtype, nbytes)
                 back = torch.zeros_like(shown)
                 staging.unstage(tensors.from_array(array, shown.dtype), back)
                 assert _bits(back) == _bits(shown), (dtype, nbytes)
@@ -63,10 +68,74 @@ def a_snapshot_is_what_was_asked_for_so_far(device: torch.device, directory: Pat
             for _ in range(50):
                 x = (x @ x) * 1.0
             x += 1.0
-            (held,) = staging.hold_elsewhere([x])
+            arena = Arena(x.nbytes)
+            staging.stage([StagedPart(x, 0, x.numel(), arena.view(0, x.nbytes))], arena)
             x.zero_()
-            assert float(held.min()) > 0.5
+            assert float(arena.view(0, x.nbytes).view(np.float32).min()) > 0.5
             assert float(x.max()) == 0.0
+
+
+def threads_stage_at_the_same_time(device: torch.device, directory: Path) -> None:
+    """Stage tensors of different values on several threads, again and again."""
+    del directory
+
+    def stage_own(number: int) -> None:
+        tensor = torch.full((1 << 18,), float(number), device=device)
+        for _ in range(20):
+            assert _through_an_arena(tensor) == _bits(tensor), number
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(stage_own, range(4)))
+
+
+def memory_that_goes_back_can_be_used_again(device: torch.device, directory: Path) -> None:
+    """Make and drop arenas, which CUDA registers: the system gives the same addresses again."""
+    del directory
+    x = torch.ones(1 << 20, device=device)
+    for _ in range(20):
+        arena = Arena(x.nbytes)
+        view = arena.view(0, x.nbytes)
+        staging.stage([StagedPart(x, 0, x.numel(), view)], arena)
+        assert device.type != "cuda" or torch.from_numpy(view).is_pinned()
+        assert view.tobytes() == _bits(x)
+        del arena, view
+
+
+def memory_that_is_not_registered_is_copied_too(device: torch.device, directory: Path) -> None:
+    """Have CUDA refuse to register an arena: every byte arrives, and PyTorch goes on as if nothing had happened."""
+    del directory
+    x = torch.ones(1 << 20, device=device)
+    arena = Arena(x.nbytes)
+    view = arena.view(0, x.nbytes)
+    if device.type == "cuda":  # registered already, so not again
+        assert int(torch.cuda.cudart().cudaHostRegister(view.ctypes.data, x.nbytes, 0)) == 0
+    staging.stage([StagedPart(x, 0, x.numel(), view)], arena)
+    assert view.tobytes() == _bits(x)
+    assert float((x + x).sum()) == 2.0 * x.numel()
+    if device.type == "cuda":
+        assert int(torch.cuda.cudart().cudaHostUnregister(view.ctypes.data)) == 0
+
+
+def a_forked_child_costs_no_copy(device: torch.device, directory: Path) -> None:
+    """Fork, as a DataLoader does, with registered memory; stage on; have the child end."""
+    del directory
+    x = torch.ones(1 << 20, device=device)
+    arena = Arena(x.nbytes)
+    part = StagedPart(x, 0, x.numel(), arena.view(0, x.nbytes))
+    staging.stage([part], arena)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch has threads; the child does nothing but wait
+        child = os.fork()
+    if child == 0:
+        os.read(os.pipe()[0], 1)
+        os._exit(1)
+    try:
+        x += 1.0
+        staging.stage([part], arena)
+        assert part.into.tobytes() == _bits(x)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def a_training_resumes_to_the_bit(device: torch.device, directory: Path) -> None:
@@ -108,6 +177,10 @@ def a_state_dict_comes_back_to_the_device(device: torch.device, directory: Path)
 CHECKS: tuple[Callable[[torch.device, Path], None], ...] = (
     every_byte_arrives,
     a_snapshot_is_what_was_asked_for_so_far,
+    threads_stage_at_the_same_time,
+    memory_that_goes_back_can_be_used_again,
+    memory_that_is_not_registered_is_copied_too,
+    a_forked_child_costs_no_copy,
     a_training_resumes_to_the_bit,
     checkpoints_go_from_device_to_device,
     a_state_dict_comes_back_to_the_device,
@@ -118,6 +191,15 @@ def _filled(dtype: torch.dtype, n_rows: int, device: torch.device) -> torch.Tens
     """Return a matrix of rows of 16 bytes, on the device."""
     values = torch.arange(n_rows * 16 // dtype.itemsize).remainder(101)
     return values.to(dtype).reshape(n_rows, 16 // dtype.itemsize).to(device)
+
+
+def _through_an_arena(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor that was staged in two parts, from an odd offset on."""
+    arena, width, middle = Arena(tensor.nbytes + 1), tensor.element_size(), tensor.numel() // 3
+    into = arena.view(1, tensor.nbytes)
+    cuts = [(middle, tensor.numel()), (0, middle)]
+    staging.stage([StagedPart(tensor, i, j, into[i * width : j * width]) for i, j in cuts], arena)
+    return into.tobytes()
 
 
 def _bits(tensor: torch.Tensor) -> bytes:

@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,8 +236,12 @@ def test_directories_nested_deeper_than_python_recurses_are_seen_and_named(place
         os.mkdir(here)
     try:
         assert len(files.tree(place / "a")) == deep + 1
-        with pytest.raises(OSError, match=r"nested too deeply.*rm -rf"):
+        if sys.version_info >= (3, 13):  # whose shutil.rmtree does not recurse
             files.remove_tree(place / "a")
+            assert not (place / "a").exists()
+        else:
+            with pytest.raises(OSError, match=r"nested too deeply.*rm -rf"):
+                files.remove_tree(place / "a")
     finally:
         subprocess.run(["rm", "-rf", str(place / "a")], check=True)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import resource
+import signal
 import sys
 from types import ModuleType
 
@@ -45,6 +47,22 @@ def test_its_pages_are_there_before_they_are_used(io: ModuleType) -> None:
     before = n_faults()
     whole[:] = 1
     assert n_faults() - before < 100  # of 16384 pages
+
+
+@on_linux
+def test_its_pages_stay_while_a_forked_child_lives(io: ModuleType) -> None:
+    arena = io.Arena(64 * MIB, 2)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        before = n_faults()
+        arena.view(0, 64 * MIB)[:] = 1
+        assert n_faults() - before < 100  # of 16384 pages
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @on_linux

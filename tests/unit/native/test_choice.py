@@ -31,6 +31,19 @@ def test_native_code_can_be_declined(value: str, expected: str | None) -> None:
         assert run(script, HPCCKPT_NO_NATIVE=value) == "False"
 
 
+def test_without_native_code_and_without_crc32c_the_remedy_is_named() -> None:
+    script = """
+import runpy, sys
+sys.modules["crc32c"], sys.argv = None, ["hpcckpt", "list", "."]
+runpy.run_module("hpcckpt", run_name="__main__")
+"""
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, "HPCCKPT_NO_NATIVE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "the package crc32c, to do without, is not installed: pip install hpcckpt" in " ".join(done.stderr.split())
+    assert "bug" not in done.stderr
+
+
 def test_native_code_that_does_not_load_is_logged_and_replaced(tmp_path: Path) -> None:
     script = f"""
 import sys, importlib.abc, importlib.util, logging

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from hpcckpt.collective.outcomes import capture
+from hpcckpt.native import _pure
 
 BLOCK = 4096
 HERE = Path(__file__).parent
@@ -195,6 +200,34 @@ def test_an_error_is_of_the_class_python_gives_it(io: ModuleType, tmp_path: Path
             io.write_blocks(fd, [(b"abc", 0)], path="a-directory")
     finally:
         os.close(fd)
+
+
+class _LastFirst(ThreadPoolExecutor):
+    """Runs what was submitted in the reverse order, once it is waited for."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__(1)
+        self.calls: list[tuple[Future[Any], Any]] = []
+
+    def submit(self, work: Any, *args: Any) -> Future[Any]:
+        """Keep it for later."""
+        self.calls.append((Future(), functools.partial(work, *args)))
+        return self.calls[-1][0]
+
+    def run(self, _futures: Any) -> None:
+        """Run everything."""
+        for future, work in reversed(self.calls):
+            done = capture(work)
+            future.set_exception(done.error) if done.error else future.set_result(done.value)
+
+
+def test_of_many_blocks_that_fail_the_first_is_named(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = _LastFirst()
+    monkeypatch.setattr(_pure, "ThreadPoolExecutor", lambda *_: pool)
+    monkeypatch.setattr(_pure, "wait", pool.run)
+    os.ftruncate(fd, 20)
+    with pytest.raises(EOFError, match=r"wanted 64 bytes at offset 0, got 20$"):
+        _pure.read_blocks(fd, [(bytearray(64), 0, None)], 8, 4, "here")
 
 
 @pytest.mark.parametrize("threads", [1, 3])

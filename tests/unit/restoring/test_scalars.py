@@ -256,7 +256,11 @@ def test_a_list_that_does_not_fit_is_refused_and_nothing_changes(run_dir, case):
 
 
 DATES = {
-    "another unit": (np.datetime64("2026-11-23T01", "s"), np.datetime64("NaT"), np.datetime64("2026-11-23T01", "s")),
+    "another unit": (
+        np.datetime64("2026-11-23T01", "s"),
+        np.datetime64("NaT", "D"),
+        np.datetime64("2026-11-23T01", "s"),
+    ),
     "a duration": (np.timedelta64(5, "s"), np.timedelta64(0, "ms"), np.timedelta64(5, "s")),
     "other bytes": (np.void(b"abc"), np.void(b"a"), np.void(b"abc")),
     "an array of another unit": (np.array(5, "m8[D]"), np.array(0, "m8[s]"), np.array(5 * 86400, "m8[s]")),
@@ -369,7 +373,9 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    number = as_python(value.item() if hasattr(value, "item") else value, None)
+    number = value.item() if hasattr(value, "item") else value
+    is_whole = isinstance(number, np.longdouble) and number.is_integer() and number != 0
+    number = int(number) if is_whole else as_python(number, None)
     return "nan" if number != number else "-0" if number == 0 and math.copysign(1, number) < 0 else number
 
 
@@ -388,6 +394,11 @@ def _map(make: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _map(make, item) for key, item in value.items()}
     return [_map(make, item) for item in value] if isinstance(value, list) else make(value)
+
+
+def test_whole_long_doubles_compare_as_integers():
+    assert _plain(np.longdouble(2**53 + 1)) == 2**53 + 1
+    assert _plain(np.longdouble(-0.0)) == "-0"
 
 
 @given(data=st.data())

@@ -90,6 +90,7 @@ def _cleared(value: Any) -> Any:
     return new
 
 
+@pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")
 @pytest.mark.parametrize("wrap", ["plain", "root", "per-rank", "sharded"])
 @pytest.mark.parametrize("kind", KEPT)
 def test_an_array_comes_back_with_its_class_dtype_and_bytes(run_dir, tmp_path, kind, wrap):
