@@ -10,12 +10,14 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+_MADV_WIPEONFORK = 18  # from <sys/mman.h>: Python has no name for it
+
 
 class Arena:
     """Zeroed, page-aligned memory with all pages allocated in advance. Independent.
 
     It does not grow: make a new one.  The memory goes back to the system when the arena and all its views are gone.
-    Forked children do not have it.
+    In a forked child it is zeroed.
 
     Parameters
     ----------
@@ -74,8 +76,10 @@ def _map(nbytes: int) -> mmap.mmap:
             memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             pass  # a kernel without them: small pages are slower to get, and then as good
-    if hasattr(mmap, "MADV_DONTFORK"):  # else, while a forked child lives, each save would have to touch fresh memory
-        memory.madvise(mmap.MADV_DONTFORK)
+    try:  # else, while a forked child lives, each save would have to touch fresh memory
+        memory.madvise(_MADV_WIPEONFORK)
+    except OSError:
+        pass  # not Linux, or before 4.14
     return memory
 
 
@@ -86,10 +90,12 @@ class ArenaPool:
     ----------
     threads : int
         Native threads that touch a new arena.
+    most_nbytes : int, optional
+        Larger arenas are not kept.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, threads: int, most_nbytes: int | None = None) -> None:
+        self._threads, self._most_nbytes = threads, most_nbytes
         self._free: list[Arena] = []
 
     def take(self, nbytes: int) -> Arena:
@@ -101,5 +107,6 @@ class ArenaPool:
         return Arena(nbytes, self._threads)
 
     def give_back(self, arena: Arena) -> None:
-        """Let the next save have it. Independent."""
-        self._free.append(arena)
+        """Let the next save have it, unless it is too large to be kept. Independent."""
+        if self._most_nbytes is None or arena.nbytes <= self._most_nbytes:
+            self._free.append(arena)

@@ -82,10 +82,15 @@ def _snapshot(tree: StateTree, items: Sequence[WriteItem], pool: ArenaPool, thre
         else:
             data = _part(leaf.read() if array is None else array, item)
         payloads.append(Payload(item, data, is_held=leaf.holder is not None))
-    for stager, parts in staged.items():
-        stager(parts, arena)
-    if copies:
-        native.copy_pieces(copies, threads)
+    try:
+        for stager, parts in staged.items():
+            stager(parts, arena)
+        if copies:
+            native.copy_pieces(copies, threads)
+    except BaseException:
+        if arena is not None:
+            pool.give_back(arena)
+        raise
     return Snapshot(payloads, is_view=is_view, arena=arena)
 
 
@@ -135,8 +140,8 @@ def replica_names(tree: StateTree) -> list[str]:
 def replica_checksums(tree: StateTree) -> Callable[[], list[int]]:
     """Return a function that returns the CRC32C of every replicated tensor as it is now. Independent.
 
-    What can be held is held, and what is an accelerator's copied, for the function to read later; the rest is read at
-    once.
+    What can be held is held, and tensors of an accelerator are copied, for the function to read later; the rest is read
+    at once.
     """
     leaves = {name: tree.tensors[name] for name in replica_names(tree)}
     held = held_arrays(leaves) | {name: leaf.read() for name, leaf in leaves.items() if leaf.stager is not None}

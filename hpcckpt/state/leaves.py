@@ -32,8 +32,8 @@ class StagedPart(NamedTuple):
 
 
 Stager = Callable[[Sequence[StagedPart], Arena | None], None]
-"""Given parts of several leaves' sources, copies them to the host's memory, which an arena has if they lie in one; when
-it returns, later updates of the program do not change the copies."""
+"""Copies parts of several leaves' sources to the host's memory: all of it in the given arena, or anywhere. When it
+returns, later updates of the program do not change the copies."""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a state has many leaves, and freezing trebles what making one costs

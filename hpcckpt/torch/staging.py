@@ -10,8 +10,10 @@ Other devices copy as PyTorch does it; none was tried.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import os
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,7 +32,7 @@ _registered: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 def stage(parts: Sequence[StagedPart], arena: Arena | None) -> None:
-    """Copy parts of tensors to the host's memory, which `arena` has if there is one. Independent."""
+    """Copy parts of tensors to the host's memory: all of it in `arena`, or anywhere if there is none. Independent."""
     by_device: dict[torch.device, list[StagedPart]] = defaultdict(list)
     for part in parts:
         by_device[part.source.device].append(part)
@@ -57,7 +59,8 @@ def unstage(source: torch.Tensor, tensor: torch.Tensor) -> None:
 
 def _stage_from_cuda(device: torch.device, parts: Sequence[StagedPart], arena: Arena | None) -> None:
     if arena is not None and arena not in _registered:
-        _register(arena)
+        with torch.cuda.device(device):  # or a process would begin to use the first device too
+            _register(arena)
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
@@ -68,11 +71,11 @@ def _stage_from_cuda(device: torch.device, parts: Sequence[StagedPart], arena: A
 
 
 def _copy(parts: Sequence[StagedPart]) -> None:
-    """Copy parts one after another; from CUDA, begin to."""
+    """Copy parts one after another; from CUDA, ask its current stream to."""
     for source, start, stop, into in parts:
         if stop > start:
             width = source.element_size()
-            torch.from_numpy(into).copy_(_bytes_of(source)[start * width : stop * width], non_blocking=True)
+            torch.from_numpy(into).copy_(_bytes_of(source)[start * width : stop * width], non_blocking=source.is_cuda)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,21 +91,24 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 def _register(arena: Arena) -> None:
     """Register an arena with CUDA for as long as it lives; without that, CUDA copies through buffers of its own."""
     address = arena.view(0, arena.nbytes).ctypes.data
-    cudart = torch.cuda.cudart()
-    error = int(cudart.cudaHostRegister(address, arena.nbytes, _PORTABLE))
+    undo = weakref.finalize(arena, _unregister, address, os.getpid())
+    undo.atexit = False
+    error = int(torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, _PORTABLE))
     _registered.add(arena)
     if error:
+        undo.detach()
         _log.info(
             "hpcckpt: CUDA does not register %d bytes of memory (error %d): saves are slower", arena.nbytes, error
         )
         _clear_last_error()
-        return
-    weakref.finalize(arena, cudart.cudaHostUnregister, address).atexit = False
+
+
+def _unregister(address: int, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child cannot use CUDA
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _clear_last_error() -> None:
     """Take back CUDA's last error, which PyTorch's next call would raise."""
-    try:
+    with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")
-    except RuntimeError:
-        pass

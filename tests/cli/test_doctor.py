@@ -233,6 +233,13 @@ def test_what_a_site_sets_for_mpi_counts_and_the_cause_is_named(monkeypatch: pyt
     assert "plm_rsh_agent: no-such-agent" in finding.message
 
 
+def test_the_error_of_python_counts_more_than_a_warning_of_open_mpi() -> None:
+    rule = "-" * 74
+    warning = f"{rule}\nsome transport is not used\n{rule}"
+    code = f"import sys; print({warning!r}, file=sys.stderr); raise ImportError('libmpi')"
+    assert probe.ask_python(code) == {"error": "ImportError: libmpi"}
+
+
 @pytest.mark.parametrize(
     ("installed", "level", "expected"),
     [({}, "SINGLE", "ok"), ({"horovod": "0.28.1"}, "MULTIPLE", "ok"), ({"horovod": "0.28.1"}, "FUNNELED", "warning")],

@@ -367,7 +367,7 @@ def t13(work: Work) -> str:
     """T13: A plugin reads the memory of the tensors itself; nothing is copied
 
     The address that the plugin prints is that of the variable's buffer, and saving 256 MiB makes the process grow by
-    less than 5 %. What is on a GPU passes through the host: `make gpu` shows it, and did on an H200.
+    less than 5 %. What is on a GPU passes through the host: `make gpu` shows it with PyTorch.
     """
     done = work.python("""
         import numpy as np, tensorflow as tf

@@ -21,7 +21,7 @@ _LAUNCHER = (
     "OMPI_MCA_pmix", "OMPI_NUM_APP", "OMPI_UNIVERSE", "PMI", "SLURM_", "PALS_", "ALPS_",
     "MPI_LOCAL", "HYDRA_", "I_MPI_HYDRA",
 )  # fmt: skip
-"""What launchers set for each process, and not what a site's modules or users set for MPI."""
+"""What launchers set for each process; other settings for MPI, of a site's modules or of users, are left."""
 _RULE = re.compile(r"^-{20,}$", re.MULTILINE)
 TIMEOUT_S = 30.0
 
@@ -69,9 +69,9 @@ def _read(answer: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def _complaint(text: str) -> str:
-    """Return what a process complained of: Open MPI begins with the cause between rules, Python ends with it. Pure."""
+    """Return what a process complained of: Python ends with the cause, Open MPI begins with it between rules. Pure."""
     between_rules = _RULE.split(text)[1:2]
-    if between_rules:
+    if between_rules and "Traceback (most recent call last)" not in text:
         return shorten(" ".join(between_rules[0].split()), 250)
     return (text.strip().splitlines() or ["no answer"])[-1]
 

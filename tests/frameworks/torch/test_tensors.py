@@ -11,8 +11,11 @@ import pytest
 import torch
 
 import hpcckpt as hc
+from hpcckpt.core.plan import WriteItem
 from hpcckpt.errors import StateError, StateMismatchError
 from hpcckpt.format import layout
+from hpcckpt.native.arena import ArenaPool
+from hpcckpt.saving.snapshot import take
 from hpcckpt.state.tree import StagedPart, flatten
 from hpcckpt.torch import tensors
 from hpcckpt.torch.staging import copy_to_host, stage, unstage
@@ -237,6 +240,22 @@ def test_a_tensor_elsewhere_is_staged_and_assigned():
     assert staged.view(np.float32).tolist() == [3, 4, 0, 1]
     assert tensor.tolist() == [1.0] * 10
     assert leaf.target() is None
+
+
+def test_memory_is_used_again_after_staging_failed(monkeypatch):
+    def fail(_parts, _arena):
+        raise RuntimeError("out of memory on the device")
+
+    monkeypatch.setattr(tensors, "CpuLeaf", DeviceLeaf)
+    monkeypatch.setattr(DeviceLeaf, "stager", staticmethod(fail))
+    pool, tree = ArenaPool(1), flatten({"x": torch.ones(1000)})
+    arena = pool.take(4096)
+    pool.give_back(arena)
+    (leaf,) = tree.tensors.values()
+    spec, extent = leaf.declaration.spec, leaf.declaration.extent
+    with pytest.raises(RuntimeError, match="on the device"):
+        take(tree, [WriteItem(spec, extent, 0, 1000)], pool, 1)
+    assert pool.take(4000) is arena
 
 
 @pytest.mark.parametrize("async_save", [True, False])

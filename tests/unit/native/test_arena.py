@@ -6,11 +6,14 @@ import mmap
 import os
 import resource
 import signal
+import subprocess
 import sys
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+from hpcckpt.native.arena import ArenaPool
 
 pytestmark = pytest.mark.one_case
 
@@ -63,6 +66,35 @@ def test_its_pages_stay_while_a_forked_child_lives(io: ModuleType) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+@on_linux
+def test_a_forked_child_that_drops_it_keeps_its_own_memory() -> None:
+    program = """
+import os
+import numpy as np
+from hpcckpt.native.arena import Arena
+arena = Arena(64 << 20)
+arena.view(0, arena.nbytes)[:] = 1
+child = os.fork()
+if child == 0:
+    own = [np.ones(1 << 20, np.uint8) for _ in range(200)]
+    assert not arena.view(0, arena.nbytes).any()
+    del arena
+    assert sum(int(each.sum()) for each in own) == 200 << 20
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert arena.view(0, arena.nbytes).all()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_arena_that_is_too_large_is_not_kept() -> None:
+    pool = ArenaPool(1, most_nbytes=100)
+    for nbytes, is_kept in [(100, True), (101, False)]:
+        arena = pool.take(nbytes)
+        pool.give_back(arena)
+        assert (pool.take(nbytes) is arena) == is_kept
 
 
 @on_linux
