@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 PREFIXES = (
     "HPCCKPT_", "KERAS_", "OMP_", "TF_",
@@ -24,10 +25,13 @@ KEPT = {
 
 
 def forget(*, is_under_mpi: bool) -> None:
-    """Remove the caller's settings from the environment, and set the usual umask."""
+    """Remove the caller's settings from the environment, and set the usual umask and the usual ends by signals."""
     prefixes = PREFIXES if is_under_mpi else PREFIXES + LAUNCHERS
     kept = KEPT | {"CUDA_VISIBLE_DEVICES"} if os.environ.get("HPCCKPT_GPU") else KEPT
     for name in set(os.environ) - kept:
         if name in NAMES or (name.startswith(prefixes) and not (is_under_mpi and name.startswith("SLURM_"))):
             del os.environ[name]
     os.umask(0o022)
+    for number in (signal.SIGINT, signal.SIGQUIT):  # ignored in the background of a shell
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
