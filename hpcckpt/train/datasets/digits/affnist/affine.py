@@ -1,9 +1,8 @@
 """Random affine maps of images, of the kinds of affNIST: https://www.cs.toronto.edu/~tijmen/affNIST/.
 
 TensorFlow Federated documents the same turns and shears for affNIST, and scales from 0.8 to 1.25; the figures of its
-authors were not seen. A digit is scaled by 0.8 to 1.2, vertically and horizontally on
-its own, sheared by -0.2 to 0.2, turned by -20 to 20 degrees, and moved to any place where all of it is still within the
-image.
+authors were not seen. A digit is scaled by 0.8 to 1.2, vertically and horizontally on its own, sheared by -0.2 to 0.2,
+turned by -20 to 20 degrees, and moved to any place where all of it is still within the image.
 """
 
 from __future__ import annotations
