@@ -274,4 +274,16 @@ def _is_same(a: Any, b: Any) -> bool:
     """Return True if two numbers are equal, the sign of zero included, or both are NaN. Pure."""
     if a != a or b != b:
         return bool(a != a and b != b)
+    if isinstance(a, _LONG) or isinstance(b, _LONG):
+        return bool(_exact(a.real) == _exact(b.real) and _exact(a.imag) == _exact(b.imag))
     return bool(a == b) and (bool(a) or math.copysign(1.0, a.real) == math.copysign(1.0, b.real))
+
+
+_LONG = np.longdouble | np.clongdouble
+
+
+def _exact(number: Any) -> Any:
+    """Return what compares exactly: NumPy 2 rounds an integer that it compares with a long double. Pure."""
+    if abs(number) == math.inf:
+        return float(number)
+    return number.as_integer_ratio(), number == 0 and math.copysign(1.0, number)

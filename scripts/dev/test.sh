@@ -39,6 +39,7 @@ B_TESTS=(
     tests/unit/test_imports.py tests/unit/native/test_{dlpack,nonfinite,tfinfo,views}.py
     tests/unit/native/test_tf_ops.py::test_{a_name_says_what_a_library_is_made_for,set_up_has_built_the_ops_for_the_tensorflow_that_is_installed}
     tests/unit/backends/test_{hdf5_files,safetensors}.py tests/unit/checkpointer/test_round_trip.py
+    tests/unit/restoring/test_scalars.py
     tests/conformance/test_hdf5_suite.py::TestDirect::test_{every_dtype_comes_back_to_the_bit,any_memory_layout_can_be_saved}
     tests/conformance/test_hdf5_suite.py::TestDirect::test_{names_are_free_text,scalars_and_empty_tensors_come_back}
     tests/format/{test_golden,test_hdf5_golden}.py tests/format/fuzz/test_found.py

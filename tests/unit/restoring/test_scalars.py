@@ -15,6 +15,8 @@ import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
 from hpcckpt.restoring.scalars import as_array, as_python
 
+pytestmark = pytest.mark.stack_b
+
 
 def saved_and_restored(run_dir: Any, before: Any, after: Any, *, strict: bool = True) -> Any:
     """Save one number, restore it into a state that has another, and return what the state has then."""
@@ -394,6 +396,17 @@ def _map(make: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _map(make, item) for key, item in value.items()}
     return [_map(make, item) for item in value] if isinstance(value, list) else make(value)
+
+
+@pytest.mark.parametrize("number", [2**64 + 1, -(2**64) - 1, 2**70 + 1, 2**1100 + 1])
+@pytest.mark.parametrize("dtype", ["<f16", "<c32"])
+def test_a_long_double_does_not_hold_an_integer_that_it_rounds(number, dtype):
+    assert as_array(number, dtype) is None
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, math.inf, -math.inf, math.nan, 0.1, True, 2**64 - 1, 2**64])
+def test_a_long_double_holds_what_other_types_hold(number):
+    assert repr(float(as_array(number, "<f16").item())) == repr(float(number))
 
 
 def test_whole_long_doubles_compare_as_integers():
