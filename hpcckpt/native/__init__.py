@@ -101,7 +101,7 @@ def _choose() -> tuple[Literal["native", "pure"], _Core]:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{os.path.dirname(__file__)} has no native part for this Python ({sys.executable}), and the package "
-            f"{error.name}, to do without, is not installed: pip install hpcckpt installs both"
+            f"{error.name}, which is used without it, is not installed: pip install hpcckpt installs both"
         ) from error
 
 

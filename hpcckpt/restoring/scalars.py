@@ -23,6 +23,8 @@ from hpcckpt.restoring.sequences import StoredValues, UnknownError, match_lists
 from hpcckpt.state.arrays import JSON_SUFFIX, PerRankJsonLeaf, ScalarLeaf, json_bytes
 from hpcckpt.state.leaves import Array, ObjectLeaf, StateTree, TensorLeaf, join
 
+_LONG = np.longdouble | np.clongdouble
+
 
 @dataclass(slots=True)
 class Scalars:
@@ -277,9 +279,6 @@ def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, _LONG) or isinstance(b, _LONG):
         return bool(_exact(a.real) == _exact(b.real) and _exact(a.imag) == _exact(b.imag))
     return bool(a == b) and (bool(a) or math.copysign(1.0, a.real) == math.copysign(1.0, b.real))
-
-
-_LONG = np.longdouble | np.clongdouble
 
 
 def _exact(number: Any) -> Any:

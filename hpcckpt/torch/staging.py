@@ -109,6 +109,6 @@ def _unregister(address: int, pid: int) -> None:
 
 
 def _clear_last_error() -> None:
-    """Take back CUDA's last error, which PyTorch's next call would raise."""
+    """Clear CUDA's last error, which PyTorch's next call would raise."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")

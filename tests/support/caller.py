@@ -25,7 +25,7 @@ KEPT = {
 
 
 def forget(*, is_under_mpi: bool) -> None:
-    """Remove the caller's settings from the environment, and set the usual umask and the usual ends by signals."""
+    """Remove the caller's settings from the environment; set the usual umask and the default handling of signals."""
     prefixes = PREFIXES if is_under_mpi else PREFIXES + LAUNCHERS
     kept = KEPT | {"CUDA_VISIBLE_DEVICES"} if os.environ.get("HPCCKPT_GPU") else KEPT
     for name in set(os.environ) - kept:

@@ -85,7 +85,7 @@ def test_old_paths_in_the_root_are_attributes_of_the_package():
     assert done.stdout.split() == ["hpcckpt.rundir.discovery", "hpcckpt.core.plan", "hpcckpt.core.failpoints"]
 
 
-def test_finders_of_other_packages_do_not_stand_in_for_ours():
+def test_a_finder_of_another_package_does_not_replace_ours():
     program = (
         "import sys; sys.meta_path.append(type('_Finder', (), {'find_spec': lambda *_: None})()); import hpcckpt.plan"
     )

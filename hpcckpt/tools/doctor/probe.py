@@ -21,7 +21,7 @@ _LAUNCHER = (
     "OMPI_MCA_pmix", "OMPI_NUM_APP", "OMPI_UNIVERSE", "PMI", "SLURM_", "PALS_", "ALPS_",
     "MPI_LOCAL", "HYDRA_", "I_MPI_HYDRA",
 )  # fmt: skip
-"""What launchers set for each process; other settings for MPI, of a site's modules or of users, are left."""
+"""What launchers set for each process; other settings for MPI, of a site's modules or of users, are kept."""
 _RULE = re.compile(r"^-{20,}$", re.MULTILINE)
 TIMEOUT_S = 30.0
 

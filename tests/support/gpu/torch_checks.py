@@ -116,8 +116,8 @@ def memory_that_is_not_registered_is_copied_too(device: torch.device, directory:
         assert int(torch.cuda.cudart().cudaHostUnregister(view.ctypes.data)) == 0
 
 
-def a_forked_child_costs_no_copy(device: torch.device, directory: Path) -> None:
-    """Fork, as a DataLoader does, with registered memory; stage on; have the child end."""
+def staging_goes_on_beside_a_forked_child(device: torch.device, directory: Path) -> None:
+    """Fork, as a DataLoader does, with registered memory, and stage again while the child lives."""
     del directory
     x = torch.ones(1 << 20, device=device)
     arena = Arena(x.nbytes)
@@ -180,7 +180,7 @@ CHECKS: tuple[Callable[[torch.device, Path], None], ...] = (
     threads_stage_at_the_same_time,
     memory_that_goes_back_can_be_used_again,
     memory_that_is_not_registered_is_copied_too,
-    a_forked_child_costs_no_copy,
+    staging_goes_on_beside_a_forked_child,
     a_training_resumes_to_the_bit,
     checkpoints_go_from_device_to_device,
     a_state_dict_comes_back_to_the_device,

@@ -40,7 +40,9 @@ runpy.run_module("hpcckpt", run_name="__main__")
     command = [sys.executable, "-c", script]
     environment = {**os.environ, "HPCCKPT_NO_NATIVE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert "the package crc32c, to do without, is not installed: pip install hpcckpt" in " ".join(done.stderr.split())
+    assert "the package crc32c, which is used without it, is not installed: pip install hpcckpt" in " ".join(
+        done.stderr.split()
+    )
     assert "bug" not in done.stderr
 
 
