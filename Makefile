@@ -1,6 +1,6 @@
 # Everything here works from a fresh clone: the environments are made on first use and reused after.
 .DEFAULT_GOAL := help
-.PHONY: help demo examples test test-all coverage campaign gpu lint fix docs setup setup-b bench clean
+.PHONY: help demo examples test test-all test-nightly coverage campaign gpu lint fix docs setup setup-b bench clean
 # Arguments of the program:  make demo ARGS='--ranks 4 2'
 ARGS ?=
 RANKS ?= 2
@@ -18,8 +18,11 @@ examples: setup  ## run the examples at small settings, their output in build/ex
 test:  ## every promise at its cheapest level, in about 5 minutes
 	@scripts/dev/test.sh quick
 
-test-all:  ## the whole suite: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
+test-all:  ## every promise with real ranks, kills, schedulers and trainings: serial, under mpirun, on stack B; PARTS="serial mpi b" chooses
 	@scripts/dev/test.sh $(PARTS)
+
+test-nightly:  ## what test-all leaves out: all rows of long tables, and what takes minutes
+	@scripts/dev/test.sh nightly
 
 coverage: setup  ## show each feature of the original systems, a table of rows (docs/features.md); some: ARGS="T1 K3"
 	@scripts/dev/coverage.sh $(ARGS)

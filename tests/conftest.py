@@ -92,11 +92,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if levels.has_quick(collection_path.relative_to(TESTS).as_posix()) else True
 
 
+_COLLECTED = pytest.StashKey[set[str]]()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what the table calls slow."""
+    """Mark what the tables call slow and nightly; what is nightly is slow."""
     if item.path.is_relative_to(TESTS):
         path, test = item.path.relative_to(TESTS).as_posix(), item.nodeid.partition("::")[2]
-        if levels.is_slow(f"{path}::{test}"):
+        name = f"{path}::{test}"
+        item.config.stash.setdefault(_COLLECTED, set()).add(name)
+        if levels.is_nightly(name):
+            item.add_marker(pytest.mark.nightly)
+        if levels.is_slow(name) or item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.slow)
         if _is_for_processes(item, path):
             item.add_marker(pytest.mark.under_mpi)
@@ -110,6 +117,14 @@ def _is_for_processes(item: pytest.Item, path: str) -> bool:
     if "suite_ranks" in taken:
         return getattr(item.getparent(pytest.Class).cls, "counts", ()) == (levels.MPI_COUNT,)
     return "ranks" in taken and item.get_closest_marker("counts") is None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail if the tables name a row that does not exist in a file that was collected: it would run nowhere."""
+    if not session.config.option.markexpr or any("::" in each for each in session.config.args):
+        return
+    if unknown := levels.unknown_rows(session.config.stash.get(_COLLECTED, set())):
+        raise pytest.UsageError(f"tests/levels.py names rows that do not exist: {', '.join(unknown)}")
 
 
 # -- what runs, and when -------------------------------------------------------------------------

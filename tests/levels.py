@@ -1,14 +1,18 @@
-"""What `make test` leaves out: the table of slow tests.
+"""What `make test` and `make test-all` leave out: the tables of slow tests and of nightly ones.
 
 `make test` runs ``pytest -m "not slow"``: every promise at its cheapest level.  A test is slow if it has the mark
 ``slow``, if the table says so, or if it runs on another number of threads although it takes `QUICK_COUNT` as well.
 A test that is new is quick, unless it is in a directory or file that is slow.  ``tests/PROMISES.md`` lists which
 tests prove which promise.
+
+`make test-all` runs ``pytest -m "not nightly"``: every promise with real ranks, kills, schedulers and trainings.
+`make test-nightly` runs the rest: further rows of tables whose other rows prove the same promise, and what takes minutes.
 """
 
 from __future__ import annotations
 
 QUICK = "not slow"
+ALL = "not nightly"
 QUICK_COUNT = 2
 """The number of threads as ranks that a test runs on, unless it has the mark ``counts``. Of those only this one is quick,
 or the smallest."""
@@ -276,11 +280,90 @@ TABLE = {
 """Directories, files, tests and cases below tests/: whether they are slow. The longest entry that fits decides."""
 
 
+NIGHTLY = {
+    "campaign/test_errors.py::test_an_engine_that_breaks_the_promise_is_found_out": True,
+    "campaign/test_isolation.py::test_an_engine_that_breaks_the_promise_is_found_out": True,
+    "campaign/test_kills.py::test_an_engine_that_breaks_the_promise_is_found_out": True,
+    "campaign/test_peers.py::test_short_form": True,
+    "campaign/test_powerloss.py::test_an_engine_without_a_sync_is_found_out": True,
+    "docs/test_notebooks.py::test_the_notebook_runs_and_leaves_nothing_behind": True,
+    "docs/test_notebooks.py::test_the_notebook_runs_and_leaves_nothing_behind[kill_resume_look_inside.ipynb]": False,
+    "faults/test_interrupted.py::test_a_call_that_was_interrupted_at_any_line_leaves_a_working_checkpointer": True,
+    "faults/test_interrupted.py::test_a_call_that_was_interrupted_at_any_line_leaves_a_working_checkpointer[result]": False,
+    "faults/test_interrupted.py::test_a_call_that_was_interrupted_at_any_line_leaves_a_working_checkpointer[save]": False,
+    "faults/test_interrupted.py::test_one_rank_of_three_interrupted_at_any_line_leaves_all_the_same": True,
+    "frameworks/keras/test_exact_resume.py::test_callbacks_metrics_and_random_streams_go_on_too[first in the list]": True,
+    "frameworks/keras/test_exact_resume.py::test_later_epochs_keep_their_order_where_all_data_had_been_read_ahead": True,
+    "frameworks/keras/test_exact_resume.py::test_later_epochs_keep_their_order_where_all_data_had_been_read_ahead[pipeline-1]": False,
+    "frameworks/keras/test_exact_resume.py::test_the_order_of_the_next_epoch_is_the_same_for_a_run_killed_between_epochs": True,
+    "frameworks/keras/test_exact_resume.py::test_the_order_of_the_next_epoch_is_the_same_for_a_run_killed_between_epochs[generator]": False,
+    "frameworks/keras/test_exact_resume.py::test_the_order_of_the_next_epoch_is_the_same_for_a_run_killed_between_epochs[pipeline_shuffled_twice]": False,
+    "frameworks/keras/test_exactness.py::test_what_the_training_step_uses_is_saved_wherever_the_program_keeps_it": True,
+    "frameworks/keras/test_exactness.py::test_what_the_training_step_uses_is_saved_wherever_the_program_keeps_it[own_generator_of_a_layer]": False,
+    "frameworks/keras/test_exactness.py::test_what_the_training_step_uses_is_saved_wherever_the_program_keeps_it[stateful_lstm]": False,
+    "frameworks/keras/test_holding.py::test_optimizers_leave_weights_and_slots_untouched": True,
+    "frameworks/keras/test_holding.py::test_optimizers_leave_weights_and_slots_untouched[<lambda>0-function]": False,
+    "frameworks/keras/test_holding.py::test_optimizers_leave_weights_and_slots_untouched[<lambda>1-jit]": False,
+    "frameworks/keras/test_pipelines.py::test_whatever_the_pipeline_the_batches_behind_any_batch_are_the_same": True,
+    "frameworks/keras/test_pipelines.py::test_whatever_the_pipeline_the_batches_behind_any_batch_are_the_same[arrays]": False,
+    "frameworks/keras/test_pipelines.py::test_whatever_the_pipeline_the_batches_behind_any_batch_are_the_same[endless_shuffled_twice]": False,
+    "frameworks/keras/test_pipelines.py::test_whatever_the_pipeline_the_batches_behind_any_batch_are_the_same[prefetched_rounds_within_an_epoch]": False,
+    "frameworks/keras/test_pipelines.py::test_whatever_the_pipeline_the_batches_behind_any_batch_are_the_same[shuffle_batch_prefetch]": False,
+    "frameworks/keras/test_pipelines.py::test_whatever_the_pipeline_the_batches_behind_any_batch_are_the_same[shuffles_one_behind_another]": False,
+    "frameworks/tmci/test_cmake_projects.py::test_cmake_and_make_build_a_plugin_that_loads_and_sees_tensors[the folder plugin]": True,
+    "frameworks/tmci/test_old_plugins.py::test_a_plugin_of_tmcis_compiles_and_sees_the_variables_own_memory": True,
+    "frameworks/train/config/test_train_verb.py::test_each_thing_is_said_once_and_every_rank_exits_with_the_code": True,
+    'frameworks/train/config/test_train_verb.py::test_each_thing_is_said_once_and_every_rank_exits_with_the_code[words0-0-"seed": 77]': False,
+    "frameworks/train/config/test_train_verb.py::test_each_thing_is_said_once_and_every_rank_exits_with_the_code[words2-2-there is no 'Adan' in tf.keras.optimizers; did you mean 'Adam'?]": False,
+    "frameworks/train/config/test_train_verb.py::test_wrong_words_exit_with_2": True,
+    "frameworks/train/config/test_train_verb.py::test_wrong_words_exit_with_2[words2-error: no.json: there is no such file]": False,
+    "frameworks/train/functional/test_functional.py::test_the_script_passes_from_another_directory": True,
+    "frameworks/train/functional/test_functional.py::test_the_script_passes_from_another_directory[custom_model.py]": False,
+    "frameworks/train/run/test_killed.py::test_two_ranks_that_are_killed_at_two_of_these_places_end_with_the_same_bits[mpi4py]": True,
+    "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step": True,
+    "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step[2-all-at-once-2-synced]": False,
+    "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step[2-first-2-written]": False,
+    "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step[2-first-4-manifest]": False,
+    "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step[2-first-5-published]": False,
+    "mpi/test_killed.py::test_killed_job_leaves_a_whole_newest_step[3-last-4-manifest]": False,
+    "mpi/test_killed.py::test_killed_overwrite_leaves_the_old_or_the_new_step": True,
+    "mpi/test_killed.py::test_killed_overwrite_leaves_the_old_or_the_new_step[4-manifest-2]": False,
+    "mpi/test_killed.py::test_killed_overwrite_leaves_the_old_or_the_new_step[5-published-2]": False,
+    "schedulers/jobs/test_doors.py::test_the_door_of_polaris_runs_a_program_of_pytorch_in_two_jobs": True,
+    "schedulers/jobs/test_doors.py::test_the_door_of_polaris_trains_in_two_jobs": True,
+    "schedulers/jobs/test_requeued.py::test_a_job_that_nobody_warns_stops_by_itself_before_its_end[cobalt]": True,
+    "schedulers/slurm/test_preemption.py::test_a_job_preempted_before_its_ranks_catch_signals_begins_again": True,
+    "schedulers/slurm/test_preemption.py::test_a_job_preempted_before_its_ranks_catch_signals_begins_again[requeue]": False,
+    "schedulers/slurm/test_preemption.py::test_a_preempted_job_saves_is_requeued_and_ends_with_the_same_bits": True,
+    "schedulers/slurm/test_preemption.py::test_a_preempted_job_saves_is_requeued_and_ends_with_the_same_bits[cancel]": False,
+}
+"""The same for what `make test-all` leaves out. What is nightly is slow."""
+
+
 def is_slow(name: str) -> bool:
     """Return what the table says of a directory, file or test below tests/, named as pytest does. Pure."""
-    while name and name not in TABLE:
+    return _entry(TABLE, name) or is_nightly(name)
+
+
+def is_nightly(name: str) -> bool:
+    """Return whether `make test-all` leaves out a directory, file or test. Pure."""
+    return _entry(NIGHTLY, name)
+
+
+def _entry(table: dict[str, bool], name: str) -> bool:
+    while name and name not in table:
         name = name.partition("[")[0] if "[" in name else name.rpartition("::" if "::" in name else "/")[0]
-    return TABLE.get(name, False)
+    return table.get(name, False)
+
+
+def unknown_rows(collected: set[str]) -> list[str]:
+    """Return the rows in the tables that are not among the tests that were collected from their files. Pure."""
+    files = {name.partition("::")[0] for name in collected}
+    return [
+        name
+        for name in TABLE | NIGHTLY
+        if "[" in name and name.partition("::")[0] in files - {""} and name not in collected
+    ]
 
 
 def has_quick(path: str) -> bool:

@@ -2,9 +2,10 @@
 # Runs parts of the suite. All of them run even if one fails; a summary follows.
 #   test.sh quick              what `make test` runs: every promise at its cheapest level, on stack A, in about 5 minutes
 #   test.sh serial mpi b       what `make test-all` runs:
-# serial: every test that needs no ranks, or more than two or three; some start MPI jobs.
+# serial: tests that need no ranks, or more than two or three; some start MPI jobs.
 # mpi: what is tested with ranks, on 3 processes, some of it on 1 and 2.
 # b: what holds for both stacks, on TensorFlow 2.21, Keras 3 and NumPy 2.
+#   test.sh nightly            what `make test-nightly` runs: what `make test-all` leaves out, on both stacks (tests/levels.py)
 set -euo pipefail
 # shellcheck source=scripts/dev/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -68,7 +69,7 @@ B_TESTS=(
     tests/unit/tools/convert/test_{code,round_trips,same_model,stock_files}.py
 )
 # Limits in seconds, in addition to pytest's own time-out per test, for what hangs outside a test.
-QUICK_S=1800 SERIAL_S=3600 MPI_S=600 B_S=1800
+QUICK_S=1800 SERIAL_S=3600 MPI_S=600 B_S=1800 NIGHTLY_S=14400
 # One test more at a time than there are cores, for some always wait (for Slurm, for a disk, for a process to end); up to
 # four: MPI jobs and thread pools of their own are among them.
 WORKERS=$(($(nproc 2>/dev/null || echo 1) + 1))
@@ -163,15 +164,19 @@ pytest_in_parallel() {
 }
 
 # shellcheck disable=SC2046 # paths without blanks
-stack_b() { pytest_in_parallel "$B_S" $(existing "${B_TESTS[@]}"); }
+stack_b() { pytest_in_parallel "$1" -m "$2" $(existing "${B_TESTS[@]}"); }
 
 for name in "${PARTS[@]}"; do
     case $name in
         quick) HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-quick} part quick on_stack a in_memory "$QUICK_S" -m "not slow" tests ;;
-        serial) HPCCKPT_TEST_TOOLS=1 part serial on_stack a in_memory "$SERIAL_S" -m "not under_mpi" tests ;;
+        serial) HPCCKPT_TEST_TOOLS=1 part serial on_stack a in_memory "$SERIAL_S" -m "not under_mpi and not nightly" tests ;;
         mpi) for n in 1 2 3; do part "mpirun -n $n" on_stack a pytest_under_mpi "$n"; done ;;
-        b) part "stack b" on_stack b stack_b ;;
-        *) die "no part '$name': one of quick, serial, mpi, b" ;;
+        b) part "stack b" on_stack b stack_b "$B_S" "not nightly" ;;
+        nightly)
+            HPCCKPT_TEST_TOOLS=1 part nightly on_stack a in_memory "$NIGHTLY_S" -m "not under_mpi and nightly" tests
+            part "nightly b" on_stack b stack_b "$NIGHTLY_S" nightly
+            ;;
+        *) die "no part '$name': one of quick, serial, mpi, b, nightly" ;;
     esac
 done
 

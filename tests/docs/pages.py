@@ -125,7 +125,7 @@ def all_pages() -> dict[str, list[Block]]:
 class Entry:
     """A block or a command, the test that runs or checks it (empty: none), and why it is only checked.
 
-    On request: its page takes minutes, and runs with HPCCKPT_PAGES=1 alone.
+    Nightly: its page takes minutes.
     """
 
     place: str
@@ -133,7 +133,7 @@ class Entry:
     text: str
     test: str
     reason: str = ""
-    is_on_request: bool = False
+    is_nightly: bool = False
 
 
 def entries() -> Iterator[Entry]:
@@ -142,15 +142,15 @@ def entries() -> Iterator[Entry]:
 
     for page, blocks in all_pages().items():
         setup = setups.SETUPS.get(page)
-        is_on_request = setup is not None and not setup.quick
+        is_nightly = setup is not None and not setup.quick
         for block in blocks:
             test, reason = setup.test_of(block) if setup else ("", "")
             rows = [(each, *(setup.test_of(block, each) if setup else ("", ""))) for each in block.commands]
             if rows and all(why for _, _, why in rows):  # a transcript none of whose commands can run
                 test, reason = rows[0][1:]
-            yield Entry(block.place, "block", block.lines[0] if block.lines else "", test, reason, is_on_request)
+            yield Entry(block.place, "block", block.lines[0] if block.lines else "", test, reason, is_nightly)
             for command, its_test, its_reason in rows:
-                yield Entry(f"{page}:{command.line}", "command", command.text, its_test, its_reason, is_on_request)
+                yield Entry(f"{page}:{command.line}", "command", command.text, its_test, its_reason, is_nightly)
 
 
 def main() -> int:
@@ -169,9 +169,9 @@ def main() -> int:
         n_checked = sum(bool(row.test and row.reason) for row in of_kind)
         n_run = sum(bool(row.test) for row in of_kind) - n_checked
         n_none = len(of_kind) - n_run - n_checked
-        n_asked = sum(row.is_on_request and bool(row.test) and not row.reason for row in of_kind)
+        n_nightly = sum(row.is_nightly and bool(row.test) and not row.reason for row in of_kind)
         print(
-            f"{kind}s: {len(of_kind)} shown, {n_run} run by a test ({n_asked} of them only with HPCCKPT_PAGES=1), "
+            f"{kind}s: {len(of_kind)} shown, {n_run} run by a test ({n_nightly} of them nightly), "
             f"{n_checked} checked, {n_none} by none"
         )
     return int(any(not row.test for row in rows))

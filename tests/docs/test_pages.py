@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -27,14 +26,12 @@ def missing(needs: tuple[str, ...]) -> list[str]:
 
 
 def params() -> list[object]:
-    return [pytest.param(page, marks=[] if SETUPS[page].quick else pytest.mark.slow, id=page) for page in RUN]
+    return [pytest.param(page, marks=[] if SETUPS[page].quick else pytest.mark.nightly, id=page) for page in RUN]
 
 
 @pytest.mark.parametrize("page", params())
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     setup = SETUPS[page]
-    if not (setup.quick or os.environ.get("HPCCKPT_PAGES")):
-        pytest.skip("a page that takes minutes: HPCCKPT_PAGES=1 runs it")
     if absent := missing(tuple(setup.needs)):
         pytest.skip(f"needs {', '.join(absent)}")
     blocks = [block for block in RUN[page] if not any(marker in block.text for marker, _ in setup.elsewhere)]
@@ -76,9 +73,7 @@ def test_the_numbers_are_printed_by_one_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.pages"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    numbers = (
-        r"^blocks: \d+ shown, \d+ run by a test \(\d+ of them only with HPCCKPT_PAGES=1\), \d+ checked, 0 by none$"
-    )
+    numbers = r"^blocks: \d+ shown, \d+ run by a test \(\d+ of them nightly\), \d+ checked, 0 by none$"
     assert re.search(numbers, done.stdout, re.MULTILINE)
     assert done.returncode == 0
 

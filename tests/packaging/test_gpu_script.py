@@ -41,7 +41,7 @@ def test_what_is_needed_and_not_there_is_named(tmp_path: Path) -> None:
     assert "needed, and not there: torch numpy mpi4py" in done.stderr
 
 
-@pytest.mark.skipif(not os.environ.get("HPCCKPT_LONG"), reason="compiles the native part: HPCCKPT_LONG=1")
+@pytest.mark.nightly  # compiles the native part
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 def test_a_dry_run_does_the_same_on_the_cpu() -> None:
     done = gpu("--dry-run", "--mib", "8", "--tensors", "4", "--repeat", "1")

@@ -55,8 +55,13 @@ def has_slow_mark(name: str) -> bool:
     return any("mark.slow" in ast.unparse(each) for each in marks)
 
 
-def test_what_the_table_of_slow_tests_names_exists() -> None:
-    assert [name for name in levels.TABLE if not exists(name)] == []
+def test_what_the_tables_name_exists() -> None:
+    assert [name for name in levels.TABLE | levels.NIGHTLY if not exists(name)] == []
+
+
+def test_nothing_that_make_test_runs_is_nightly() -> None:
+    quick = [name for name, is_slow in levels.TABLE.items() if not is_slow]
+    assert [name for name in quick if levels.is_nightly(name)] == []
 
 
 def test_there_are_promises() -> None:
@@ -89,6 +94,9 @@ def test_what_the_parts_of_make_test_all_name_exists() -> None:
 
 def test_the_longest_entry_decides() -> None:
     assert levels.is_slow("schedulers/slurm/test_requeue.py::test_any")
+    assert levels.is_nightly("schedulers/jobs/test_doors.py::test_the_door_of_polaris_trains_in_two_jobs")
+    assert levels.is_slow("schedulers/jobs/test_doors.py::test_the_door_of_polaris_trains_in_two_jobs")
+    assert not levels.is_nightly("schedulers/slurm/test_requeue.py::test_any")
     assert not levels.is_slow("schedulers/slurm/test_judging.py::test_any[case]")
     assert not levels.is_slow("unit/test_new.py::test_new")
     assert levels.is_slow("mpi/test_ranks.py::test_saved_on_n_ranks_restored_on_m_is_bit_exact[5-5]")

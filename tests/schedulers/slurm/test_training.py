@@ -1,13 +1,12 @@
 """``sbatch scripts/slurm/train.sbatch CONFIG`` with a real Slurm, TensorFlow and MPI: however many jobs, the same bits.
 
 One warning is sent as Slurm sends it. That Slurm sends them itself, because the time of one job after the other is up,
-takes minutes: HPCCKPT_LONG=1 pytest tests/schedulers/slurm/test_training.py
+takes minutes: those tests are nightly.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def test_a_training_that_is_warned_is_requeued_and_ends_with_the_same_bits(clust
     is_equal(place, "straight/cycle-1", "run/cycle-1")
 
 
-@pytest.mark.skipif(not os.environ.get("HPCCKPT_LONG"), reason="takes minutes: HPCCKPT_LONG=1")
+@pytest.mark.nightly
 def test_a_training_longer_than_its_limit_is_requeued_and_ends_with_the_same_bits(cluster, place):
     name = config(place, n_batches=600, pause_s=0.3)
     hold(place, "run")
@@ -74,7 +73,7 @@ def test_a_training_longer_than_its_limit_is_requeued_and_ends_with_the_same_bit
     is_equal(place, "straight/cycle-1", "run/cycle-1")
 
 
-@pytest.mark.skipif(not os.environ.get("HPCCKPT_LONG"), reason="takes minutes: HPCCKPT_LONG=1")
+@pytest.mark.nightly
 def test_the_mnist_example_is_requeued_at_its_limit_and_ends_with_the_same_bits(cluster, place):
     job = train(cluster, place, "run", str(EXAMPLE), "--time=1", "--signal=B:USR1@10")
     assert done(cluster, job, 3000.0) >= 2

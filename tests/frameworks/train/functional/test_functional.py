@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,8 +14,7 @@ RUNNER = HERE / "run.py"
 NO_SCRIPTS = ("test_", "conftest", "run.py")
 NAMES = sorted(path.name for path in HERE.glob("*.[ps][yh]") if not path.name.startswith(NO_SCRIPTS))
 IN_THE_SUITE = ("custom_model", "train_on_two_ranks")
-"""The quickest; what the others show, which take longer, `tests/frameworks/train/run` shows piece by piece."""
-ALL = "HPCCKPT_FUNCTIONAL_TESTS"
+"""The quickest; the others take minutes, and `tests/frameworks/train/run` shows piece by piece what they show."""
 PASSED = "echo '*********** Passed ***********'"
 
 
@@ -27,10 +25,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow")
 @pytest.mark.timeout(660)  # the runner's own is 600
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name.startswith(IN_THE_SUITE) else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES]
+)
 def test_the_script_passes_from_another_directory(name: str) -> None:
-    if not name.startswith(IN_THE_SUITE) and os.environ.get(ALL) != "all":
-        pytest.skip(f"takes minutes: {ALL}=all, or {RUNNER} {name}")
     done = run(name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "1 passed, 0 failed"
