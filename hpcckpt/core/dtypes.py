@@ -44,12 +44,14 @@ def dtype_token(dtype: np.dtype[Any]) -> str:
     Raises
     ------
     StateError
-        If the dtype has no fixed-size plain form (objects, structured types).
+        If the dtype has no fixed-size plain form (objects, structured types), or its elements have no bytes (``V0``).
     """
     if dtype.name in ITEMSIZE:
         return dtype.name
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         raise errors.StateError(f"dtype {dtype} cannot be saved: split it into plain arrays, or store it as an object")
+    if dtype.itemsize == 0:  # nothing in a file would show that the elements are there
+        raise errors.StateError(f"dtype {dtype} cannot be saved: its elements have no bytes, leave it out")
     little = dtype.newbyteorder("<")
     token = little.str
     try:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpcckpt.core.tensors import name_problem
 from hpcckpt.errors import Problem, ShardingError, StateError
+from hpcckpt.format.manifest import shape_problem
 from hpcckpt.state.leaves import DynamicPart, Finish, Leaf, ObjectLeaf, TensorLeaf
 
 
@@ -49,10 +51,13 @@ class Walk:
             self.finishes.append(leaf)
 
     def add_tensor(self, leaf: TensorLeaf) -> None:
-        """Take in the leaf of a tensor, or add the problem with its name."""
-        name = leaf.declaration.spec.name
-        if self._may_be_called(name):
-            self.tensors[name] = leaf
+        """Take in the leaf of a tensor, or add the problem with its name or shape."""
+        spec = leaf.declaration.spec
+        problem = _shape_problem(spec.dtype, spec.shape)
+        if problem is not None:
+            self.problems.append(Problem(repr(spec.name), problem))
+        elif self._may_be_called(spec.name):
+            self.tensors[spec.name] = leaf
 
     def _may_be_called(self, name: str) -> bool:
         problem = name_problem(name)
@@ -61,6 +66,12 @@ class Walk:
         if problem is not None:
             self.problems.append(Problem(repr(name), problem))
         return problem is None
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a state has the same shapes at every save
+def _shape_problem(dtype: str, shape: tuple[int, ...]) -> str | None:
+    """Return what readers of a checkpoint would refuse of a tensor, or None. Pure."""
+    return shape_problem(dtype, list(shape))
 
 
 Visitor = Callable[[Walk, Any, str, Any, Any], None]

@@ -83,7 +83,7 @@ def test_a_token_that_is_accepted_is_one_that_numpy_knows_by_that_size(token):
         assert token in ITEMSIZE or token[1:] in {"f16", "c32"}
 
 
-@pytest.mark.parametrize("dtype", ["O", [("x", "i4")], "(2,)i4", ml_dtypes.int4])
+@pytest.mark.parametrize("dtype", ["O", [("x", "i4")], "(2,)i4", "V0", ml_dtypes.int4])
 def test_a_dtype_without_a_plain_form_is_refused(dtype):
     with pytest.raises(StateError, match="cannot be saved"):
         dtype_token(np.dtype(dtype))

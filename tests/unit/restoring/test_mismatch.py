@@ -173,6 +173,10 @@ UNFIT = {
     "a name twice": ({"a/b": np.zeros(1), "a": {"b": np.zeros(1)}}, "twice"),
     "a per-rank object that is no JSON": ({"a": hc.PerRank(Opaque())}, "per-rank"),
     "a list in itself": ({"a": circular()}, "nested too deep"),
+    "an array of elements without bytes": ({"a": np.zeros(2, "V0")}, "a: dtype |V0"),
+    "per-rank elements without bytes": ({"a": hc.PerRank(np.zeros(2, "V0"))}, "a: dtype |V0"),
+    "a shard of elements without bytes": ({"a": hc.Sharded(np.zeros(2, "V0"), (2,), (0,))}, "a: dtype |V0"),
+    "an empty array of a shape that no file has": ({"a": np.zeros((0, 1 << 58))}, "'a'"),
     "an int4 array": ({"a": np.zeros(2, __import__("ml_dtypes").int4)}, "int4"),
 }
 
