@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcckpt.core.plan import FileRecord
 from hpcckpt.core.tensors import KINDS, MAX_DIMS, MAX_NBYTES, TensorSpec, itemsize, name_problem
-from hpcckpt.errors import FormatVersionError, ManifestError, Problem, list_problems
+from hpcckpt.errors import FormatVersionError, ManifestError, Problem, StateError, list_problems
 from hpcckpt.format.layout import MAX_STEP
 
 FORMAT_VERSION = 1
@@ -79,7 +79,13 @@ class Manifest:
 
 
 def encode(manifest: Manifest, crc: Crc) -> bytes:
-    """Return the manifest as UTF-8 JSON text that carries its own CRC32C."""
+    """Return the manifest as UTF-8 JSON text that carries its own CRC32C.
+
+    Raises
+    ------
+    StateError
+        If readers would refuse it: too large, or with something in it that `validate` finds.
+    """
     document = {
         "crc32c": "00000000",
         "format": FORMAT_VERSION,
@@ -99,8 +105,16 @@ def encode(manifest: Manifest, crc: Crc) -> bytes:
         "files": [encode_record(file) for file in manifest.files],
         "tensors": [_encode_tensor(spec) for spec in manifest.tensors],
     }
-    lines = ",\n".join(f' "{key}": {_lines(value)}' for key, value in document.items())
-    text = f"{{\n{lines}\n}}".encode()
+    problems = [*_scalar_problems(document)]  # a save has checked the tensors, and the files if the backend is a plugin
+    if problems:
+        raise StateError(f"the manifest of step {manifest.step}: {list_problems(problems)}; nothing was committed")
+    lines = {key: _lines(value) for key, value in document.items()}
+    text = "{{\n{}\n}}".format(",\n".join(f' "{key}": {line}' for key, line in lines.items())).encode()
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise StateError(
+            f"the manifest of step {manifest.step} would have {len(text)} bytes, and readers take at most "
+            f"{MAX_MANIFEST_BYTES}: {_largest(document, lines)}; nothing was committed"
+        )
     return text[: _CRC_AT.start] + b"%08x" % crc(text) + text[_CRC_AT.stop :]
 
 
@@ -112,6 +126,19 @@ def _lines(value: Any) -> str:
     if not isinstance(value, list) or not value:
         return _line(value)
     return "[\n  " + ",\n  ".join(map(_line, value)) + "\n ]"
+
+
+def _largest(document: Mapping[str, Any], lines: Mapping[str, str]) -> str:
+    """Return what of a manifest takes most bytes, and how to save it otherwise. Pure."""
+    key = max(lines, key=lambda key: len(lines[key]))
+    if key != "objects":
+        return f"{key} take {len(lines[key])} characters of it: save fewer of them"
+    sizes = {(place, name): len(_line(item)) for place, own in document[key].items() for name, item in own.items()}
+    place, name = max(sizes, key=lambda at: sizes[at])
+    return (
+        f"{name!r} of {'the state' if place == 'state' else 'objects'} takes {sizes[place, name]} characters of it: "
+        "save it as a NumPy array, as hpcckpt.PerRank(value), or in a file of its own"
+    )
 
 
 def _encode_float(value: float) -> float | str:

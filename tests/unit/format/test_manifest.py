@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
 
 from hpcckpt.core.plan import FileRecord
 from hpcckpt.core.tensors import KINDS, TensorSpec
-from hpcckpt.errors import FormatVersionError, HpcckptError, ManifestError
-from hpcckpt.format.manifest import Manifest, decode, encode, validate
+from hpcckpt.errors import FormatVersionError, HpcckptError, ManifestError, StateError
+from hpcckpt.format import manifest as manifests_on_disk
+from hpcckpt.format.manifest import MAX_DEPTH, Manifest, decode, encode, validate
 from hpcckpt.native import crc32c
 
 pytestmark = pytest.mark.one_case
@@ -87,6 +89,33 @@ def test_a_manifest_that_is_cut_short_is_refused(manifest, data):
         decode(text[: data.draw(st.integers(0, len(text) - 1))], crc32c, "m")
 
 
+def manifest_with(**changes):
+    tensor = TensorSpec("t", "int8", (2,))
+    return replace(Manifest("a" * 8, "b" * 8, None, 1, 1, "now", "rankfile", 1024, (tensor,), ()), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"objects": {"state": {"small": 1, "log": "x" * 2000}, "user": {"n": 2}}}, "'log' of the state"),
+        ({"objects": {"state": {"small": 1}, "user": {"n": "x" * 2000}}}, "'n' of objects"),
+        ({"tensors": tuple(TensorSpec(f"t{n}", "int8", (2,)) for n in range(50))}, "tensors"),
+    ],
+)
+def test_a_manifest_beyond_what_readers_take_is_not_written_and_says_why(monkeypatch, changes, named):
+    monkeypatch.setattr(manifests_on_disk, "MAX_MANIFEST_BYTES", 2000)
+    with pytest.raises(StateError, match=named):
+        encode(manifest_with(**changes), crc32c)
+
+
+def test_a_manifest_that_readers_would_refuse_is_not_written():
+    deep = 0
+    for _ in range(MAX_DEPTH + 1):
+        deep = [deep]
+    with pytest.raises(StateError, match=f"objects: nested deeper than {MAX_DEPTH}"):
+        encode(manifest_with(objects={"state": {"deep": deep}, "user": {}}), crc32c)
+
+
 @given(st.dictionaries(st.sampled_from([*Manifest.__slots__, "format", "ranks"]), json_values))
 def test_validation_never_raises_and_finds_what_is_missing(document):
     problems = validate(document)
@@ -102,8 +131,7 @@ def test_sealed_nonsense_is_a_typed_error(value):
 
 
 def sealed(**changes):
-    base = Manifest("a" * 8, "b" * 8, None, 1, 1, "now", "rankfile", 1024, (TensorSpec("t", "int8", (2,)),), ())
-    document = json.loads(encode(base, crc32c)) | changes
+    document = json.loads(encode(manifest_with(), crc32c)) | changes
     text = json.dumps(document, indent=1).encode()
     zeroed = text[:14] + b"00000000" + text[22:]
     return zeroed[:14] + b"%08x" % crc32c(zeroed) + zeroed[22:]

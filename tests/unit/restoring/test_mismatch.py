@@ -10,6 +10,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors
+from hpcckpt.format import manifest
 from hpcckpt.rundir import journal
 
 SAVED = {
@@ -194,6 +195,18 @@ def test_what_cannot_be_saved_is_named_on_every_rank_before_anything_is_written(
         assert text in message
         assert f"rank {ranks.size - 1}" in message
     assert os.listdir(run_dir) == [journal.NAME]  # which has the failure
+
+
+def test_a_state_too_large_for_a_manifest_is_refused_and_the_last_step_stays(ranks, run_dir, monkeypatch):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=1) as ckpt:
+            ckpt.save(1, {"w": np.zeros(1), "log": ""}).result()
+            with pytest.raises(errors.StateError, match="'log' of the state"):
+                ckpt.save(2, {"w": np.zeros(1), "log": "x" * 20_000}).result()
+            return ckpt.restore({"w": np.zeros(1), "log": ""}).step
+
+    monkeypatch.setattr(manifest, "MAX_MANIFEST_BYTES", 20_000)
+    assert ranks(body) == [1] * ranks.size
 
 
 def test_every_value_that_cannot_be_saved_is_named_at_once(run_dir):
