@@ -127,7 +127,8 @@ class Checkpointer:
         Link tensors that did not change since the newest step instead of writing them again. Only what is held
         without a copy can be known not to have changed: TensorFlow variables on CPU.
     nan_guard : bool
-        Refuse a step with NaN or infinite values (`NonFiniteError`), so that it never displaces a good one.
+        Refuse a step with NaN or infinite values (`NonFiniteError`), so that it never displaces a good one. In numbers
+        of Python only NaN is refused: ``best=float("inf")`` is a bound. Metrics and `objects` are not checked.
     peer_timeout_s : float
         How long a rank that waits puts up with the silence of another one; then it says so and ends the job.
     scratch : path_like, optional

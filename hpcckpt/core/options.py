@@ -137,7 +137,7 @@ class Options:
     incremental : bool
         Whether tensors that did not change since the newest step are linked instead of written.
     nan_guard : bool
-        Whether a step with NaN or infinite values is refused.
+        Whether a step with NaN or infinite values is refused; of numbers of Python, with NaN.
     peer_timeout_s : float
         How long a rank that waits puts up with the silence of another one before it ends the job.
     scratch : str or None

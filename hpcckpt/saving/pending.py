@@ -67,6 +67,8 @@ class Contribution:
         If replicas are compared at this save: returns their checksums.
     timing : Timing
         Of the call.
+    not_numbers : tuple of str
+        If `nan_guard` is on: the JSON values of this rank with a NaN.
     """
 
     declarations: tuple[Declaration, ...]
@@ -76,6 +78,7 @@ class Contribution:
     content: Content | None
     replicas: Callable[[], list[int]] | None
     timing: Timing
+    not_numbers: tuple[str, ...] = ()
 
 
 def object_names(objects: Iterable[str]) -> list[str]:

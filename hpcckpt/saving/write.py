@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
+
+import numpy as np
 
 from hpcckpt import native
 from hpcckpt.backends.base import Backend, Payload, is_built_in
 from hpcckpt.collective.outcomes import Captured, capture
 from hpcckpt.collective.planner import SavePlan, fits, own_declarations, with_local_sizes
 from hpcckpt.core import failpoints
+from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.options import Level
 from hpcckpt.core.plan import WriteItem, WriteReport
 from hpcckpt.core.system import FileSystem
@@ -28,6 +31,7 @@ from hpcckpt.saving import node_local
 from hpcckpt.saving.pending import Contribution, InFlightSave, ReplanRequest, Request, Timing, signatures
 from hpcckpt.saving.save_queue import SaveQueue
 from hpcckpt.saving.snapshot import Snapshot, cut, replica_checksums, replica_names, take, view
+from hpcckpt.state.arrays import PerRankJsonLeaf, has_nan
 from hpcckpt.state.tree import StateTree, flatten, is_json
 
 # -- 0: the state ----------------------------------------------------------------------------------
@@ -81,13 +85,22 @@ def take_snapshot(
         whole = [WriteItem(d.spec, d.extent, 0, d.extent.n_elements) for d in tree.declarations]
         snapshot = take(tree, whole, queue.arenas, queue.backend.threads)
     timing = Timing(began, queue.comm.clock.monotonic() - began)
-    return Contribution(tree.declarations, objects, plan, snapshot, content, replicas, timing)
+    not_numbers = tuple(_not_numbers(tree, is_root=queue.comm.is_root)) if queue.options.nan_guard else ()
+    return Contribution(tree.declarations, objects, plan, snapshot, content, replicas, timing, not_numbers)
 
 
 def _content(tree: StateTree, request: Request) -> Content:
     objects = {"state": {name: leaf.read() for name, leaf in tree.objects.items()}, "user": dict(request.objects)}
     metrics = {name: float(value) for name, value in request.metrics.items()}
     return Content(metrics, copy.deepcopy(objects), replica_names(tree), request.level)
+
+
+def _not_numbers(tree: StateTree, *, is_root: bool) -> Iterator[str]:
+    """Yield the names of JSON values with a NaN; an infinite one may be a bound, such as ``best``. Independent."""
+    if is_root:
+        yield from (name for name, leaf in tree.objects.items() if has_nan(leaf.read()))
+    own = (leaf for leaf in tree.tensors.values() if isinstance(leaf, PerRankJsonLeaf))
+    yield from (leaf.base for leaf in own if has_nan(leaf.value.value))
 
 
 def _take_or_view(queue: SaveQueue, tree: StateTree, items: Sequence[WriteItem]) -> Snapshot:
@@ -146,7 +159,8 @@ def _get_ready(queue: SaveQueue, this: InFlightSave, contribution: Contribution)
     payloads = contribution.snapshot.payloads
     if queue.options.incremental:
         queue.block_records.mark(this.number, payloads)
-    return _non_finite(payloads, queue.backend.threads) if queue.options.nan_guard else ()
+    found = _non_finite(payloads, queue.backend.threads) if queue.options.nan_guard else ()
+    return (*contribution.not_numbers, *found)
 
 
 def _write(queue: SaveQueue, this: InFlightSave, contribution: Contribution, non_finite: tuple[str, ...]) -> RankReport:
@@ -173,12 +187,19 @@ def _base(queue: SaveQueue) -> Path | None:
 
 
 def _non_finite(payloads: Sequence[Payload], threads: int) -> tuple[str, ...]:
-    bad = (
-        p.item.spec
-        for p in payloads
-        if not p.is_unchanged and native.count_nonfinite(p.data, p.item.spec.dtype, threads)
-    )
+    bad = (p.item.spec for p in payloads if not p.is_unchanged and _count_nonfinite(p, threads))
     return tuple(dict.fromkeys(spec.name for spec in bad))
+
+
+def _count_nonfinite(payload: Payload, threads: int) -> int:
+    token = payload.item.spec.dtype
+    if token not in _LONG_DOUBLES:
+        return native.count_nonfinite(payload.data, token, threads)
+    return int(np.count_nonzero(~np.isfinite(payload.data.view(numpy_dtype(token)))))
+
+
+_LONG_DOUBLES = frozenset({"<f16", "<c32"})
+"""What only NumPy can check: their format is that of the machine."""
 
 
 def check_report(backend: Backend, path: Path, report: Any, files: FileSystem) -> None:

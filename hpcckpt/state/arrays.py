@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,15 @@ def is_json(value: Any, room: int = MAX_JSON_DEPTH) -> bool:
     if isinstance(value, dict):
         return all(isinstance(k, str) and is_text(k) and is_json(v, room - 1) for k, v in value.items())
     return value is None or isinstance(value, float)
+
+
+def has_nan(value: Any) -> bool:
+    """Return True if a NaN is in a JSON value. Pure."""
+    if isinstance(value, dict):
+        return any(map(has_nan, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(has_nan, value))
+    return isinstance(value, float) and math.isnan(value)
 
 
 # -- arrays --------------------------------------------------------------------------------------

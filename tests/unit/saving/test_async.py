@@ -722,6 +722,41 @@ def test_a_step_with_values_that_are_not_finite_displaces_no_good_one(ranks, run
     assert step_numbers(run_dir) == [3]
 
 
+LIKE_NUMBERS = {
+    "a float": lambda value: value,
+    "a list": lambda value: [1.0, {"deep": (0, value)}],
+    "a per-rank float": lambda value: hc.PerRank(value),
+    "a per-rank dict": lambda value: hc.PerRank({"a": [value]}),
+    "a long double": lambda value: np.array([1, value], np.longdouble),
+    "a long complex number": lambda value: np.array([1, complex(0, value)], np.clongdouble),
+}
+
+
+@pytest.mark.parametrize("case", LIKE_NUMBERS)
+def test_a_nan_in_any_value_of_the_state_is_guarded_against(ranks, run_dir, case):
+    def body(comm):
+        def held(value):
+            return {"fine": np.ones(5), "odd": LIKE_NUMBERS[case](value)}
+
+        # check_replicas=0: the unused bytes of a long double are whatever was in memory
+        with hc.Checkpointer(run_dir, comm=comm, nan_guard=True, check_replicas=0) as ckpt:
+            ckpt.save(1, held(1.0)).result()
+            with pytest.raises(errors.NonFiniteError, match="'odd'"):
+                ckpt.save(2, held(float("nan"))).result()
+
+    ranks(body)
+    assert step_numbers(run_dir) == [1]
+
+
+def test_an_infinite_bound_among_python_values_is_no_reason_to_refuse_a_step(ranks, run_dir):
+    def body(comm):
+        state = {"w": np.ones(1), "best": float("inf"), "own": hc.PerRank({"best": -float("inf")})}
+        with hc.Checkpointer(run_dir, comm=comm, nan_guard=True) as ckpt:
+            return ckpt.save(1, state).result().step
+
+    assert ranks(body) == [1] * ranks.size
+
+
 def test_values_that_are_not_finite_are_saved_when_nobody_guards(ranks, run_dir):
     def body(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
