@@ -117,8 +117,7 @@ def inspect_step(
     """Return what is known of one step, with what keeps it from being restored. Independent."""
     path = Path(directory, layout.step_dirname(step))
     try:
-        if files.is_link(path):
-            raise CorruptError(f"{path}: is a symbolic link, which run directories never hold; not followed")
+        _refuse_link(path, files)  # also of one whose manifest is known
         manifest = manifests.read(path) if manifests else read_manifest(path, files)
         check_files(path, manifest, files)
         if manifest.step != step:
@@ -147,9 +146,12 @@ def read_manifest(path: PathLike, files: FileSystem = POSIX) -> Manifest:
     ------
     StepNotFoundError
         If there is no such directory.
+    CorruptError
+        If it is called like a step, and is a symbolic link.
     ManifestError, FormatVersionError
         If the manifest is absent, damaged, or of a newer format.
     """
+    _refuse_link(Path(path), files)
     where = os.path.join(path, layout.MANIFEST)
     try:
         text = files.read_bounded(where, MAX_MANIFEST_BYTES)
@@ -165,6 +167,14 @@ def read_manifest(path: PathLike, files: FileSystem = POSIX) -> Manifest:
         return decode(text, native.crc32c, where)
     except ManifestError as error:
         raise ManifestError(f"{error}, or 'hpcckpt repair', which may rebuild it") from None
+
+
+def _refuse_link(path: Path, files: FileSystem) -> None:
+    """Raise if something that is called like a step is a symbolic link; links of other names may lead to one."""
+    if layout.parse_step(path.name) is not None and files.is_link(path):
+        raise CorruptError(
+            f"{path}: is a symbolic link, which run directories never hold; not followed; use an older step"
+        )
 
 
 def check_files(path: PathLike, manifest: Manifest, files: FileSystem = POSIX) -> None:

@@ -95,6 +95,35 @@ def test_a_step_that_is_a_link_to_an_archive_is_retired_and_the_archive_stays(ru
     assert hc.load(archive)["w"].tolist() == [1.0] * 9
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda run: hc.load(run, step=1),
+        lambda run: hc.load(run / layout.step_dirname(1)),
+        lambda run: hc.load(f"{run / layout.step_dirname(1)}/"),
+        lambda run: hc.info(run, 1),
+        lambda run: hc.info(run / layout.step_dirname(1)),
+        lambda run: discovery.read_manifest(run / layout.step_dirname(1)),
+    ],
+    ids=["load a step", "load its path", "load its path with a slash", "info", "info of its path", "manifest"],
+)
+def test_a_step_that_is_a_link_is_not_read_where_it_is_asked_for_by_name(run_dir, tmp_path, read):
+    save(tmp_path / "private", 1)
+    save(run_dir, 2)
+    (run_dir / layout.step_dirname(1)).symlink_to(tmp_path / "private" / layout.step_dirname(1))
+    with pytest.raises(errors.CorruptError, match=r"step-0000000001.*is a symbolic link.*not followed"):
+        read(run_dir)
+
+
+def test_a_run_directory_that_is_a_link_is_read(run_dir, tmp_path):
+    save(run_dir, 1)
+    (tmp_path / "run-link").symlink_to(run_dir)
+    (tmp_path / "best").symlink_to(run_dir / layout.step_dirname(1))
+    assert hc.load(tmp_path / "run-link", step=1)["w"][0] == 1
+    assert hc.load(tmp_path / "best")["w"][0] == 1
+    assert hc.info(tmp_path / "run-link").step == 1
+
+
 def test_a_journal_that_grows_too_large_is_not_cut_into_what_a_link_points_to(run_dir, elsewhere, monkeypatch):
     save(run_dir, 1)
     (run_dir / f".{journal.NAME}.draft").symlink_to(elsewhere / "thesis.tex")
