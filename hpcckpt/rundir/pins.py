@@ -46,7 +46,21 @@ def pinned_by_users(directory: PathLike, system: OperatingSystem = REAL) -> set[
     return _pinned(directory, system, is_counted=lambda name: "." not in name)
 
 
-def _pinned(directory: PathLike, system: OperatingSystem, is_counted: Callable[[str], bool]) -> set[int]:
+def is_pinned(directory: PathLike, step: int, path: PathLike, system: OperatingSystem = REAL) -> bool:
+    """Return True if a step that is at `path` now is pinned; pins of other steps are not read. Independent.
+
+    Raises
+    ------
+    StorageError
+        If that cannot be read.
+    """
+    own = layout.step_dirname(step)
+    return bool(_pinned(directory, system, lambda name: name.partition(".")[0] == own, path))
+
+
+def _pinned(
+    directory: PathLike, system: OperatingSystem, is_counted: Callable[[str], bool], moved_to: PathLike | None = None
+) -> set[int]:
     path = _pins_directory(directory, system.files)
     try:
         names = system.files.names(path)
@@ -54,7 +68,7 @@ def _pinned(directory: PathLike, system: OperatingSystem, is_counted: Callable[[
         return set()
     except OSError as error:
         raise from_os_error(error, "look which steps are pinned") from error
-    found = (_pinned_step(os.path.join(path, name), name, system) for name in names if is_counted(name))
+    found = (_pinned_step(os.path.join(path, name), name, system, moved_to) for name in names if is_counted(name))
     return {step for step in found if step is not None}
 
 
@@ -66,21 +80,23 @@ def _pins_directory(directory: PathLike, files: FileSystem) -> str:
     return path
 
 
-def _pinned_step(path: str, name: str, system: OperatingSystem) -> int | None:
+def _pinned_step(path: str, name: str, system: OperatingSystem, moved_to: PathLike | None = None) -> int | None:
     """Return the step that a pin keeps; ``None`` if it is of another save than the step of its number now is."""
     head, _, reader = name.partition(".")
     step = layout.parse_step(head)
     if reader:
         return None if _has_ended(path, reader, system) else step
-    return None if step is None or _is_of_another_save(path, step, system.files) else step
+    if step is None:
+        return None
+    where = moved_to or os.path.join(os.path.dirname(os.path.dirname(path)), layout.step_dirname(step))
+    return None if _is_of_another_save(path, where, system.files) else step
 
 
-def _is_of_another_save(path: str, step: int, files: FileSystem) -> bool:
+def _is_of_another_save(path: str, step_path: PathLike, files: FileSystem) -> bool:
     """Return True if a pin names a save, and the step is another one; if in doubt, the pin holds. Independent."""
     try:
         save_id = files.read_bounded(path, 64).decode("ascii").strip()
-        run = os.path.dirname(os.path.dirname(path))
-        return bool(save_id) and read_manifest(os.path.join(run, layout.step_dirname(step)), files).save_id != save_id
+        return bool(save_id) and read_manifest(step_path, files).save_id != save_id
     except (OSError, HpcckptError, ValueError):
         return False
 
@@ -149,8 +165,9 @@ def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "", fil
         If there is no such step.
     """
     step = layout.as_step(step)
+    absent = StepNotFoundError(f"cannot pin step {step}: it is not in {os.fspath(directory)}")
     if step not in step_numbers(directory, files):
-        raise StepNotFoundError(f"cannot pin step {step}: it is not in {os.fspath(directory)}")
+        raise absent
     pins_directory = _pins_directory(directory, files)
     path = _pin_path(directory, step, reader)
     is_new = not files.exists(path)
@@ -175,6 +192,11 @@ def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "", fil
         if not reader:  # a user's pin holds after a power loss too
             files.fsync_dir(pins_directory)
             files.fsync_dir(directory)
+            step_path = os.path.join(directory, layout.step_dirname(step))
+            # retention hides a step before it reads the pins again: one that is here now is kept
+            if not files.exists(step_path) or _is_of_another_save(path, step_path, files):
+                unpin(directory, step, files=files)
+                raise absent
     except OSError as error:
         raise error if isinstance(error, HpcckptError) else from_os_error(error, f"pin step {step}") from error
 

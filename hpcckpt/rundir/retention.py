@@ -2,7 +2,8 @@
 
 Retiring a step, in this order, so that a kill at any point leaves nothing that looks whole:
 
-    a. rename it to ``.retired-<nonce>`` and fsync the run directory: out of sight
+    a. rename it to ``.retired-<nonce>``, rename it back if it was pinned meanwhile, else fsync the run directory: out
+       of sight.  A pin is set before its user checks that the step is there, so one of the two notices the other
     b. remove its manifest and fsync: no longer a checkpoint
     c. remove the rest on a thread (:mod:`hpcckpt.rundir.workspace`), or keep its files for the next save, which writes
        over them (on most file systems several times faster than into new files)
@@ -10,7 +11,8 @@ Retiring a step, in this order, so that a kill at any point leaves nothing that 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,14 +84,26 @@ def metric_problem(steps: tuple[StepInfo, ...], best: Best | None) -> str:
     return f"no restorable step has a finite {best.metric!r}; metrics there: {', '.join(named) or 'none'}"
 
 
-def take_out_of_sight(path: Path, retired: Path, files: FileSystem = POSIX) -> None:
-    """Make a step, or what a killed job left, a directory that is no checkpoint. Root only, under the lock."""
-    files.rename(path, retired)  # step a
+def take_out_of_sight(
+    path: Path, retired: Path, files: FileSystem = POSIX, is_kept: Callable[[], bool] = lambda: False
+) -> bool:
+    """Make a step, or what a killed job left, a directory that is no checkpoint. Root only, under the lock.
+
+    Return False, with everything as it was, if it `is_kept` after all.
+    """
+    with contextlib.ExitStack() as undo:
+        files.rename(path, retired)  # step a
+        undo.callback(files.fsync_dir, retired.parent)
+        undo.callback(files.rename, retired, path)
+        if is_kept():
+            return False
+        undo.pop_all()
     files.fsync_dir(retired.parent)
     if layout.parse_step(path.name) is not None:
         failpoints.reached("8-retired", 0)
     files.unlink(retired / layout.MANIFEST)  # step b
     files.fsync_dir(retired)
+    return True
 
 
 def leftovers(directory: Path, files: FileSystem = POSIX) -> list[str]:

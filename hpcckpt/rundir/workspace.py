@@ -32,7 +32,7 @@ from hpcckpt.native.posix_files import REAL
 from hpcckpt.rundir import commit, damage_records, retention
 from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.rundir.lock import RunLock
-from hpcckpt.rundir.pins import drop_stale_pins
+from hpcckpt.rundir.pins import drop_stale_pins, is_pinned
 from hpcckpt.rundir.step_list import StepList
 
 _log = logging.getLogger("hpcckpt")
@@ -179,16 +179,18 @@ class Workspace:
                 _log.warning("hpcckpt: keep_best keeps nothing in %s: %s", self.directory, plan.problem)
             reusable: Path | None = None
             hidden: list[Path] = []
+            removed: list[int] = []
             try:
                 for info in plan.going:
-                    path = self._hide(info.path.name, recycler or self)
+                    path = self._hide(info.path.name, recycler or self, info.step)
                     if path is not None:
                         hidden.append(path)
+                        removed.append(info.step)
                 if recycler is not None and hidden:
                     reusable = hidden.pop()
             finally:
                 self._remove_later(hidden)
-            return Retained(plan.n_kept, tuple(info.step for info in plan.going), reusable, problem)
+            return Retained(plan.n_kept + len(plan.going) - len(removed), tuple(removed), reusable, problem)
 
     def sweep(self, lock: RunLock, is_swept: Callable[[str], bool] = lambda _name: True) -> list[str]:
         """Undo and remove what killed jobs left; return the names. Root only.
@@ -279,21 +281,29 @@ class Workspace:
 
     # -- the steps of a removal ----------------------------------------------------------------------
 
-    def _hide(self, name: str, owner: object) -> Path | None:
-        """Rename a directory to a new name; of anything else remove the name (steps a and b)."""
+    def _hide(self, name: str, owner: object, step: int | None = None) -> Path | None:
+        """Rename a directory to a new name; of anything else remove the name (steps a and b).
+
+        A `step` that is pinned keeps its name.
+        """
         path = self.directory / name
         if self._files.is_link(path) or not self._files.is_dir(path):  # a link is never followed
             if self._files.unlink(path):
                 self._files.fsync_dir(self.directory)
             return None
         hidden = self.directory / layout.retired_dirname(layout.new_nonce())
+
+        def is_kept() -> bool:
+            return step is not None and is_pinned(self.directory, step, hidden, self.system)
+
         self.reserve(hidden.name, owner)
+        is_hidden = False
         try:
-            retention.take_out_of_sight(path, hidden, self._files)
-        except BaseException:
-            self.release(hidden.name)
-            raise
-        return hidden
+            is_hidden = retention.take_out_of_sight(path, hidden, self._files, is_kept)
+        finally:
+            if not is_hidden:
+                self.release(hidden.name)
+        return hidden if is_hidden else None
 
     def _hidden(self, name: str) -> list[Path]:
         """Do the same with what may be gone already: another job removed it, or it was committed."""

@@ -75,11 +75,11 @@ def _removed_in_sight() -> None:
     """A retired step loses its files first, then its name."""
     original = retention.take_out_of_sight
 
-    def take_out_of_sight(path: Path, retired: Path, files: Any) -> None:
+    def take_out_of_sight(path: Path, retired: Path, files: Any, *more: Any) -> bool:
         for file in (path / layout.DATA).iterdir():
             file.unlink()
         failpoints.reached("8-retired", 0)
-        original(path, retired, files)
+        return original(path, retired, files, *more)
 
     _replace(retention, "take_out_of_sight", take_out_of_sight)
 

@@ -14,7 +14,7 @@ import hpcckpt as hc
 from hpcckpt import errors
 from hpcckpt.errors import PinnedStepError
 from hpcckpt.format import layout
-from hpcckpt.rundir import discovery, pins
+from hpcckpt.rundir import discovery, journal, pins, retention
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -27,6 +27,10 @@ def save(run_dir: Path, *steps: int, **options: Any) -> None:
     with hc.Checkpointer(run_dir, max_to_keep=None, **options) as ckpt:
         for step in steps:
             ckpt.save(step, state(step)).result()
+
+
+def save_id_of(run_dir: Path, step: int) -> str:
+    return discovery.read_manifest(run_dir / layout.step_dirname(step)).save_id
 
 
 def value_of(run_dir: Path, step: int) -> float:
@@ -94,6 +98,51 @@ def test_a_pin_of_an_older_version_names_no_save_and_holds(run_dir):
         with pytest.raises(PinnedStepError):
             ckpt.save(1, state(-1), overwrite=True).result()
     assert discovery.step_numbers(run_dir) == [1, 3]
+
+
+@pytest.mark.parametrize("reader", ["", "reader-elsewhere-1"])
+def test_a_pin_that_is_set_while_retention_chooses_holds(run_dir, monkeypatch, reader):
+    read = retention.pins_to_obey
+
+    def read_before_the_pin_is_set(*args):
+        found = read(*args)
+        if discovery.step_numbers(run_dir) == [1, 2]:
+            pins.pin(run_dir, 1, reader, save_id="" if reader else save_id_of(run_dir, 1))
+        return found
+
+    monkeypatch.setattr(retention, "pins_to_obey", read_before_the_pin_is_set)
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        saved = [ckpt.save(step, state(step)).result() for step in (1, 2, 3)]
+        assert ckpt.all_steps() == [1, 3]
+    assert [each.kept for each in saved] == [1, 2, 2]
+    assert value_of(run_dir, 1) == 1.0
+    removed = [entry["steps"] for entry in journal.read_journal(run_dir) if entry["event"] == "removed"]
+    assert removed == [[2]]
+
+
+def test_a_pin_of_an_earlier_save_of_its_number_does_not_keep_a_step_that_retires(run_dir):
+    save(run_dir, 1, 2)
+    (run_dir / layout.PINS).mkdir()
+    (run_dir / layout.PINS / layout.step_dirname(1)).write_text("0" * 32, encoding="ascii")
+    with hc.Checkpointer(run_dir, max_to_keep=1) as ckpt:
+        ckpt.restore(state(0))
+        ckpt.save(3, state(3)).result()
+    assert discovery.step_numbers(run_dir) == [3]
+
+
+def test_a_pin_is_not_reported_as_set_if_the_step_was_retired_meanwhile(run_dir, monkeypatch):
+    save(run_dir, 2)
+    monkeypatch.setattr(pins, "step_numbers", lambda *_: [1, 2])  # as it was just before
+    with pytest.raises(errors.StepNotFoundError, match="cannot pin step 1"):
+        pins.pin_save(run_dir, 1)
+    assert not (run_dir / layout.PINS).exists()
+
+
+def test_a_pin_is_not_reported_as_set_if_the_step_was_replaced_meanwhile(run_dir):
+    save(run_dir, 1)
+    with pytest.raises(errors.StepNotFoundError, match="cannot pin step 1"):
+        pins.pin(run_dir, 1, save_id="0" * 32)
+    assert not (run_dir / layout.PINS).exists()
 
 
 def test_a_step_that_is_only_being_read_may_be_replaced(run_dir):
