@@ -230,12 +230,16 @@ class Workspace:
             raise errors[0]
         return names
 
-    def retire(self, name: str) -> None:
-        """Take a directory out of sight, then remove it; of a symbolic link no more. Root only, under the lock."""
+    def retire(self, name: str, step: int | None = None) -> bool:
+        """Take a directory out of sight, then remove it; of a symbolic link no more. Root only, under the lock.
+
+        Return False if it is a `step` that is pinned, which stays.
+        """
         with self.commit_mutex:
-            path = self._hide(name, self)
+            path = self._hide(name, self, step)
         if path is not None:
             self._remove(path)
+        return not self._files.exists(self.directory / name)
 
     def abort(self, staged: commit.Staged) -> None:
         """Remove what a failed save left; what cannot be removed is swept later. Root only."""

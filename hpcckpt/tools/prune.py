@@ -121,7 +121,8 @@ def carry_out(directory: Path, plan: PrunePlan, allowed: Collection[Path], by: s
     going = [removal for removal in plan.removals if removal.path in allowed]
     for removal in going:
         try:
-            workspace.retire(removal.path.name)
+            if not workspace.retire(removal.path.name, removal.step):
+                failures[removal.path] = "it was pinned meanwhile"
         except OSError as error:
             failures[removal.path] = as_failure(error).text
     gone = [removal.step for removal in going if removal.step is not None and removal.path not in failures]

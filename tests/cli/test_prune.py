@@ -171,10 +171,10 @@ def test_what_cannot_be_removed_is_named(
 ) -> None:
     retire = Workspace.retire
 
-    def failing(workspace: Workspace, name: str) -> None:
+    def failing(workspace: Workspace, name: str, step: int | None = None) -> bool:
         if name in ("step-0000000010", "step-0000000020")[:n_failing]:
             raise PermissionError(13, "Permission denied", str(workspace.directory / name))
-        retire(workspace, name)
+        return retire(workspace, name, step)
 
     monkeypatch.setattr(Workspace, "retire", failing)
     result = cli("prune", saved, "--keep-last", 1, "--yes", "--json")

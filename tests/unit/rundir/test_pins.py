@@ -12,9 +12,11 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors
+from hpcckpt.core.options import Options
 from hpcckpt.errors import PinnedStepError
 from hpcckpt.format import layout
 from hpcckpt.rundir import discovery, journal, pins, retention
+from hpcckpt.tools import prune
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -118,6 +120,16 @@ def test_a_pin_that_is_set_while_retention_chooses_holds(run_dir, monkeypatch, r
     assert value_of(run_dir, 1) == 1.0
     removed = [entry["steps"] for entry in journal.read_journal(run_dir) if entry["event"] == "removed"]
     assert removed == [[2]]
+
+
+def test_a_step_that_is_pinned_once_a_prune_is_planned_is_not_removed(run_dir):
+    save(run_dir, 1, 2, 3)
+    with prune.locked_to_remove(run_dir, AssertionError):
+        plan = prune.plan_prune(run_dir, Options(max_to_keep=1), holds_lock=True)
+        pins.pin_save(run_dir, 1)
+        failures = prune.carry_out(run_dir, plan, {removal.path for removal in plan.removals})
+    assert {path.name: text for path, text in failures.items()} == {layout.step_dirname(1): "it was pinned meanwhile"}
+    assert discovery.step_numbers(run_dir) == [1, 3]
 
 
 def test_a_pin_of_an_earlier_save_of_its_number_does_not_keep_a_step_that_retires(run_dir):
