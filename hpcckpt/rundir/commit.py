@@ -23,7 +23,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -241,13 +241,20 @@ def _has_save(path: Path, save_id: str, files: FileSystem) -> bool:
     return False
 
 
-def move_aside(directory: Path, steps: Sequence[int], saved: int, files: FileSystem = POSIX) -> None:
-    """Rename steps beyond the one that a run went back to, and saved, newest first, durably. Root only."""
+@contextlib.contextmanager
+def moved_aside(directory: Path, steps: Sequence[int], saved: int, files: FileSystem = POSIX) -> Iterator[None]:
+    """Rename steps beyond the one that a run went back to, newest first, durably; back if the block fails. Root only.
+
+    The block commits, in another directory, the step that was saved.
+    """
     moves = _moves(directory, directory, Conflicts(tuple(sorted(steps, reverse=True))))
-    for source, target in moves:
-        files.rename(source, target)
-    if steps:
+    with contextlib.ExitStack() as undo:
+        for source, target in moves:
+            files.rename(source, target)
+            undo.callback(files.rename, target, source)
         files.fsync_dir(directory)
+        yield
+        undo.pop_all()
     _report(moves, saved, NO_CONFLICTS)
 
 

@@ -7,6 +7,7 @@ the new plan.  Where they wrote on the disks of several nodes, each node commits
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -114,7 +115,8 @@ def _commit_parts(queue: SaveQueue, this: InFlightSave, reports: Sequence[RankRe
 def _commit_step(
     queue: SaveQueue, this: InFlightSave, manifest: Manifest, nbytes: int, linked_nbytes: int
 ) -> SaveOutcome:
-    done = queue.rundir.commit(this.staged, manifest, overwrite=this.request.overwrite)
+    with contextlib.nullcontext() if queue.drains is None else queue.drains.newer_aside(this.request.step):
+        done = queue.rundir.commit(this.staged, manifest, overwrite=this.request.overwrite)
     contribution = this.contribution
     assert contribution is not None
     seconds = queue.comm.clock.monotonic() - contribution.timing.began

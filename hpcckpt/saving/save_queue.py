@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from hpcckpt.backends.base import Backend
@@ -32,6 +33,9 @@ class Drains(Protocol):
 
     def check_conflicts(self, step: int, *, overwrite: bool) -> None:
         """Raise if the step could not be committed there. Root only."""
+
+    def newer_aside(self, step: int) -> AbstractContextManager[None]:
+        """Move aside there what is newer than a run that went back, while the block commits the step. Root only."""
 
     def committed(self, step: int) -> None:
         """Keep a step that was committed on scratch until it is drained. Root only, or the leader of each node."""

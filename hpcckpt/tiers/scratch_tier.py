@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from hpcckpt.rundir.discovery import StepInfo
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.run_directory import Candidate, Lineage, NodeMap, RunDirectory
 from hpcckpt.tiers.drain_queue import DrainQueue
-from hpcckpt.tiers.scratch_dir import make_scratch, owner_id_of, translated, write_owner_id
+from hpcckpt.tiers.scratch_dir import make_scratch, owner_id_of, write_owner_id
 from hpcckpt.tiers.scratch_steps import ScratchSteps, by_save_id, not_drained
 
 _log = logging.getLogger("hpcckpt")
@@ -228,21 +229,24 @@ class ScratchTier:
             pins.pin(self.scratch.path, step, files=self._files)  # S1
         except HpcckptError as error:
             _log.warning("hpcckpt: step %d cannot be pinned on scratch: %s", step, error)
-        if self.comm.is_root and self.persistent.options.on_newer == "aside":
-            self._move_newer_aside(step)
 
-    def _move_newer_aside(self, step: int) -> None:
-        """Move aside in the run directory what is newer than a run that went back: no restart may find it. Root only.
+    @contextlib.contextmanager
+    def newer_aside(self, step: int) -> Iterator[None]:
+        """Move aside in the run directory what is newer, while the block commits a step on scratch. Root only.
 
-        If that fails, or a kill comes first, it is done when the step is drained, or by the job that resumes.
+        From the commit on a restart must find the step, and no newer one that the run went back from.  If the block
+        fails, all is as it was.
         """
         persistent = self.persistent
-        try:
-            with persistent.workspace.commit_mutex, translated("move newer steps aside"):
+        with contextlib.ExitStack() as held:
+            if persistent.options.on_newer == "aside":
+                held.enter_context(persistent.workspace.commit_mutex)
                 newer = persistent.check_conflicts(step, overwrite=True).aside
-                commit.move_aside(persistent.path, newer, step, self._files)
-        except HpcckptError as error:
-            _log.warning("hpcckpt: steps beyond step %d cannot be moved aside yet: %s", step, error)
+                if newer:
+                    held.enter_context(commit.moved_aside(persistent.path, newer, step, self._files))
+                else:
+                    held.close()  # a drain may be committed meanwhile
+            yield
 
     def start_drain(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> None:
         """Start to drain a step that was committed on scratch. Independent."""

@@ -371,6 +371,49 @@ def test_a_run_that_went_back_and_is_killed_before_its_first_drain_goes_on_there
     assert restored(places, ranks)[:2] == (3, places.near)
 
 
+def go_back(places, ranks, act):
+    """Save step 3 after a restore of step 2 of 2, 4 and 6; `act` is called as root, on each rank, before the save."""
+
+    def body(comm):
+        with places.open(comm, on_newer="aside", max_to_keep=None) as ckpt:
+            assert ckpt.restore(state(0, comm.rank), 2).step == 2
+            comm.barrier()
+            if comm.is_root:
+                act()
+            comm.barrier()
+            ckpt.save(3, state(3, comm.rank)).result()
+
+    ranks(body)
+
+
+@pytest.mark.parametrize(
+    ("phase", "steps"),
+    [
+        ("4-sealed", {6}),
+        ("4-durable", {2, 6}),  # 6 if scratch has 4 and 6: nothing was saved after 2 yet
+        ("5-published", {3}),
+        ("6-parent-synced", {3}),
+        ("8-retention", {3}),
+    ],
+)
+def test_a_run_that_went_back_and_is_killed_at_its_first_commit_forgets_no_commit(ranks, places, trap, phase, steps):
+    save_steps(places, ranks, 2, 4, 6, max_to_keep=None)
+    go_back(places, ranks, lambda: trap.set(phase, places.keep))
+    assert trap.has_sprung
+    places.bring_back()
+    assert restored(places, ranks)[0] in steps
+    n_aside = len([name for name in os.listdir(places.home) if name.startswith(".aside-")])
+    assert n_aside == (0 if phase == "4-sealed" else 2)
+
+
+def test_a_first_commit_that_fails_leaves_the_newer_steps_where_they_are(ranks, places, trap):
+    save_steps(places, ranks, 2, 4, 6, max_to_keep=None)
+    with pytest.raises(errors.StorageError, match="step 3"):
+        go_back(places, ranks, lambda: trap.set("4-durable", raising(OSError(errno.EIO, "Input/output error"))))
+    assert discovery.step_numbers(places.home) == [2, 4, 6]
+    assert restored(places, ranks)[0] == 6
+
+
 # -- refusals ---------------------------------------------------------------------------------------
 
 

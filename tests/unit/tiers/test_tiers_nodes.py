@@ -172,6 +172,25 @@ def test_a_run_that_goes_back_moves_the_newer_steps_aside_at_all_places(ranks, n
     assert restored(nodes, ranks) == (2, nodes.home, ())
 
 
+@pytest.mark.parametrize(("phase", "step"), [("4-sealed", 3), ("5-published", 2), ("6-parent-synced", 2)])
+def test_a_run_that_went_back_and_is_killed_at_its_first_commit_resumes_from_it(ranks, nodes, trap, phase, step):
+    save_steps(nodes, ranks, 1, 3, max_to_keep=None)
+
+    def body(comm):
+        with nodes.open(comm, on_newer="aside", max_to_keep=None) as ckpt:
+            ckpt.restore(state(0, comm.rank), 1)
+            comm.barrier()
+            if comm.is_root:
+                trap.set(phase, nodes.keep)
+            comm.barrier()
+            ckpt.save(2, state(2, comm.rank))
+
+    ranks(body)
+    assert trap.has_sprung
+    nodes.bring_back()
+    assert restored(nodes, ranks)[0] == step
+
+
 # -- requeued ---------------------------------------------------------------------------------------
 
 
