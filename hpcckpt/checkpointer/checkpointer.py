@@ -81,7 +81,7 @@ class PendingSave:
         saved = self.result()
         tiers = self._session.scratch_tier
         with raising(self._session):
-            return saved if tiers is None else tiers.drains.durable(self._save.number)
+            return saved if tiers is None else tiers.durable(self._save)
 
 
 class Checkpointer:

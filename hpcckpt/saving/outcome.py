@@ -197,7 +197,8 @@ def _end(queue: SaveQueue, this: InFlightSave, result: SaveOutcome) -> None:
         if not queue.comm.is_root:  # root did when it committed the step
             queue.rundir.lineage = queue.rundir.lineage.after(this.staged.job)
         if queue.drains is not None:
-            queue.drains.start_drain(this.number, result.saved, this.staged.job, overwrite=this.request.overwrite)
+            overwrite = this.request.overwrite
+            this.drain = queue.drains.start_drain(this.number, result.saved, this.staged.job, overwrite=overwrite)
     if this.contribution is not None and this.contribution.snapshot is not None:
         this.contribution.snapshot.release(queue.arenas)
     this.contribution = None

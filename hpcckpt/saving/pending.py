@@ -166,6 +166,8 @@ class InFlightSave:
         How far it is.
     outcome : SaveOutcome or None
         From `SaveState.ENDED` on: the committed step, or the failures.
+    drain : object
+        What `hpcckpt.tiers` knows of its way from scratch to the run directory.
     """
 
     number: int
@@ -176,6 +178,7 @@ class InFlightSave:
     task: CollectiveTask | None = None
     state: SaveState = SaveState.PREPARED
     outcome: SaveOutcome | None = None
+    drain: object = None
 
     @property
     def has_ended(self) -> bool:

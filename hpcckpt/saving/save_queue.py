@@ -40,8 +40,8 @@ class Drains(Protocol):
     def committed(self, step: int) -> None:
         """Keep a step that was committed on scratch until it is drained. Root only, or the leader of each node."""
 
-    def start_drain(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> None:
-        """Start to drain a step. Independent."""
+    def start_drain(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> object:
+        """Start to drain a step; return what shows when it is over. Independent."""
 
 
 class Listeners:

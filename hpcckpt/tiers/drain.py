@@ -111,7 +111,7 @@ class DrainOutcome(NamedTuple):
 
 
 class DrainTasks:
-    """What the ranks do to drain a step, on threads, without messages; `drains` are all those of the job, in order."""
+    """What the ranks do to drain a step, on threads, without messages; `drains` are those that are known, in order."""
 
     def __init__(self, scratch: RunDirectory, persistent: RunDirectory, rules: Rules, drains: Sequence[Drain]) -> None:
         self._scratch, self._persistent = scratch, persistent
@@ -260,7 +260,8 @@ class DrainTasks:
 
     def _is_late(self, drain: Drain) -> bool:
         """Return True if a later save was drained while this one failed. Root only, under `commit_mutex`."""
-        later = self._drains[self._drains.index(drain) + 1 :]
+        drains = [*self._drains]  # the calling thread may forget the first ones meanwhile
+        later = drains[drains.index(drain) + 1 :]
         return any(other.is_committed and other.saved.step > drain.saved.step for other in later)
 
     def _is_drained(self, drain: Drain) -> bool:

@@ -40,13 +40,14 @@ class DrainQueue:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def start(self, number: int, saved: SavedStep, save_id: str, *, overwrite: bool) -> None:
-        """Start to drain a step that was committed on scratch; once, if it is repeated. Independent."""
+    def start(self, number: int, saved: SavedStep, save_id: str, *, overwrite: bool) -> Drain:
+        """Start to drain a step that was committed on scratch; once, if it is repeated; return that. Independent."""
         drain = next((drain for drain in self._drains if drain.number == number), None)
         if drain is None:
             drain = Drain(number, saved, save_id, overwrite, self._comm.clock.monotonic() - saved.seconds)
         if not drain.is_over:
             self._start(drain)  # S2
+        return drain
 
     def start_left(self, info: StepInfo) -> Drain:
         """Start to drain a step that an earlier job left, or that this one could not drain yet. Independent."""
@@ -131,10 +132,6 @@ class DrainQueue:
         """Whether all steps are in the run directory, as far as known here."""
         return all(drain.drained is not None for drain in self._drains)
 
-    def durable(self, number: int) -> SavedStep:
-        """Wait until a save that was committed is in the run directory. Collective."""
-        return self.wait(next(drain for drain in self._drains if drain.number == number))
-
     def wait(self, drain: Drain) -> SavedStep:
         """Wait until a step is in the run directory, without a limit of its speed; raise what failed. Collective."""
         self._pace.lift()
@@ -158,6 +155,9 @@ class DrainQueue:
         for drain in [d for d in self._drains if d.number < n_drained or d.saved.step == replaced]:
             if not drain.is_reported:
                 self.wait(drain)
+        # those saves are reported here, so no `start` is repeated; one that failed needs to know what came after it
+        while self._drains and self._drains[0].drained is not None and self._drains[0].number < n_drained:
+            del self._drains[0]
 
     def finish(self) -> None:
         """Wait for all drains, and repeat those that failed; raise, once, the first failure. Collective.

@@ -27,6 +27,8 @@ from hpcckpt.rundir import commit, pins
 from hpcckpt.rundir.discovery import StepInfo
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.run_directory import Candidate, Lineage, NodeMap, RunDirectory
+from hpcckpt.saving.pending import InFlightSave
+from hpcckpt.tiers.drain import Drain
 from hpcckpt.tiers.drain_queue import DrainQueue
 from hpcckpt.tiers.scratch_dir import make_scratch, owner_id_of, write_owner_id
 from hpcckpt.tiers.scratch_steps import ScratchSteps, by_save_id, not_drained
@@ -248,6 +250,11 @@ class ScratchTier:
                     held.close()  # a drain may be committed meanwhile
             yield
 
-    def start_drain(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> None:
-        """Start to drain a step that was committed on scratch. Independent."""
-        self.drains.start(number, saved, job.save_id, overwrite=overwrite)
+    def durable(self, save: InFlightSave) -> SavedStep:
+        """Wait until a save that was committed is in the run directory. Collective."""
+        assert isinstance(save.drain, Drain)
+        return self.drains.wait(save.drain)
+
+    def start_drain(self, number: int, saved: SavedStep, job: SaveJob, *, overwrite: bool) -> Drain:
+        """Start to drain a step that was committed on scratch; return its drain. Independent."""
+        return self.drains.start(number, saved, job.save_id, overwrite=overwrite)

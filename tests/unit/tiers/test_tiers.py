@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from hpcckpt.format.manifest import Manifest
 from hpcckpt.rundir import discovery
 from hpcckpt.rundir.discovery import StepInfo
 from hpcckpt.rundir.retention import leftovers
+from hpcckpt.tiers.drain import Drain
 from hpcckpt.tools.inspect import check_step
 from tests.support.programs import environment
 from tests.support.two_tiers import Trap, are_whole, kill, raising, restored, save_steps, state
@@ -412,6 +414,29 @@ def test_a_first_commit_that_fails_leaves_the_newer_steps_where_they_are(ranks, 
         go_back(places, ranks, lambda: trap.set("4-durable", raising(OSError(errno.EIO, "Input/output error"))))
     assert discovery.step_numbers(places.home) == [2, 4, 6]
     assert restored(places, ranks)[0] == 6
+
+
+# -- a long run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.counts(1, 2)
+def test_a_drain_that_is_over_is_forgotten_except_by_who_asks_for_its_step(ranks, places):
+    def body(comm):
+        with places.open(comm, max_to_keep=2) as ckpt:
+            first = ckpt.save(0, state(0, comm.rank))
+            for step in range(1, 12):
+                ckpt.save(step, state(step, comm.rank))
+            ckpt.save(12, state(12, comm.rank)).durable()
+            comm.barrier()
+            gc.collect()
+            n_known = sum(isinstance(each, Drain) for each in gc.get_objects())
+            comm.barrier()
+            return n_known, first.durable().step, first.durable().tier
+
+    bound = 4 * ranks.size  # the first, what a save may not overtake, and the newest
+    for n_known, step, tier in ranks(body):
+        assert n_known <= bound
+        assert (step, tier) == (0, "run")
 
 
 # -- refusals ---------------------------------------------------------------------------------------
