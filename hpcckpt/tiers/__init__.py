@@ -3,7 +3,8 @@
 Scratch is a run directory like any other, with a lock, a commit protocol and retention.  All ranks see one directory
 there, or those of each node see the one on the node's disk: then a step is at all nodes together, each has the files
 that its ranks wrote, with the manifest (:mod:`hpcckpt.saving.node_local`).  One directory is the case of one node: the
-lowest rank of a node leads it, and root leads all.  After a step is committed on scratch:
+lowest rank of a node leads it, and root leads all.  Before a step is committed on scratch, root moves aside in the run
+directory what is newer, if the run went back to an older step.  After that:
 
     S1  (leaders)  pin the step on scratch, so that retention there keeps it until it is drained
     S2  (each)     when the outcome is known here, start the drain: two tasks of a second `BackgroundTasks`
