@@ -220,13 +220,16 @@ def cast_like(value: Any, like: Any) -> Any:
     """Return JSON with tuples, and kinds of dicts, where `like` has them. Pure."""
     if isinstance(value, list | tuple):
         items = [cast_like(item, item_of(like, number)) for number, item in enumerate(value)]
-        is_tuple = isinstance(value, tuple) or isinstance(like, tuple)
-        if is_tuple and hasattr(like, "_fields") and len(like) == len(items):
-            return type(like)(*items)
-        return tuple(items) if is_tuple else items
+        return tuple_like(items, like) if isinstance(value, tuple) or isinstance(like, tuple) else items
     if isinstance(value, dict):
         return dict_like({key: cast_like(item, item_of(like, key)) for key, item in value.items()}, like)
     return value
+
+
+def tuple_like(items: list[Any], like: Any) -> tuple[Any, ...]:
+    """Return a tuple, as a named one if `like` is one with as many fields. Pure."""
+    is_named = isinstance(like, tuple) and hasattr(like, "_fields") and len(like) == len(items)
+    return type(like)(*items) if is_named else tuple(items)
 
 
 def dict_like(value: dict[Any, Any], like: Any) -> dict[Any, Any]:

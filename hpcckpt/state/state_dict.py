@@ -6,7 +6,7 @@ are read back by these rules:
 
 1. A dict whose keys are all whole numbers has such keys; others have text.
 2. What these rules, or JSON, would get wrong is in one more JSON value, ``.types``, by path: lists and tuples that
-   hold tensors, keys that are neither text nor numbers, ``bytes``, sets.
+   hold tensors, keys that are neither text nor numbers, the order of an ``OrderedDict``, ``bytes``, sets.
 3. Tuples within JSON come back as tuples where the object has some at that place now.
 
 A ``state_dict`` grows with use: an optimizer has no moments before its first step.  So on restore the dict that is
@@ -18,6 +18,7 @@ look after that itself.
 from __future__ import annotations
 
 import importlib
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -40,6 +41,7 @@ from hpcckpt.state.leaves import (
     dict_like,
     item_of,
     join,
+    tuple_like,
 )
 from hpcckpt.state.walk import Walk
 
@@ -141,12 +143,13 @@ class _Part:
             yield path, self._plain(value, path)
 
     def _dict_items(self, value: Mapping[Any, Any], path: str) -> Iterator[tuple[str, Any]]:
+        odd = [key for key in value if not isinstance(key, str) and _encoded(key) is None]
+        if odd:
+            self.problems += [(path, f"{_kind_name(key)} cannot be saved as a key of a dict") for key in odd]
+            return
         segments = _segments(value)
-        if _keys_by_rule(segments) != list(value):
-            keys = [[segment, _encoded(key)] for segment, key in zip(segments, value, strict=True)]
-            self.types[path] = {"keys": keys}
-            odd = [key for key, (_, encoded) in zip(value, keys, strict=True) if encoded is None]
-            self.problems += [(path, f"a {type(key).__qualname__} cannot be saved as a key of a dict") for key in odd]
+        if _keys_by_rule(segments) != list(value) or (path and isinstance(value, OrderedDict)):
+            self.types[path] = {"keys": [[part, _encoded(key)] for part, key in zip(segments, value, strict=True)]}
         for segment, item in zip(segments, value.values(), strict=True):
             yield from self.items(item, join(path, segment))
 
@@ -158,10 +161,18 @@ class _Part:
         elif isinstance(value, complex) and not isinstance(value, np.generic):
             plain = np.complex128(value)
         elif isinstance(value, set | frozenset):
-            plain = sorted(value) if len({*map(type, value)}) == 1 else list(value)
+            plain = self._items_of_set(value, path)
         if kind not in (None, self.default):
             self.types[path] = kind
         return plain
+
+    def _items_of_set(self, value: Collection[Any], path: str) -> list[Any]:
+        """Return the items as JSON, in the same order on all ranks."""
+        odd = [item for item in value if not is_json(_item_as_json(item))]
+        self.problems += [(path, f"{_kind_name(item)} cannot be saved as an item of a set") for item in odd]
+        items = [] if odd else [_item_as_json(item) for item in value]
+        is_ordered = {*map(type, items)} in ({int}, {str})
+        return sorted(items, key=None if is_ordered else lambda item: (type(item).__qualname__, repr(item)))
 
     # -- from a checkpoint to values -------------------------------------------------------------
 
@@ -261,9 +272,26 @@ def _segments(value: Mapping[Any, Any]) -> list[str]:
     return list(segments)
 
 
+_MAX_DIGITS = 640  # of numbers that every Python converts
+
+
 def _keys_by_rule(segments: Sequence[str]) -> list[Any]:
-    is_counted = all(segment.isdecimal() and str(int(segment)) == segment for segment in segments)
+    is_counted = all(
+        segment.isdecimal() and len(segment) <= _MAX_DIGITS and str(int(segment)) == segment for segment in segments
+    )
     return [int(segment) for segment in segments] if is_counted and segments else list(segments)
+
+
+def _kind_name(value: Any) -> str:
+    large = " of this size" if isinstance(value, int) else ""
+    return f"a {type(value).__qualname__}{large}"
+
+
+def _item_as_json(item: Any) -> Any:
+    """Return an item of a set as it is stored: a tuple as a list, a NumPy scalar as the number or text of Python."""
+    if isinstance(item, tuple):
+        return list(map(_item_as_json, item))
+    return item.item() if isinstance(item, np.generic) else item
 
 
 def _encoded(key: Any) -> Any:
@@ -366,8 +394,10 @@ def _converted(value: Any, path: str, types: Mapping[str, Any], like: Any) -> An
     }
     if kind in ("list", "tuple"):
         items = [parts[key] for key in sorted(parts)]
-        return tuple(items) if kind == "tuple" else items
-    if all(isinstance(key, int) for key in parts):
+        return tuple_like(items, like) if kind == "tuple" else items
+    if isinstance(kind, dict):
+        parts = {key: parts[key] for key in map(_decoded, (encoded for _, encoded in kind["keys"])) if key in parts}
+    elif all(isinstance(key, int) for key in parts):
         parts = {key: parts[key] for key in sorted(parts)}
     return dict_like(parts, like)
 
@@ -384,9 +414,16 @@ def _keys_of(node: _Node, kind: Any, path: str) -> list[Any]:
     return keys_by_rule
 
 
+def _item_of_set(item: Any) -> Any:
+    if isinstance(item, dict):
+        raise StateMismatchError("a set of the checkpoint holds a dict; use an older step")
+    return tuple(map(_item_of_set, item)) if isinstance(item, list) else item
+
+
 def _as_leaf(value: Any, kind: Any, like: Any) -> Any:
     if kind in ("set", "frozenset") and isinstance(value, list):
-        return set(value) if kind == "set" else frozenset(value)
+        items = map(_item_of_set, value)
+        return set(items) if kind == "set" else frozenset(items)
     if kind == "tuple" and isinstance(value, list):
         value = tuple(value)
     return cast_like(value, like)

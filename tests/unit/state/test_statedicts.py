@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +22,11 @@ from hpcckpt.state.tree import Parts, flatten
 class Point(NamedTuple):
     x: int
     y: int
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
 
 
 class Box:
@@ -57,6 +67,8 @@ VALUES = {
     "a tuple of arrays": (np.ones(2), (1, 2), None),
     "tuples": {"betas": (0.9, 0.999), "words": ("a", None)},
     "sets and bytes": {"set": {3, 1, 2}, "frozen": frozenset("ab"), "bytes": b"\0\xff", "none": b""},
+    "sets of NumPy scalars": {"set": {np.int64(7), np.int64(5)}, "frozen": frozenset({np.float32(0.1), np.str_("a")})},
+    "sets of any scalars and tuples": {"mixed": {1, "1", None, 2.5, False}, "tuples": {(1, 2), (3, ("a", np.int8(4)))}},
     "numbers": {"complex": 1 + 2j, "scalar": np.float32(1.5), "large": 2**80, "nan": -np.inf},
     "empty containers": {"dict": {}, "list": [], "tuple": (), "array": np.empty((0, 3))},
 }
@@ -98,6 +110,22 @@ def test_kinds_of_dicts_are_those_that_the_object_has(run_dir):
     assert found["default"]["nothing"] == []
     assert found["point"] == Point(1, 2)
     assert type(found["point"]) is Point
+
+
+def test_an_ordered_dict_and_a_named_tuple_of_arrays_come_back_as_they_were(run_dir):
+    held = {"cache": OrderedDict({3: 1, 1: 2}), "names": OrderedDict(b=1, a=np.ones(2)), "point": Point(np.ones(2), 3)}
+    now = {"cache": OrderedDict(), "names": OrderedDict(), "point": Point(np.zeros(2), 0)}
+    found = come_back(run_dir, held, now)
+    assert found["cache"] == held["cache"]
+    assert list(found["names"]) == ["b", "a"]
+    assert type(found["point"]) is Point
+    assert (found["point"].x.tolist(), found["point"].y) == ([1, 1], 3)
+
+
+def test_items_of_a_set_are_in_the_same_order_on_all_ranks():
+    small, large = {"b", 2, None, (3, 1)}, {"b", 2, None, (3, 1), *map(str, range(100))} - {*map(str, range(100))}
+    stored = [flatten({"box": Box(seen=value)}).objects["box/seen"].read() for value in (small, large)]
+    assert stored[0] == stored[1]
 
 
 def test_tuples_within_json_come_back_where_the_object_has_some(run_dir):
@@ -193,7 +221,23 @@ def test_a_failing_load_state_dict_fails_alike_on_all_ranks(ranks, run_dir):
 
 @pytest.mark.parametrize(
     ("held", "complaint"),
-    [({"a": {object(): 1}}, "cannot be saved as a key"), ({"a": len}, "cannot be saved"), ([1], "returned a list")],
+    [
+        ({"a": {object(): 1}}, "cannot be saved as a key"),
+        ({"a": {"1" * 5000: 1}}, "longer than 4096 characters"),
+        ({"a": {10**5000: 1}}, "box/a: a int of this size cannot be saved as a key"),
+        ({"a": {"b": {Colour.RED, Colour.BLUE}}}, "box/a/b: a Colour cannot be saved as an item of a set"),
+        ({"a": {b"x"}}, "box/a: a bytes cannot be saved as an item of a set"),
+        ({"a": {np.longdouble(1)}}, "box/a: a longdouble cannot be saved as an item of a set"),
+        ({"a": {np.datetime64("2026-01-01")}}, "box/a: a datetime64 cannot be saved as an item of a set"),
+        ({"a": {(1, frozenset())}}, "box/a: a tuple cannot be saved as an item of a set"),
+        ({"a": {1j, 2j}}, "box/a: a complex cannot be saved as an item of a set"),
+        *(
+            ({"a": value}, "box/a: .* cannot be saved")
+            for value in (deque([1]), range(3), date(2026, 1, 1), Path("a"), Fraction(1, 3), Decimal("0.1"), Colour.RED)
+        ),
+        ({"a": len}, "cannot be saved"),
+        ([1], "returned a list"),
+    ],
 )
 def test_what_cannot_be_saved_is_named(held, complaint):
     with pytest.raises(StateError, match=complaint):
