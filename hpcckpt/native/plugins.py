@@ -58,6 +58,15 @@ _by_file: dict[str, tuple[LoadedBackend, ...]] = {}
 _by_name: dict[str, LoadedBackend] = {}
 
 
+def _become_child() -> None:
+    """Make a new lock in a forked child: no thread there would release one that was held."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_become_child)
+
+
 def search_path() -> list[Path]:
     """Return the directories in which plugins are found by name, first those of ``HPCCKPT_PLUGIN_PATH``.
 

@@ -31,6 +31,15 @@ _lock = threading.RLock()
 _open: OrderedDict[tuple[str, str], OpenPlugin] = OrderedDict()
 
 
+def _become_child() -> None:
+    """Make a new lock in a forked child: no thread there would release one that was held."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_become_child)
+
+
 class OpenPlugin:
     """An instance of a plugin that the ops may call, until :meth:`close`.
 

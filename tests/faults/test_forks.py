@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,26 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
+from hpcckpt.backends.rankfile import backend
 from hpcckpt.checkpointer import shutdown
 from hpcckpt.errors import ForkedError
 from hpcckpt.format import layout
+from hpcckpt.native import plugins
 from hpcckpt.native.posix_files import REAL
 from hpcckpt.rundir.lock import RunLock, _HeldLocks
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tmci import calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-def in_child(body: Callable[[], Any]) -> Any:
+def in_child(body: Callable[[], Any], limit_s: int = 60) -> Any:
     """Fork, and return what `body` returned in the child, or the kind of the error that it raised."""
     source, target = os.pipe()
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(60)  # a child that hangs ends, and fails the test
+        signal.alarm(limit_s)  # a child that hangs ends, and fails the test
         try:
             said = {"value": body()}
         except BaseException as error:  # noqa: BLE001 - the child must not run the tests that come after this one
@@ -152,6 +156,36 @@ def test_a_child_forked_while_a_lock_is_being_taken_can_use_another_directory(ru
                 return own.save(7, {"w": np.ones(3)}).result().step
 
         assert in_child(body) == {"value": 7}
+
+
+LOCKS: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
+    "known headers": (lambda: backend._known._guard, lambda run_dir: hc.load(run_dir)["w"].tolist()),
+    "loaded plugins": (lambda: plugins._lock, lambda _: len(plugins.loaded()) * [0]),
+    "open plugins of TMCI": (lambda: calls._lock, lambda _: calls.close_all()),
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_child_does_not_wait_for_a_lock_that_a_thread_held_at_the_fork(run_dir, name):
+    lock_of, use = LOCKS[name]
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.arange(3.0)}).result()
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock_of():
+            is_held.set()
+            may_end.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait(60)
+    try:
+        assert "value" in in_child(lambda: use(run_dir), limit_s=5)
+    finally:
+        may_end.set()
+        thread.join()
+    use(run_dir)
 
 
 def test_ranks_as_threads_raise_it_in_a_child_without_waiting_for_each_other(run_dir):

@@ -41,6 +41,7 @@ from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest
 
 _known = KnownHeaders()
+os.register_at_fork(after_in_child=_known.forget)
 
 
 def file_path(rank: int) -> str:

@@ -34,6 +34,10 @@ class KnownHeaders:
     """The headers that were used last, with their entries. Safe for threads."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again, in a forked child too: there no thread would release a lock that was held."""
         self._guard = threading.Lock()
         self._kept: OrderedDict[Key, _Header] = OrderedDict()
         self._nbytes = 0
