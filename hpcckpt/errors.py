@@ -110,7 +110,7 @@ class StorageError(RetryError, OSError):
 
 
 class ReadOnlyError(StorageError, PermissionError):
-    """The run directory cannot be written."""
+    """This user may not write to the run directory, or may not read a file in it."""
 
     kind = "read-only"
 
@@ -442,15 +442,27 @@ def as_failure(error: BaseException) -> Failure:
 
 
 _SPACE_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
-_READ_ONLY_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM}
+_DENIED_ERRNOS = {errno.EACCES, errno.EPERM}
+_READ_ONLY_ERRNOS = {errno.EROFS, *_DENIED_ERRNOS}
 
 
 def from_os_error(error: OSError, doing: str = "") -> HpcckptError:
     """Translate an ``OSError`` into the error whose class says what to do."""
-    place = f" {error.filename}" if error.filename else ""
-    text = f"{doing or 'file operation'}{place}: {error.strerror or error}"
+    text = _os_error_text(error, doing)
     if error.errno in _SPACE_ERRNOS:
         return NoSpaceError(f"{text}; free space or quota, committed steps are untouched")
     if error.errno in _READ_ONLY_ERRNOS:
         return ReadOnlyError(f"{text}; make the directory writable or choose another one")
     return StorageError(text)
+
+
+def from_read_error(error: OSError, doing: str) -> HpcckptError:
+    """Translate an ``OSError`` of a file or directory that was to be read."""
+    if error.errno in _DENIED_ERRNOS:
+        return ReadOnlyError(f"{_os_error_text(error, doing)}; make it readable for this user")
+    return from_os_error(error, doing)
+
+
+def _os_error_text(error: OSError, doing: str) -> str:
+    place = f" {error.filename}" if error.filename else ""
+    return f"{doing or 'file operation'}{place}: {error.strerror or error}"

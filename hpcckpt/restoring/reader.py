@@ -27,7 +27,7 @@ from hpcckpt.errors import (
     OptionError,
     Problem,
     StepNotFoundError,
-    from_os_error,
+    from_read_error,
     list_problems,
 )
 from hpcckpt.format import layout
@@ -192,12 +192,12 @@ class StepReader:
         except (FileNotFoundError, NotADirectoryError) as error:
             # raises if a file of the step is missing, or it is retired
             discovery.check_files(self.path, self.manifest, self._system.files)
-            raise from_os_error(error, "read") from error  # else the backend looked for another one
+            raise from_read_error(error, "read") from error  # else the backend looked for another one
         except CorruptError:
             discovery.raise_if_retired(self.path, self.manifest, self._system.files)
             raise
         except OSError as error:
-            raise error if isinstance(error, HpcckptError) else from_os_error(error, "read") from error
+            raise error if isinstance(error, HpcckptError) else from_read_error(error, "read") from error
 
     def verify(self, progress: Callable[[int], None] | None = None) -> list[DamagedBlock]:
         """Read every byte and return the damaged blocks. Independent.

@@ -26,7 +26,7 @@ from hpcckpt.errors import (
     RetiredError,
     RetryError,
     StepNotFoundError,
-    from_os_error,
+    from_read_error,
 )
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import MAX_MANIFEST_BYTES, Manifest, decode
@@ -67,7 +67,7 @@ def step_numbers(directory: PathLike, files: FileSystem = POSIX) -> list[int]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise from_os_error(error, "list run directory") from error
+        raise from_read_error(error, "list run directory") from error
     return sorted(step for name in names if (step := layout.parse_step(name)) is not None)
 
 
@@ -162,7 +162,7 @@ def read_manifest(path: PathLike, files: FileSystem = POSIX) -> Manifest:
             f"{os.fspath(path)}: no manifest, the step is incomplete; use an older step, or 'hpcckpt repair'"
         ) from None
     except OSError as error:
-        raise from_os_error(error, "read manifest") from error
+        raise from_read_error(error, "read manifest") from error
     try:
         return decode(text, native.crc32c, where)
     except ManifestError as error:
@@ -203,7 +203,7 @@ def _file_problems(path: PathLike, manifest: Manifest, files: FileSystem) -> Ite
             yield f"{file.path} is missing"
             continue
         except OSError as error:
-            raise from_os_error(error, "check data file") from error
+            raise from_read_error(error, "check data file") from error
         if not stat.S_ISREG(found.st_mode):
             yield f"{file.path} is not an ordinary file"
         elif found.st_size != file.nbytes:
@@ -217,7 +217,7 @@ def is_there(path: PathLike, file: FileRecord, files: FileSystem = POSIX) -> boo
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise from_os_error(error, "check data file") from error
+        raise from_read_error(error, "check data file") from error
     return stat.S_ISREG(found.st_mode) and found.st_size == file.nbytes
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from hpcckpt._version import __version__
 from hpcckpt.core.system import OperatingSystem, PathLike
-from hpcckpt.errors import CollectiveError, Failure, HpcckptError, as_failure, from_os_error
+from hpcckpt.errors import CollectiveError, Failure, HpcckptError, as_failure, from_read_error
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import REAL
 from hpcckpt.rundir.workspace import Workspace
@@ -317,7 +317,7 @@ def read_lines(path: PathLike, system: OperatingSystem = REAL) -> list[dict[str,
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise from_os_error(error, "read the journal") from error
+        raise from_read_error(error, "read the journal") from error
     return [entry for line in text.split(b"\n") if (entry := _entry(line)) is not None]
 
 

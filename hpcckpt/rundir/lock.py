@@ -24,7 +24,16 @@ from typing import Any, Literal
 
 from hpcckpt.collective.deadlines import Patience, Waited
 from hpcckpt.core.system import Flag, OperatingSystem, PathLike
-from hpcckpt.errors import ForkedError, HpcckptError, LockedError, LockLostError, StorageError, from_os_error, printable
+from hpcckpt.errors import (
+    ForkedError,
+    HpcckptError,
+    LockedError,
+    LockLostError,
+    StorageError,
+    from_os_error,
+    from_read_error,
+    printable,
+)
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import REAL
 
@@ -269,7 +278,7 @@ class RunLock:
         try:
             return _read_holder(self.path, self.system) == self.holder
         except OSError as error:
-            raise from_os_error(error, "read the run's lock") from error
+            raise from_read_error(error, "read the run's lock") from error
 
     def check(self) -> None:
         """Raise if the lock was taken over. Root only.

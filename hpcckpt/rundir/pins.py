@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 
 from hpcckpt.core.system import FileSystem, OperatingSystem, PathLike
-from hpcckpt.errors import HpcckptError, StepNotFoundError, StorageError, from_os_error
+from hpcckpt.errors import HpcckptError, StepNotFoundError, StorageError, from_os_error, from_read_error
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import POSIX, REAL
 from hpcckpt.rundir.discovery import read_manifest, step_numbers
@@ -67,7 +67,7 @@ def _pinned(
     except FileNotFoundError:
         return set()
     except OSError as error:
-        raise from_os_error(error, "look which steps are pinned") from error
+        raise from_read_error(error, "look which steps are pinned") from error
     found = (_pinned_step(os.path.join(path, name), name, system, moved_to) for name in names if is_counted(name))
     return {step for step in found if step is not None}
 

@@ -37,6 +37,7 @@ from hpcckpt.errors import (
     StepNotFoundError,
     StorageError,
     from_os_error,
+    from_read_error,
 )
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest, decode, encode
@@ -155,7 +156,7 @@ class _Unlisted(StepReader):
         try:
             return call(*args)
         except OSError as error:
-            raise error if isinstance(error, HpcckptError) else from_os_error(error, "read") from error
+            raise error if isinstance(error, HpcckptError) else from_read_error(error, "read") from error
 
     def _read_guarded(self, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
         return self._guarded(self.backend.read, self.path, self.manifest, requests)

@@ -185,6 +185,27 @@ def test_pinning_in_a_read_only_directory_says_so(read_only):
         ckpt.pin(1)
 
 
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [("rank-00000.safetensors", errors.ReadOnlyError), (layout.MANIFEST, errors.NoRestorableStepError)],
+)
+def test_a_read_that_is_denied_asks_for_the_right_to_read(run_dir, monkeypatch, name, cls):
+    open_file = os.open
+
+    def refuse(path, *args, **kwargs):
+        if os.path.basename(path) == name:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return open_file(path, *args, **kwargs)
+
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, state(10))
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(cls, match=f"{name}: Permission denied; make it readable"):
+        hc.load(run_dir)
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(cls, match=f"{name}: Permission denied; make it readable"):
+        ckpt.restore(state(10))
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_every_rank_is_told_that_the_directory_cannot_be_written(ranks, run_dir, monkeypatch, number):
     """The same without the right to mount."""

@@ -139,6 +139,13 @@ def test_errors_of_the_operating_system_are_sorted_by_what_to_do(number, cls):
     assert as_failure(OSError(number, "text")).kind == cls.kind
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_a_denied_read_asks_for_the_right_to_read(number):
+    error = errors.from_read_error(OSError(number, os.strerror(number), "/run/x"), "read")
+    assert str(error) == f"read /run/x: {os.strerror(number)}; make it readable for this user"
+    assert type(error) is errors.ReadOnlyError
+
+
 def test_any_other_error_crosses_ranks_as_text():
     assert as_failure(ZeroDivisionError("by zero")) == Failure("collective", "ZeroDivisionError: by zero")
 

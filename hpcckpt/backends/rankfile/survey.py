@@ -20,7 +20,7 @@ from hpcckpt.backends.rankfile import format as codec
 from hpcckpt.backends.rankfile.backend import file_path
 from hpcckpt.core import files
 from hpcckpt.core.plan import FileRecord
-from hpcckpt.errors import CorruptError, HpcckptError, from_os_error
+from hpcckpt.errors import CorruptError, HpcckptError, from_read_error
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import FORMAT_VERSION
 
@@ -113,7 +113,7 @@ def survey(path: Path) -> Survey:
     except (FileNotFoundError, NotADirectoryError):
         raise CorruptError(f"{data} is missing: there is nothing to rebuild a manifest from") from None
     except OSError as error:
-        raise from_os_error(error, "list data files") from error
+        raise from_read_error(error, "list data files") from error
     found = Survey()
     for name in names:
         if _OWN.fullmatch(name) or _FROZEN.fullmatch(name):
@@ -137,7 +137,7 @@ def _look(found: Survey, path: Path, name: str) -> None:
 
 def problem_text(error: Exception) -> str:
     """Return what an error says, without the advice to use another step."""
-    text = str(from_os_error(error, "read")) if isinstance(error, OSError) else str(error)
+    text = str(from_read_error(error, "read")) if isinstance(error, OSError) else str(error)
     return text.removesuffix("; use an older step")
 
 

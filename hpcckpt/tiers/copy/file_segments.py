@@ -20,7 +20,7 @@ from hpcckpt.core import failpoints
 from hpcckpt.core.plan import FileRecord
 from hpcckpt.core.results import Progress
 from hpcckpt.core.system import FileSystem, OperatingSystem
-from hpcckpt.errors import CorruptError, StorageError
+from hpcckpt.errors import CorruptError, StorageError, from_read_error
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import REAL
 
@@ -185,7 +185,10 @@ def _copy_piece(source: Path, target: Path, piece: Piece, buffers: Sequence[Buff
 
 def _read_piece(source: Path, piece: Piece, into: Buffer, files: FileSystem) -> None:
     where = str(source / piece.path)
-    fd = files.open_regular(where)
+    try:
+        fd = files.open_regular(where)
+    except PermissionError as error:
+        raise from_read_error(error, "copy") from error
     try:
         if files.fstat(fd).st_size != piece.file_nbytes:
             raise CorruptError(f"{where} changed its size while it was copied; use another step")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcckpt.core import files
-from hpcckpt.errors import CorruptError, from_os_error
+from hpcckpt.errors import CorruptError, from_os_error, from_read_error
 from hpcckpt.format import layout
 from hpcckpt.train.run.text_files import TextFiles, finite
 
@@ -98,7 +98,7 @@ class TrainingDirectory:
         except (ValueError, UnicodeDecodeError) as error:
             raise CorruptError(f"{path} cannot be read ({error}); mend it, or choose another run directory") from error
         except OSError as error:
-            raise from_os_error(error, "read") from error
+            raise from_read_error(error, "read") from error
 
     def write(self, name: str, document: Any) -> None:
         """Write a JSON document, whole or not at all. Root only."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcckpt.errors import from_os_error
+from hpcckpt.errors import from_os_error, from_read_error
 from hpcckpt.rundir.atomic_files import atomic_path
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -33,7 +33,7 @@ class TextFiles:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise from_os_error(error, "read") from error
+            raise from_read_error(error, "read") from error
         return _LINE.findall(text)  # not splitlines, which also splits at characters that may be within a text
 
     def append(self, name: str, text: str) -> None:
