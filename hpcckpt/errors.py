@@ -438,6 +438,8 @@ def as_failure(error: BaseException) -> Failure:
     if isinstance(error, OSError):
         translated = from_os_error(error)
         return Failure(translated.kind, str(translated))
+    if isinstance(error, MemoryError):
+        return Failure(HostMemoryError.kind, printable(f"this host has not enough free memory: {error}"))
     return Failure("collective", printable(f"{type(error).__name__}: {error}"))
 
 

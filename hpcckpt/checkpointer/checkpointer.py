@@ -524,6 +524,7 @@ class Checkpointer:
         if self._session.is_closed:
             return  # nothing can be called any more, and all was released
         self._session.is_closed = True
+        self._session.queue.arenas.close()
         self._release_lock(failure)
         self._session.comm.free()
 

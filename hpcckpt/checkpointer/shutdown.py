@@ -94,6 +94,7 @@ def _abort(session: Session, why: str) -> None:
                 task.reduction.join(f"{task.name} is committed")
     session.rundir.journal.end(why)
     session.queue.in_flight.clear()
+    session.queue.arenas.close()
     for rundir in (session.rundir,) if tiers is None else (tiers.persistent, session.rundir):
         rundir.close()
 

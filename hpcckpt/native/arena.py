@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from hpcckpt.core.units import nbytes_text
+from hpcckpt.errors import HostMemoryError
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -28,7 +31,7 @@ class Arena:
 
     Raises
     ------
-    MemoryError
+    HostMemoryError
         If the system has no room for it.
     """
 
@@ -70,7 +73,10 @@ def _map(nbytes: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"no room for an arena of {nbytes} bytes: {error}") from error
+        raise HostMemoryError(
+            f"no room for an arena of {nbytes_text(nbytes)}, which a snapshot is copied to: {error}; save with "
+            f"async_save=False or with max_bytes_in_flight below {nbytes}: then save waits, and copies nothing"
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -110,3 +116,8 @@ class ArenaPool:
         """Let the next save have it, unless it is too large to be kept. Independent."""
         if self._most_nbytes is None or arena.nbytes <= self._most_nbytes:
             self._free.append(arena)
+
+    def close(self) -> None:
+        """Release the memory that is kept, and keep none from now on. Independent."""
+        self._most_nbytes = -1
+        self._free.clear()

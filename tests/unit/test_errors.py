@@ -146,6 +146,12 @@ def test_a_denied_read_asks_for_the_right_to_read(number):
     assert type(error) is errors.ReadOnlyError
 
 
+def test_too_little_memory_on_a_rank_is_a_host_memory_error_on_all():
+    error = collective_error("save step 1", {1: as_failure(MemoryError("Unable to allocate 8 GiB"))})
+    assert isinstance(error, errors.HostMemoryError)
+    assert "[rank 1] this host has not enough free memory: Unable to allocate 8 GiB" in str(error)
+
+
 def test_any_other_error_crosses_ranks_as_text():
     assert as_failure(ZeroDivisionError("by zero")) == Failure("collective", "ZeroDivisionError: by zero")
 

@@ -8,11 +8,13 @@ import resource
 import signal
 import subprocess
 import sys
+import weakref
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from hpcckpt.errors import HostMemoryError
 from hpcckpt.native.arena import ArenaPool
 
 pytestmark = pytest.mark.one_case
@@ -97,6 +99,18 @@ def test_an_arena_that_is_too_large_is_not_kept() -> None:
         assert (pool.take(nbytes) is arena) == is_kept
 
 
+def test_a_closed_pool_keeps_no_memory() -> None:
+    pool = ArenaPool(1)
+    kept, in_use = pool.take(100), pool.take(100)
+    alive = [weakref.ref(kept), weakref.ref(in_use)]
+    pool.give_back(kept)
+    del kept
+    pool.close()
+    pool.give_back(in_use)
+    del in_use
+    assert [each() for each in alive] == [None, None]
+
+
 @on_linux
 def test_the_memory_goes_back_with_the_last_view(io: ModuleType) -> None:
     arena = io.Arena(64 * MIB)
@@ -127,7 +141,7 @@ def test_views_of_one_place_are_one_memory(io: ModuleType) -> None:
 
 def test_too_much_is_a_memory_error(io: ModuleType) -> None:
     for nbytes in (1 << 56, 1 << 70):
-        with pytest.raises(MemoryError, match="no room for an arena"):
+        with pytest.raises(HostMemoryError, match=f"no room for an arena.*max_bytes_in_flight below {nbytes}"):
             io.Arena(nbytes)
     with pytest.raises(ValueError, match="negative"):
         io.Arena(-1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -763,3 +765,30 @@ def test_values_that_are_not_finite_are_saved_when_nobody_guards(ranks, run_dir)
             return ckpt.save(1, {"w": np.array([np.nan, np.inf])}).result().step
 
     assert ranks(body) == [1] * ranks.size
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+def test_a_closed_checkpointer_keeps_no_memory_of_snapshots(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(1000)}).result()
+        arena = ckpt._session.queue.arenas.take(1)
+        kept = weakref.ref(arena)
+        ckpt._session.queue.arenas.give_back(arena)
+        del arena
+        assert kept() is not None
+    assert kept() is None
+
+
+def test_no_room_for_a_snapshot_names_what_needs_less(run_dir, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(10)}).result()
+        monkeypatch.setattr("hpcckpt.native.arena.mmap.mmap", refuse)
+        with pytest.raises(errors.HostMemoryError, match="async_save=False or with max_bytes_in_flight"):
+            ckpt.save(2, {"w": np.ones(1000)}).result()
+        monkeypatch.undo()
+        assert ckpt.save(3, {"w": np.ones(1000)}).result().step == 3
