@@ -24,6 +24,11 @@ class BlockRecords:
         self._records: dict[WriteItem, BlockRecord] = {}
         self._in_flight: dict[int, Sequence[Payload]] = {}
 
+    @property
+    def may_link(self) -> bool:
+        """Whether the next save may link values of the newest committed step, and so write less than it has."""
+        return bool(self._records)
+
     def mark(self, number: int, payloads: Sequence[Payload]) -> None:
         """Tell the payloads of a save what is known of them, and whether the newest committed step has the same."""
         records, self._records = self._records, {}  # until this save is committed too, nothing is known

@@ -27,6 +27,7 @@ from hpcckpt.errors import (
     HpcckptError,
     LockLostError,
     NewerStepError,
+    NoSpaceError,
     PinnedStepError,
     StepExistsError,
     StorageError,
@@ -333,20 +334,25 @@ class RunDirectory:
             raise StorageError(info.problem)
         return "" if info.is_restorable else info.problem or "it cannot be restored"
 
-    def check_before_writing(self, plan: SavePlan, staged: Staged, *, overwrite: bool) -> None:
+    def check_before_writing(self, plan: SavePlan, staged: Staged, *, overwrite: bool, may_link: bool) -> None:
         """Raise before the first byte is written if the step could not be committed. Root only."""
         failpoints.reached("1-begin", 0)
         self.open()
         with self.workspace.commit_mutex:
             self.check_conflicts(staged.job.step, overwrite=overwrite)
-        self.check_space(plan, self.workspace.nbytes_of(staged.name))
+        self.check_space(plan, self.workspace.nbytes_of(staged.name), may_link=may_link)
 
-    def check_space(self, plan: SavePlan, staged_bytes: int = 0) -> None:
-        """Raise if there is too little space for a save in this directory. Root only, or the leader of each node."""
+    def check_space(self, plan: SavePlan, staged_bytes: int = 0, *, may_link: bool = False) -> None:
+        """Raise if there is too little space for a save in this directory. Root only, or the leader of each node.
+
+        How much a save that may link values of the step before will write is known to no rank alone: such a save
+        waits for space, and fails when a rank allocates its files.
+        """
         neighbours = self.nodes.ranks_with(self.rank)
         own = (plan.nbytes - sum(plan.shared_nbytes_of)) * len(neighbours) // self.n_ranks
         plan = replace(plan, nbytes=own + sum(plan.shared_nbytes_of[rank] for rank in neighbours))
-        self.workspace.check_space(plan, len(neighbours), staged_bytes)
+        with contextlib.suppress(NoSpaceError) if may_link else contextlib.nullcontext():
+            self.workspace.check_space(plan, len(neighbours), staged_bytes)
 
     # -- 3 to 6: check, describe, commit ------
 

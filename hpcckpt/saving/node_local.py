@@ -36,7 +36,7 @@ _log = logging.getLogger("hpcckpt")
 # -- 1 and 2: before and while the ranks write -----------------------------------------------------
 
 
-def stage_part(rundir: RunDirectory, this: InFlightSave, plan: SavePlan) -> None:
+def stage_part(rundir: RunDirectory, this: InFlightSave, plan: SavePlan, *, may_link: bool) -> None:
     """Make the staging directory on this rank's node, whichever rank is first; leaders check the node. Independent."""
     if rundir.nodes.is_shared:  # root has made it, and checked
         return
@@ -44,7 +44,7 @@ def stage_part(rundir: RunDirectory, this: InFlightSave, plan: SavePlan) -> None
         rundir.reacquire()
         rundir.workspace.reserve(this.staged.name, rundir)
         rundir.open()
-        rundir.check_space(plan)
+        rundir.check_space(plan, may_link=may_link)
     for directory in (this.staged.path, this.staged.path / layout.DATA):
         rundir.system.files.mkdir(directory)
 

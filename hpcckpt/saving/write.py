@@ -152,9 +152,11 @@ def _get_ready(queue: SaveQueue, this: InFlightSave, contribution: Contribution)
     """Do what may fail before the first byte; return the tensors that `nan_guard` refuses. Independent."""
     assert contribution.plan is not None
     assert contribution.snapshot is not None
+    may_link = queue.block_records.may_link
     if queue.comm.is_root:
-        queue.rundir.check_before_writing(contribution.plan, this.staged, overwrite=this.request.overwrite)
-    node_local.stage_part(queue.rundir, this, contribution.plan)
+        overwrite = this.request.overwrite
+        queue.rundir.check_before_writing(contribution.plan, this.staged, overwrite=overwrite, may_link=may_link)
+    node_local.stage_part(queue.rundir, this, contribution.plan, may_link=may_link)
     failpoints.reached("2-write", queue.comm.rank)
     payloads = contribution.snapshot.payloads
     if queue.options.incremental:

@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors, native
+from hpcckpt.backends.rankfile import frozen
 from hpcckpt.format import layout
 from hpcckpt.rundir import discovery
+from hpcckpt.state import tree
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.tools.doctor import storage
 from tests.support.listing import listed
@@ -120,6 +123,36 @@ def test_a_disk_that_is_full_as_told_by_statvfs_is_refused(ranks, run_dir, monke
             return ckpt.all_steps()
 
     assert ranks(body) == [[1]] * ranks.size
+
+
+class Frozen:
+    """A value that its program never changes in place, as TensorFlow's are."""
+
+    array = np.arange(5000.0)
+
+
+def test_a_save_that_links_what_did_not_change_needs_no_space_for_it(ranks, run_dir, monkeypatch):
+    def leaves(obj, name):
+        held = lambda sources: [source.array for source in sources]  # noqa: E731
+        declaration = tree.declare(obj.array, name, "replicated")
+        yield tree.TensorLeaf(declaration, lambda: obj.array, lambda _: None, source=obj, holder=held)
+
+    monkeypatch.setitem(sys.modules, "adapter_of_frozen", types.SimpleNamespace(leaves=leaves))
+    monkeypatch.setitem(tree.ADAPTERS, Frozen.__module__.partition(".")[0], "adapter_of_frozen")
+    monkeypatch.setattr(frozen, "MIN_BYTES", 1000)
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, incremental=True) as ckpt:
+            linked = [ckpt.save(step, {"frozen": Frozen(), "n": step}).result().linked_nbytes for step in range(5)]
+            comm.barrier()
+            if comm.rank == 0:
+                monkeypatch.setattr(
+                    os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 1000, 10, 10, 0, 0, 0, 0, 255))
+                )
+            comm.barrier()
+            return linked[-1], ckpt.save(5, {"frozen": Frozen(), "n": 5}).result().linked_nbytes
+
+    assert ranks(body) == [(Frozen.array.nbytes, Frozen.array.nbytes)] * ranks.size
 
 
 def test_a_file_system_that_does_not_tell_its_size_is_trusted(run_dir, monkeypatch):
