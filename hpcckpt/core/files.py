@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hpcckpt.errors import CorruptError, ManifestError
+from hpcckpt.errors import CorruptError
 
 PathLike = str | os.PathLike[str]
 T = TypeVar("T")
@@ -249,7 +249,7 @@ def read_bounded(path: str, limit: int) -> bytes:
     try:
         nbytes = os.fstat(fd).st_size
         if nbytes > limit:
-            raise ManifestError(f"{path}: {nbytes} bytes, at most {limit} are accepted; use an older step")
+            raise CorruptError(f"{path}: {nbytes} bytes, at most {limit} are accepted")
         with os.fdopen(os.dup(fd), "rb") as file:
             return file.read(nbytes)
     finally:

@@ -163,6 +163,8 @@ def read_manifest(path: PathLike, files: FileSystem = POSIX) -> Manifest:
         ) from None
     except OSError as error:
         raise from_read_error(error, "read manifest") from error
+    except CorruptError as error:
+        raise ManifestError(f"{error}; use an older step") from error
     try:
         return decode(text, native.crc32c, where)
     except ManifestError as error:

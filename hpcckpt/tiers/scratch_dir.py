@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.core.private_dirs import check_private, make_private
 from hpcckpt.core.system import FileSystem
-from hpcckpt.errors import HpcckptError, OptionError, from_os_error
+from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StorageError, from_os_error
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import POSIX
 from hpcckpt.rundir.run_directory import NodeMap, make_directory
@@ -135,6 +135,11 @@ def owner_id_of(directory: Path, files: FileSystem = POSIX) -> str:
             return files.read_bounded(str(directory / OWNER_FILE), 64).decode("ascii", "replace")
         except (FileNotFoundError, NotADirectoryError):
             return ""
+        except CorruptError as error:
+            raise StorageError(
+                f"{error}; the run directory and its directory on scratch have the same file: "
+                "copy the good one over this one, or use the run without scratch"
+            ) from error
 
 
 def owner_id_on_scratch(path: Path, files: FileSystem = POSIX) -> str:

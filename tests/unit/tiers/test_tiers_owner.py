@@ -72,6 +72,21 @@ def test_scratch_of_another_owner_is_refused_by_name(ranks, places, monkeypatch)
     assert tiers.whole_on(places.disks / "node-0", places.home) == ()
 
 
+def test_an_owner_file_that_is_none_is_replaced_by_the_one_of_the_other_tier(ranks, places):
+    save_steps(places, ranks, 1, 2)
+    file = places.home / tiers.OWNER_FILE
+    ranks.on_root(lambda: file.write_text("x" * 65))
+
+    def body(comm: Any) -> None:
+        advice = f"{file}: 65 bytes, at most 64 are accepted; .* copy the good one over this one"
+        with pytest.raises(errors.StorageError, match=advice), places.open(comm) as ckpt:
+            ckpt.restore(state(0, comm.rank))
+
+    ranks(body)
+    ranks.on_root(lambda: shutil.copy(places.near / tiers.OWNER_FILE, file))
+    assert restored(places, ranks)[:2] == (2, places.near)
+
+
 def as_other_user(act: Any) -> None:
     """Do something as another user, in a child."""
     child = os.fork()
