@@ -120,8 +120,10 @@ def _item(paths: Mapping[str, str], like: Any, stored: StoredValues, convert: Co
     if "" in paths:
         name = paths[""]
         return stored.objects[name] if name in stored.objects else convert(name, like)
-    if not isinstance(like, list | tuple | dict):
-        raise UnknownError  # names do not show whether it is a list or a dict
+    if not _is_container(like):
+        if any("/" in path or path.isdecimal() for path in paths):
+            raise UnknownError  # names do not show whether it is a list or a dict
+        like = {}
     parts: dict[str, dict[str, str]] = defaultdict(dict)
     for path, name in paths.items():
         key = _key(path, like)
@@ -130,7 +132,13 @@ def _item(paths: Mapping[str, str], like: Any, stored: StoredValues, convert: Co
         return {key: _item(part, item_of(like, key), stored, convert) for key, part in parts.items()}
     if parts.keys() != {str(number) for number in range(len(parts))}:
         raise UnknownError
-    return [_item(parts[str(number)], item_of(like, number), stored, convert) for number in range(len(parts))]
+    other = next(filter(_is_container, like), None)  # what further items are like
+    likes = [*like, *[other] * len(parts)]
+    return [_item(parts[str(number)], likes[number], stored, convert) for number in range(len(parts))]
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | tuple | dict)
 
 
 def _key(path: str, like: Any) -> str:

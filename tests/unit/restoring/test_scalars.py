@@ -207,6 +207,17 @@ LISTS = {
         [{"a/b": np.float64(0), "0": [0]}],
         [{"a/b": np.float64(1), "0": [2]}],
     ),
+    "dicts of NumPy into an empty list": (
+        [{"loss": np.float32(1), "n": 2}, {"loss": np.float32(2)}],
+        [],
+        [{"loss": 1.0, "n": 2}, {"loss": 2.0}],
+    ),
+    "dicts of NumPy into a shorter list": (
+        [{"a/b": np.float32(1), "c": [np.int8(2)]}] * 2,
+        [{"a/b": np.float32(0), "c": [0]}],
+        [{"a/b": 1.0, "c": [2]}] * 2,
+    ),
+    "lists of NumPy into a shorter list": ([[1, np.float64(2)]] * 2, [[0, np.float64(0)]], [[1, 2.0]] * 2),
     "0-d arrays into a tuple": ((np.array(0.5), np.array(2)), (0.0, 0), (0.5, 2)),
     "what Python has no number for, into an empty list": ([np.complex64(1j)], [], [np.complex64(1j)]),
     "complex into float": ([np.complex64(1j)], [0.0], [np.complex64(1j)]),
@@ -235,6 +246,7 @@ def test_arrays_without_axes_in_a_list_are_filled_in_place(run_dir):
 LISTS_THAT_DIFFER = {
     "arrays into an empty list": ([np.zeros(3)], []),
     "lists of NumPy into an empty list": ([[np.float64(1)]], []),
+    "dicts whose keys may be paths into an empty list": ([{"a/b": np.float64(1)}], []),
     "a longer list into arrays": ([1.0, 2.0], [np.array(0.0)]),
     "a list that lacks an item": ({"0": np.float64(1), "2": np.float64(1)}, [0.0]),
     "what float32 cannot hold": ([0.1], [np.float32(0)]),
