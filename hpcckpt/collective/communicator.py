@@ -17,6 +17,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from hpcckpt.collective import launchers
@@ -248,6 +249,16 @@ class Communicator(ABC):
         if failures:
             raise collective_error(phase, failures) from captured.error
         return captured.get()
+
+    @contextlib.contextmanager
+    def allowing(self, seconds: float) -> Iterator[None]:
+        """Let ranks wait that much longer for one another: one of them may wait for another job. Collective."""
+        patience = self.patience
+        self.patience = replace(patience, peer_timeout_s=patience.peer_timeout_s + seconds)
+        try:
+            yield
+        finally:
+            self.patience = patience
 
     def on_root(self, phase: str, fn: Callable[[], T]) -> T:
         """Run `fn` on root and return its result on every rank, or raise the same error everywhere. Collective.

@@ -140,6 +140,11 @@ def _look(path: Path, system: OperatingSystem) -> Seen | None:
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, text
 
 
+def longest_watch_s() -> float:
+    """Return for how long the lock of another machine is watched before it is taken over. Independent."""
+    return N_BEATS * HEARTBEAT_S
+
+
 def _watch(path: Path, suspect: _SuspectError, beat_s: float, system: OperatingSystem) -> Seen | None:
     """Wait for two beats, and return the lock file if it has not changed; ``None`` if it is gone. Independent.
 

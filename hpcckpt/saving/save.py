@@ -19,6 +19,7 @@ from hpcckpt.collective.outcomes import capture
 from hpcckpt.collective.planner import gather_declarations, plan_for
 from hpcckpt.core.plan import StagingSlot
 from hpcckpt.errors import HpcckptError
+from hpcckpt.rundir.lock import longest_watch_s
 from hpcckpt.saving.node_local import reserve_part
 from hpcckpt.saving.outcome import commit, report
 from hpcckpt.saving.pending import InFlightSave, Planned, Request, object_names
@@ -82,7 +83,7 @@ def plan(queue: SaveQueue, state: Any, request: Request) -> StateTree | None:
         file_layout = queue.rundir.file_layout(tree.declarations, gathered)
         return file_layout, [queue.rundir.prepare_slot(file_layout) for _ in range(n_slots)]
 
-    with failures_in_journal(queue, request.step, "begin", opens=False):
+    with failures_in_journal(queue, request.step, "begin", opens=False), queue.comm.allowing(longest_watch_s()):
         file_layout, slots = queue.comm.on_root(f"{where}: begin", begin)
     queue.planned = Planned(tree.declarations, tuple(tree.objects), planned, file_layout)
     queue.slots.update(enumerate(slots, start=queue.n_saves))

@@ -26,6 +26,7 @@ from hpcckpt.errors import (
 from hpcckpt.rundir import commit, pins
 from hpcckpt.rundir.discovery import StepInfo
 from hpcckpt.rundir.journal import Journal
+from hpcckpt.rundir.lock import longest_watch_s
 from hpcckpt.rundir.run_directory import Candidate, Lineage, NodeMap, RunDirectory
 from hpcckpt.saving.pending import InFlightSave
 from hpcckpt.tiers.drain import Drain
@@ -84,10 +85,11 @@ class ScratchTier:
     def _open(self, newest: float) -> list[StepInfo]:
         """Open both tiers, remove invalid steps from scratch, pin those to be drained; return these. Collective."""
         comm = self.comm
-        if self.scratch.nodes.is_shared:
-            return comm.on_root("open run directory and scratch", lambda: self._open_on_root(newest))
-        owner_id = comm.on_root("open run directory", self._open_persistent)
-        comm.agree("open scratch", self._open_scratch)
+        with comm.allowing(2 * longest_watch_s()):  # for the locks of both
+            if self.scratch.nodes.is_shared:
+                return comm.on_root("open run directory and scratch", lambda: self._open_on_root(newest))
+            owner_id = comm.on_root("open run directory", self._open_persistent)
+            comm.agree("open scratch", self._open_scratch)
         self.steps.discover(is_strict=True)
         kept, wanted = comm.on_root("open scratch: choose", lambda: self._choose(newest))
         comm.agree("open scratch: tidy", lambda: self._tidy(owner_id, kept, wanted))

@@ -200,6 +200,20 @@ def test_two_beats_are_watched_of_the_length_that_is_given(run_dir, monkeypatch)
     assert lock.N_BEATS == 2
 
 
+@pytest.mark.parametrize("has_scratch", [False, True])
+def test_ranks_wait_for_a_watch_of_a_lock_beyond_their_time_out(run_dir, tmp_path, monkeypatch, has_scratch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.5)
+    run_dir.mkdir()
+    write_lock(run_dir, 7200.0, host="elsewhere", boot_id="x", machine_id="m")
+    scratch = tmp_path / "scratch" if has_scratch else None
+
+    def body(comm: Any) -> int:
+        with hc.Checkpointer(run_dir, comm=comm, scratch=scratch, peer_timeout_s=0.4) as ckpt:
+            return ckpt.save(1, {"w": np.zeros(3)}).result().step
+
+    assert run_ranks(2, body) == [1, 1]
+
+
 def test_a_lock_that_is_given_back_while_it_is_watched_is_taken(run_dir, monkeypatch):
     write_lock(run_dir, **OTHER_BOOT)
     look = lock._look
