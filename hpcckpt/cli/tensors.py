@@ -127,8 +127,9 @@ def _print_values(info: StepInfo, manifest: Manifest, name: str, *, is_json: boo
 
 def _values(info: StepInfo, manifest: Manifest, name: str) -> dict[str, Any]:
     """Return the arrays and JSON values that a name means, by name: a tensor, one rank's part of it, or an object."""
-    from hpcckpt.restoring.checkpoint_info import is_rank_json, json_value, split_rank_name
+    from hpcckpt.restoring.checkpoint_info import is_rank_json, split_rank_name
     from hpcckpt.restoring.reader import load, open_step, rank_name
+    from hpcckpt.state.arrays import json_value
 
     specs = {spec.name: spec for spec in manifest.tensors}
     tensor, rank = split_rank_name(name, specs)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcckpt.core.tensors import TensorSpec
-from hpcckpt.errors import CorruptError
 from hpcckpt.format.manifest import Manifest
-from hpcckpt.restoring.reader import Array, open_step, rank_name
+from hpcckpt.restoring.reader import open_step, rank_name
 from hpcckpt.rundir import discovery, pins
 from hpcckpt.rundir.journal import epoch_of
-from hpcckpt.state.arrays import JSON_SUFFIX
+from hpcckpt.state.arrays import JSON_SUFFIX, json_value
 
 _SUFFIX = f"/{JSON_SUFFIX}"
 
@@ -152,20 +150,6 @@ def is_rank_json(spec: TensorSpec) -> bool:
 def base_name(spec: TensorSpec) -> str:
     """Return the name that the state has for a per-rank value. Pure."""
     return spec.name.removesuffix(_SUFFIX) if is_rank_json(spec) else spec.name
-
-
-def json_value(array: Array, name: str) -> Any:
-    """Return the JSON value of one rank that is stored under a name.
-
-    Raises
-    ------
-    CorruptError
-        If the bytes are not JSON.
-    """
-    try:
-        return json.loads(array.tobytes())
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"the value {name!r} of a rank is not JSON: {error}") from error
 
 
 def split_rank_name(name: str, specs: Mapping[str, TensorSpec]) -> tuple[str, int | None]:

@@ -7,7 +7,6 @@ it, the restore is refused.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from hpcckpt.core.tensors import ITEMSIZE, TensorSpec
 from hpcckpt.errors import Problem
 from hpcckpt.restoring.reader import StepReader
 from hpcckpt.restoring.sequences import StoredValues, UnknownError, match_lists
-from hpcckpt.state.arrays import JSON_SUFFIX, PerRankJsonLeaf, ScalarLeaf, json_bytes
+from hpcckpt.state.arrays import JSON_SUFFIX, PerRankJsonLeaf, ScalarLeaf, json_bytes, json_value
 from hpcckpt.state.leaves import Array, ObjectLeaf, StateTree, TensorLeaf, join
 
 _LONG = np.longdouble | np.clongdouble
@@ -123,7 +122,7 @@ def _match_own(found: Scalars, name: str, leaf: TensorLeaf, reader: StepReader, 
     array = reader.load_rank(source, rank)
     base = leaf.base if isinstance(leaf, PerRankJsonLeaf) else None
     if source not in {name, base}:
-        value = json.loads(array.tobytes())
+        value = json_value(array, name)
         if not _convert_json(found, name, leaf, value):
             found.unfit[name] = f"is {value!r} in the checkpoint, and {leaf.declaration.spec.dtype} in the state"
     elif array.shape:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hpcckpt.core.dtypes import dtype_token, numpy_dtype
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, Kind, TensorSpec, is_text
-from hpcckpt.errors import ShardingError, StateError
+from hpcckpt.errors import CorruptError, ShardingError, StateError
 from hpcckpt.state.leaves import Array, Assign, TensorLeaf, cast_like, join
 
 # -- what users wrap values in -------------------------------------------------------------------
@@ -292,7 +292,7 @@ class PerRankJsonLeaf(TensorLeaf):
 
     def assign(self, new: Array) -> None:
         """Replace the value; lists become tuples where the value is a tuple now."""
-        self.value.value = cast_like(json.loads(new.tobytes()), self.value.value)
+        self.value.value = cast_like(json_value(new, self.base), self.value.value)
 
     def target(self) -> None:
         """Offer no memory to restore into."""
@@ -301,6 +301,25 @@ class PerRankJsonLeaf(TensorLeaf):
 def json_bytes(value: Any) -> npt.NDArray[np.uint8]:
     """Return a JSON value as it is stored for one rank. Pure."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def json_value(array: Array, name: str) -> Any:
+    """Return the JSON value of one rank that is stored under a name. Pure.
+
+    Raises
+    ------
+    CorruptError
+        If the bytes are no JSON that a rank can have saved.
+    """
+    try:
+        value = json.loads(array.tobytes())
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"the value {name!r} of a rank is not JSON: {error}; use an older step") from error
+    if not is_json(value):
+        raise CorruptError(
+            f"the value {name!r} of a rank is nested too deep, or has too large a number; use an older step"
+        )
+    return value
 
 
 def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:

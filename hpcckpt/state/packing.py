@@ -59,7 +59,7 @@ def unpack(packed: Array) -> tuple[dict[str, Array], Any]:
     """
     try:
         return _unpacked(packed)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptError(f"a packed entry cannot be read ({error}); use an older step") from error
 
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from hpcckpt.core.results import Progress
 from hpcckpt.core.tensors import Extent
-from hpcckpt.restoring.checkpoint_info import is_rank_json, json_value
+from hpcckpt.restoring.checkpoint_info import is_rank_json
 from hpcckpt.restoring.reader import Array, StepReader, select
 from hpcckpt.restoring.segments import StoredArray, pieces, read_array, stored_arrays
+from hpcckpt.state.arrays import json_value
 from hpcckpt.state.tree import as_bytes
 from hpcckpt.tools.inspect import is_inexact, is_number, widened
 

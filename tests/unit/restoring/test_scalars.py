@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import hpcckpt as hc
-from hpcckpt.errors import StateError, StateMismatchError
+from hpcckpt.errors import CorruptError, StateError, StateMismatchError
 from hpcckpt.restoring.scalars import as_array, as_python
 
 pytestmark = pytest.mark.stack_b
@@ -469,3 +469,12 @@ def test_what_could_not_be_restored_is_refused_when_it_is_saved(run_dir, case):
 @pytest.mark.parametrize("empty", [collections.defaultdict(list), collections.OrderedDict(), {}], ids=repr)
 def test_an_empty_mapping_stays_what_it_is(run_dir, empty):
     assert saved_and_restored(run_dir, empty, empty) is empty
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"[" * 5000 + b"]" * 5000, b"[" * 200 + b"]" * 200, b"1" * 5000])
+@pytest.mark.parametrize("now", [None, np.float64(0)])
+def test_bytes_that_are_no_json_of_a_rank_are_damage(run_dir, text, now):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"x": {"json": hc.PerRank(np.frombuffer(text, np.uint8))}}).result()
+        with pytest.raises(CorruptError, match="the value 'x' of a rank"):
+            ckpt.restore({"x": hc.PerRank(now)}, 1)
