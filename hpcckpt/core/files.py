@@ -264,7 +264,10 @@ def open_regular(path: str) -> int:
         if os.path.islink(path):
             raise CorruptError(f"{path}: is a symbolic link, which checkpoints never hold; not followed") from error
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CorruptError(f"{path}: is not an ordinary file; not opened")
+    except BaseException:
         os.close(fd)
-        raise CorruptError(f"{path}: is not an ordinary file; not opened")
+        raise
     return fd

@@ -202,12 +202,15 @@ def _read_piece(source: Path, piece: Piece, into: Buffer, files: FileSystem) -> 
 def _open_target(where: str, piece: Piece, files: FileSystem) -> int:
     """Open a file of the copy to read and write, making it if need be: an ordinary one without another name."""
     fd = files.open(where, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    found = files.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+    try:
+        found = files.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise StorageError(f"{where} is not an ordinary file with one name: remove its directory, and copy again")
+        if found.st_size > piece.file_nbytes:
+            files.truncate(fd, piece.file_nbytes)
+    except BaseException:
         files.close(fd)
-        raise StorageError(f"{where} is not an ordinary file with one name: remove its directory, and copy again")
-    if found.st_size > piece.file_nbytes:
-        files.truncate(fd, piece.file_nbytes)
+        raise
     return fd
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -155,6 +156,25 @@ def test_a_copy_is_the_same_save_to_the_byte(run: Path, tmp_path: Path, n_ranks:
     assert content(out / STEP) == content(run / STEP)
     nbytes = sum(len(data) for name, data in content(out / STEP).items() if "data/" in name)
     assert [(r.is_new, r.nbytes, r.written_nbytes) for r in results] == [(True, nbytes, nbytes)] * n_ranks
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted there")
+@pytest.mark.parametrize("failing", ["fstat", "ftruncate"])
+def test_a_copy_that_fails_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    piece = pieces_of([FileRecord("x", 10, 0)])[0]
+    (tmp_path / "x").write_bytes(bytes(20))
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(OSError, match="Input/output"):
+        file_segments._open_target(str(tmp_path / "x"), piece, POSIX)
+    if failing == "fstat":
+        with pytest.raises(OSError, match="Input/output"):
+            POSIX.open_regular(str(tmp_path / "x"))
+    monkeypatch.undo()
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("is_replacing", [False, True])
