@@ -28,11 +28,14 @@ class StepList:
         Those that were read before.
     damaged : dict of int to str
         Steps that a restore of this job found damaged, with their `save_id`; the same on all ranks.
+    kept : set of int
+        Steps that this job does not retire, though they could not be pinned.
     """
 
     def __init__(self, path: Path, files: FileSystem, *, has_parts: bool = False) -> None:
         self.manifests = Manifests(files)
         self.damaged: dict[int, str] = {}
+        self.kept: set[int] = set()
         self._path, self._files, self._has_parts = path, files, has_parts
 
     def numbers(self) -> list[int]:

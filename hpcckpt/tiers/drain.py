@@ -282,5 +282,6 @@ class DrainTasks:
 
     def unpin(self, drain: Drain) -> None:
         """Let retention on scratch have a step that is drained. Root only, or the leader of each node."""
+        self._scratch.steps.kept.discard(drain.saved.step)
         with contextlib.suppress(StorageError):
             pins.unpin(self._scratch.path, drain.saved.step, files=self._files)  # D5

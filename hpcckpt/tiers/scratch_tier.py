@@ -228,11 +228,12 @@ class ScratchTier:
             self.persistent.check_conflicts(step, overwrite=overwrite)
 
     def committed(self, step: int) -> None:
-        """Pin a step on scratch until it is drained; if that fails, log it. Root only, or the leader of each node."""
+        """Keep a step on scratch until it is drained, also after a kill. Root only, or the leader of each node."""
         try:
             pins.pin(self.scratch.path, step, files=self._files)  # S1
         except HpcckptError as error:
-            _log.warning("hpcckpt: step %d cannot be pinned on scratch: %s", step, error)
+            self.scratch.steps.kept.add(step)
+            _log.warning("hpcckpt: step %d cannot be pinned on scratch, where this job keeps it: %s", step, error)
 
     @contextlib.contextmanager
     def newer_aside(self, step: int) -> Iterator[None]:

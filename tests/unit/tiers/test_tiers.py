@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,29 @@ def test_scratch_keeps_the_newest_and_what_is_not_drained(ranks, places, gate):
     assert ranks(body) == [([1, 2], 4)] * ranks.size
     assert discovery.step_numbers(places.near) == [4]
     assert discovery.step_numbers(places.home) == [2, 3, 4]
+
+
+def test_scratch_keeps_what_is_not_drained_though_it_cannot_be_pinned(ranks, places, gate, monkeypatch):
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise errors.NoSpaceError("pin: No space left on device")
+
+    monkeypatch.setattr("hpcckpt.rundir.pins.pin", refuse)
+
+    def body(comm):
+        with places.open(comm) as ckpt:
+            ckpt.save(1, state(1, comm.rank)).result()
+            ckpt.save(2, state(2, comm.rank)).result()
+            comm.barrier()
+            held = discovery.step_numbers(places.near)
+            comm.barrier()
+            gate.let_drains_go()
+            ckpt.wait(durable=True)
+            ckpt.save(3, state(3, comm.rank)).durable()
+        return held
+
+    assert ranks(body) == [[1, 2]] * ranks.size
+    assert discovery.step_numbers(places.near) == [3]
+    assert discovery.step_numbers(places.home) == [1, 2, 3]
 
 
 def test_a_save_waits_for_the_drain_before_the_last_so_scratch_is_bounded(ranks, places, gate):
