@@ -89,6 +89,7 @@ def command(
     if is_ours:
         done = _export(asked)
     elif becomes_ours:
+        options.run_to_write(target)
         done = _import(asked, _number(step))
     else:
         done = _both(asked, _number(step))

@@ -116,7 +116,7 @@ def command(
     if comm is None:
         return ExitCode.OK  # MPI does not connect the ranks: rank 0 does it all
     order = _Order(source, destination, jobs, bandwidth, is_replacing, is_dry_run, is_quiet)
-    found = _alone(comm, lambda: comm.on_root("copy", lambda: _chosen(source, step, metric)))
+    found = _alone(comm, lambda: comm.on_root("copy", lambda: _chosen(source, destination, step, metric)))
     lines = [_copy(comm, order, info, is_only=step != "all") for info in found]
     if comm.is_root:
         _write_result(order, lines, is_json=is_json)
@@ -140,10 +140,11 @@ def _alone(comm: Communicator, act: Callable[[], T]) -> T:
         raise
 
 
-def _chosen(source: Path, step: str | None, metric: str | None) -> list[StepInfo]:
+def _chosen(source: Path, destination: Path, step: str | None, metric: str | None) -> list[StepInfo]:
     """Return the steps to copy, the oldest first: at any moment the newest there has all before it. Root only."""
     from hpcckpt.rundir import discovery
 
+    options.run_to_write(destination)
     if step != "all":
         info = options.find(source, step, metric)
         options.readable(info)

@@ -82,6 +82,17 @@ def existing_run(directory: Path) -> Path:
     return directory
 
 
+def run_to_write(directory: Path) -> Path:
+    """Return a directory that is that of a run, or will be.
+
+    Raises
+    ------
+    StepNotFoundError
+        If it is that of a step, whose path would mean another checkpoint when something is written into it.
+    """
+    return existing_run(directory) if directory.is_dir() else directory
+
+
 def read_metric(text: str | None) -> Best | None:
     """Return what ``--metric`` means.
 

@@ -79,7 +79,7 @@ def command(
 
     info = options.find(directory, step, metric)
     options.readable(info)
-    target = info.path.parent if out is None else out
+    target = info.path.parent if out is None else options.run_to_write(out)
     with held_step(info.path, threads) as reader:
         plan = plan_reshard(reader, n_files, is_dropping=is_dropping)
         if is_in_place and not (is_dry_run or is_yes):

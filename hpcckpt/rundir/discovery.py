@@ -372,7 +372,8 @@ def find_step(
     """
     name = os.path.basename(os.path.normpath(directory))
     own = layout.parse_step(name)
-    if own is not None and which is None and not step_numbers(directory, files):
+    is_step = own is not None and files.exists(os.path.join(directory, layout.MANIFEST))
+    if own is not None and which is None and (is_step or not step_numbers(directory, files)):
         return _existing(os.path.dirname(os.path.normpath(directory)) or ".", own, files)
     if which is None or which == "latest":
         return _or_absent(newest_to_resume(directory, files), directory)

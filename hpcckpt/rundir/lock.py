@@ -29,6 +29,7 @@ from hpcckpt.errors import (
     HpcckptError,
     LockedError,
     LockLostError,
+    OptionError,
     StorageError,
     from_os_error,
     from_read_error,
@@ -233,10 +234,13 @@ class RunLock:
         ------
         LockedError
             If another job holds it, which is named.
+        OptionError
+            If it is the directory of a step: written into, its path would mean another checkpoint.
         StorageError
             If the directory cannot be written.
         """
         key, held = system.files.real_path(directory), _HeldLocks.of(system)
+        _refuse_step(directory, Path(key), system)
         silent: Seen | None = None
         while True:
             try:
@@ -477,6 +481,13 @@ def _is_of_dead_process(name: str, system: OperatingSystem) -> bool:
     if not pid.isdecimal() or f"{host}-{here.pid}-{here.started}" != _mark(here):
         return False
     return int(pid) == here.pid or system.processes.started(int(pid)) != started
+
+
+def _refuse_step(given: PathLike, whole: Path, system: OperatingSystem) -> None:
+    if layout.parse_step(whole.name) is not None and system.files.exists(whole / layout.MANIFEST):
+        raise OptionError(
+            f"{os.fspath(given)} is the directory of one step: give that of the run, {whole.parent}, or another one"
+        )
 
 
 def _sweep_leftovers(directory: Path, system: OperatingSystem) -> None:
