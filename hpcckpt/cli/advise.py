@@ -11,6 +11,7 @@ import click
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
+from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.errors import OptionError
 
 N_FAILURES = 1000
@@ -32,7 +33,7 @@ _SOURCES = {
 @click.option(
     "--simulate", "is_simulating", is_flag=True, help=f"Check the advice against {N_FAILURES:,} drawn failures."
 )
-@click.option("--plot", "plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png",
+@click.option("--plot", "plot", type=PathType(dir_okay=False), metavar="FILE.png",
               help="Draw what each interval loses, in place of an earlier picture.")  # fmt: skip
 @options.json_option
 @options.quiet_option

@@ -13,6 +13,7 @@ import click
 
 from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
 from hpcckpt.core.units import nbytes_text
@@ -43,8 +44,8 @@ class Asked:
 
 
 @click.command("convert")
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SRC", type=PathType())
+@click.argument("target", metavar="DST", type=PathType())
 @click.option("--from", "source_format", type=_format, help="What SRC is; by default what is in it says.")
 @click.option("--to", "target_format", type=_format, help="What DST becomes; by default what its name says.")
 @click.option("--step", metavar="STEP", help="The step to take (a number, latest, best), or the number to save as.")

@@ -13,6 +13,7 @@ import click
 from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.launcher import connect
+from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.train import OnEveryRank
 from hpcckpt.collective.communicator import SerialCommunicator, launched_rank, launched_size
@@ -71,8 +72,8 @@ class _Line:
 
 
 @click.command("copy", cls=OnEveryRank)
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("destination", type=click.Path(path_type=Path))
+@click.argument("source", type=PathType())
+@click.argument("destination", type=PathType())
 @options.step_argument
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads of each rank.")
 @click.option(

@@ -11,6 +11,7 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.parameter_types import FiniteRange, PathType
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import number_text
 from hpcckpt.rundir.discovery import StepInfo
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 
 @click.command("diff")
-@click.argument("places", nargs=-1, required=True, metavar="[DIRECTORY] A B")
+@click.argument("places", type=PathType(str), nargs=-1, required=True, metavar="[DIRECTORY] A B")
 @options.only_option
 @click.option(
     "--rtol",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     default=0.0,
     show_default=True,
     help="Do not count differences of floats up to this part of the larger one; with 0 every bit counts.",

@@ -12,6 +12,7 @@ import click
 
 from hpcckpt.cli import launcher, options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.cli.text import count_text
 from hpcckpt.collective import launchers
 from hpcckpt.collective.communicator import Communicator, SerialCommunicator, launched_rank
@@ -24,7 +25,7 @@ SHORT_S = 300.0
 
 
 @click.command("doctor")
-@click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.argument("directory", type=PathType(), required=False)
 @click.option("--quick", "is_quick", is_flag=True, help="Start no other programs: under a second, for job scripts.")
 @options.json_option
 @options.quiet_option

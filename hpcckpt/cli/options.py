@@ -11,6 +11,7 @@ import click
 
 from hpcckpt.cli import elsewhere, output
 from hpcckpt.cli.failures import Declined
+from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.core.options import Best, parse_best
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepNotFoundError
@@ -30,7 +31,7 @@ def complete_steps(ctx: click.Context, _param: click.Parameter, incomplete: str)
     return [word for word in ("latest", "best", *map(str, numbers)) if word.startswith(incomplete)]
 
 
-directory_argument = click.argument("directory", type=click.Path(path_type=Path))
+directory_argument = click.argument("directory", type=PathType())
 step_argument = click.argument("step", required=False, shell_complete=complete_steps)
 json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")
 quiet_option = click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No messages and no progress bar.")

@@ -10,6 +10,7 @@ import click
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.lazy import SuggestingGroup
+from hpcckpt.cli.parameter_types import PathType
 
 
 @click.group("plugin", cls=SuggestingGroup)
@@ -19,7 +20,7 @@ def group() -> None:
 
 @group.command("new")
 @click.argument("name")
-@click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.argument("directory", type=PathType(), required=False)
 @click.option(
     "--lang", type=click.Choice(["c++", "c", "tmci", "python"]), default="c++", show_default=True, help="Written in."
 )
@@ -46,7 +47,7 @@ def new(name: str, directory: Path | None, *, lang: str, is_json: bool, is_quiet
 
 
 @group.command("check")
-@click.argument("files", type=click.Path(), nargs=-1, required=True)
+@click.argument("files", type=PathType(str), nargs=-1, required=True)
 @options.json_option
 def check(files: tuple[str, ...], *, is_json: bool) -> int:
     """Load plugins in a process apart, and say what is in them or why they are refused."""

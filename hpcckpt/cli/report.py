@@ -10,14 +10,15 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.errors import OptionError
 
 
 @click.command("report")
 @options.directory_argument
-@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.html",
+@click.option("-o", "--out", type=PathType(dir_okay=False), metavar="FILE.html",
               help="Where to write the page; replaces an old one. By default report.html; - is stdout.")  # fmt: skip
-@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Draw a picture too.")
+@click.option("--png", type=PathType(dir_okay=False), metavar="FILE.png", help="Draw a picture too.")
 @options.metric_option
 @options.json_option
 @options.quiet_option

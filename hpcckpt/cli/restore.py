@@ -12,6 +12,7 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
 from hpcckpt.core.tensors import TensorSpec
@@ -51,7 +52,7 @@ class RestoredFile:
 @click.command("restore")
 @options.directory_argument
 @options.step_argument
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The file to write.")
+@click.option("-o", "--out", type=PathType(), required=True, metavar="FILE", help="The file to write.")
 @click.option("--to", "wanted_format", type=click.Choice(FORMATS), help="Its format; by default what its name says.")
 @options.only_option
 @click.option("--no-optimizer", "is_without_optimizer", is_flag=True, help="Leave the optimizer's tensors out.")

@@ -10,17 +10,18 @@ from typing import Any
 import click
 
 from hpcckpt.cli import options, output
+from hpcckpt.cli.parameter_types import FiniteRange, PathType
 from hpcckpt.collective.communicator import launched_rank, launched_size
 from hpcckpt.core.std_streams import flush_or_discard
 
 
 @click.command("supervise", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- LAUNCHER... COMMAND...")
-@click.option("--run", type=click.Path(path_type=Path, file_okay=False), envvar="HPCCKPT_RUN", metavar="DIR",
+@click.option("--run", type=PathType(file_okay=False), envvar="HPCCKPT_RUN", metavar="DIR",
               help="The run directory: its newest checkpoint is named first, its list shown last.")  # fmt: skip
 @click.option("--max-restarts", type=click.IntRange(min=0), envvar="HPCCKPT_MAX_RESTARTS", default=20,
               show_default=True, help="How often the job is put into the queue again.")  # fmt: skip
-@click.option("--lead", "lead_s", type=click.FloatRange(min=0.0, min_open=True), metavar="SECONDS",
+@click.option("--lead", "lead_s", type=FiniteRange(min=0.0, min_open=True), metavar="SECONDS",
               envvar="HPCCKPT_LEAD", help="Ask the step to stop so long before the end of the job; where the "
               "scheduler sends a signal itself, it need not be given.")  # fmt: skip
 @click.option("--chain", default="", envvar="HPCCKPT_CHAIN", metavar="NAME",

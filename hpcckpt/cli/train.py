@@ -17,6 +17,7 @@ from hpcckpt.cli import failures, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.launcher import connect
 from hpcckpt.cli.output import Column
+from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.cli.text import count_text, metric_text
 from hpcckpt.collective.communicator import launched_rank, launched_size
 from hpcckpt.core.std_streams import write_message
@@ -61,8 +62,16 @@ class OnEveryRank(click.Command):
 
 
 @click.command("train", cls=OnEveryRank)
-@click.option("-c", "--config", "path", required=True, metavar="FILE", help="JSON or Hjson; - is the standard input.")
-@click.option("--run", "run_dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+@click.option(
+    "-c",
+    "--config",
+    "path",
+    type=PathType(str),
+    required=True,
+    metavar="FILE",
+    help="JSON or Hjson; - is the standard input.",
+)
+@click.option("--run", "run_dir", type=PathType(file_okay=False), metavar="DIR",
               help="Run directory. By default runs/ and the name of FILE.")  # fmt: skip
 @click.option("--resume", default="auto", show_default=True, metavar="auto|latest|best|STEP|never",
               help="Where to resume in a run that was interrupted; 2:500 is step 500 of the second cycle.")  # fmt: skip

@@ -12,6 +12,7 @@ import click
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
+from hpcckpt.cli.parameter_types import FiniteRange, PathType
 from hpcckpt.cli.text import count_text, number_text
 
 if TYPE_CHECKING:
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
     "--kill-after", type=click.IntRange(min=0), metavar="STEP", help="Kill after this step, not a random one."
 )
 @click.option("--env", "variable", default="HPCCKPT_RUN", show_default=True, help="Variable for the run directory.")
-@click.option("--rtol", type=click.FloatRange(min=0.0), default=0.0, show_default=True, help="As for diff.")
+@click.option("--rtol", type=FiniteRange(min=0.0), default=0.0, show_default=True, help="As for diff.")
 @options.only_option
-@click.option("--losses", multiple=True, metavar="FILE", help="CSV or JSON lines whose numbers must be equal.")
-@click.option("--file", "files", multiple=True, metavar="FILE", help="A file that must be equal in the end.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.0), metavar="SECONDS", help="When a run is hung.")
-@click.option("--work", type=click.Path(path_type=Path), help="Where both runs work; kept. By default temporary.")
+@click.option(
+    "--losses", type=PathType(str), multiple=True, metavar="FILE", help="CSV or JSON lines whose numbers must be equal."
+)
+@click.option(
+    "--file", "files", type=PathType(str), multiple=True, metavar="FILE", help="A file that must be equal in the end."
+)
+@click.option("--timeout", "timeout_s", type=FiniteRange(min=0.0), metavar="SECONDS", help="When a run is hung.")
+@click.option("--work", type=PathType(), help="Where both runs work; kept. By default temporary.")
 @options.json_option
 @options.quiet_option
 def command(

@@ -14,13 +14,14 @@ import click
 
 from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.parameter_types import FiniteRange
 from hpcckpt.errors import OptionError, StepNotFoundError
 from hpcckpt.rundir.discovery import Manifests
 
 
 @click.command("watch")
 @options.directory_argument
-@click.option("--every", "every_s", type=click.FloatRange(min=0.1, max=3600), default=2.0, show_default=True,
+@click.option("--every", "every_s", type=FiniteRange(min=0.1, max=3600), default=2.0, show_default=True,
               metavar="SECONDS", help="How often to look.")  # fmt: skip
 @click.option("--once", "is_once", is_flag=True, help="Show the run as it is now, and end.")
 @click.option("--until-end", "is_until_end", is_flag=True, help="End when the job has ended, with 1 if it died.")
