@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hpcckpt.cli import options, output
+from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.rundir import pins
 
@@ -45,7 +45,7 @@ def unpin(directory: Path, steps: tuple[int, ...], *, is_json: bool, is_quiet: b
     _write_result(directory, "unpinned", taken, is_json=is_json, is_quiet=is_quiet)
     absent = [str(step) for step in steps if step not in taken]
     if absent:
-        output.log(f"not pinned: {', '.join(absent)}", is_quiet=is_quiet)
+        output.log(f"not pinned: {', '.join(absent)}{elsewhere.hint(directory)}", is_quiet=is_quiet)
     return ExitCode.NOTHING_FOUND if absent else ExitCode.OK
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcckpt.cli import options, output
+from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
 from hpcckpt.core.units import nbytes_text
-from hpcckpt.errors import StepExistsError
+from hpcckpt.errors import StepExistsError, StepNotFoundError
 from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
 from hpcckpt.rundir.lock import RunLock
 
 if TYPE_CHECKING:
@@ -65,12 +66,15 @@ def command(
     STEP is a number; without it every step that lacks a valid manifest is repaired. A manifest is rebuilt only from
     one complete set of files of one save, after every byte was compared with its checksum; what stood in the manifest
     alone (objects, metrics, environment) is gone. DIRECTORY may also be one that was moved aside (.bad-*, .aside-*):
-    if it is whole, it gets its name back, if that is free. Exits with 3 if nothing can be repaired, with 6 if only
-    a part can, and with 8 while a job is writing.
+    if it is whole, it gets its name back, if that is free. Exits with 3 if nothing can be repaired, with 4 if there
+    is no step, with 6 if only a part can, and with 8 while a job is writing.
     """
     from hpcckpt.tools.repair import find_damaged
 
-    paths = find_damaged(options.existing(directory), step)
+    with elsewhere.pointing_below(directory):
+        paths = find_damaged(options.existing(directory), step)
+        if not paths and not discovery.step_numbers(directory):
+            raise StepNotFoundError(f"no checkpoint in {directory}")
     if is_dry_run or not paths:
         done = _Outcome(directory, _examined(paths, threads, is_quiet=is_quiet), is_dry_run)
     else:

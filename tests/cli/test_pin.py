@@ -54,3 +54,9 @@ def test_a_pin_that_cannot_be_written_does_not_hold(cli: Cli, tmp_path: Path) ->
         assert result.code == 7
         assert "No space left" in result.err
         assert pins(run) == {20}
+
+
+def test_unpin_in_a_run_of_cycles_names_the_places_below(cli: Cli, save: Any, tmp_path: Path) -> None:
+    run = save(tmp_path / "cycles" / "cycle-1", (10,)).parent
+    result = cli("unpin", run, 10)
+    assert (result.code, f"its checkpoints are in {run / 'cycle-1'}" in result.err) == (4, True)

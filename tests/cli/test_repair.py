@@ -165,3 +165,12 @@ def test_list_and_info_show_a_repaired_step(cli: Cli, saved: Path) -> None:
     shown = cli("info", saved).out
     assert "objects, metrics, environment were lost" in shown
     assert "weights: only weights come back" in shown
+
+
+def test_where_no_step_is_the_error_names_the_places_below(cli: Cli, save: Any, tmp_path: Path) -> None:
+    run = tmp_path / "cycles"
+    (save(run / "cycle-1", (10,)) / "step-0000000010" / "manifest.json").unlink()
+    (tmp_path / "empty").mkdir()
+    for directory, hint in ((run, f"; its checkpoints are in {run / 'cycle-1'}"), (tmp_path / "empty", "")):
+        result = cli("repair", directory)
+        assert (result.code, result.err) == (4, f"hpcckpt: error: no checkpoint in {directory}{hint}\n")
