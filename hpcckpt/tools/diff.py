@@ -166,7 +166,7 @@ def _compare_one(
     n_changed, n_elements, largest, texts = 0, Extent.whole(old.shape).n_elements, _Largest(), ("", "")
     tolerance = rtol if is_inexact(old.spec.dtype) else 0.0
     for one, other in zip(pieces(before, old), pieces(after, new), strict=True):
-        differing = _differing(one, other, tolerance)
+        differing = differing_elements(one, other, tolerance)
         n_changed += int(differing.sum())
         if is_number(old.spec.dtype):
             largest.add(one.reshape(-1)[differing], other.reshape(-1)[differing])
@@ -191,8 +191,8 @@ class _Largest:
             self.value = difference if self.value is None else float(np.maximum(self.value, difference))
 
 
-def _differing(one: Array, other: Array, rtol: float) -> Array:
-    """Return which elements differ, flat: in any bit, or by more than `rtol` of the larger one."""
+def differing_elements(one: Array, other: Array, rtol: float) -> Array:
+    """Return which elements differ, flat: in any bit, or by more than `rtol` of the larger one. Pure."""
     width = one.dtype.itemsize
     if one.size == 0 or width == 0:
         return np.zeros(one.size, bool)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpcckpt.errors import ForeignFormatError
 from hpcckpt.format import layout
 from hpcckpt.restoring.reader import select
 from hpcckpt.restoring.segments import held_step, stored_arrays
-from hpcckpt.tools.diff import TensorChange, compare
+from hpcckpt.tools.diff import TensorChange, compare, differing_elements
 from hpcckpt.tools.verify_resume.results import PLACEHOLDER, Compared, ProgramRun
 
 Places = tuple[Path, Path]
@@ -75,6 +79,8 @@ def compare_losses(places: Places, name: str, rtol: float) -> Compared:
     one, other = (_read_numbers(path) for path in paths)
     found = _compare_numbers(name, one, other, rtol)
     gone = sorted(set(one) ^ set(other))
+    if not gone and not found.n_all:
+        return Compared(name, 0, 1, None, (f"{paths[0]} has no numbers to compare",))
     if not gone:
         return found
     texts = (f"only one run has {', '.join(gone[:_MAX_SHOWN])}", *found.differing)
@@ -83,23 +89,43 @@ def compare_losses(places: Places, name: str, rtol: float) -> Compared:
 
 def _read_numbers(path: Path) -> Numbers:
     """Return the numbers of each row, by what its first column says."""
-    text = path.read_text(encoding="utf-8")
-    rows: Iterable[Mapping[str, Any]]
-    if text.lstrip().startswith("{"):
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    else:
-        rows = csv.DictReader(text.splitlines())
+    text = path.read_text(encoding="utf-8-sig", errors="backslashreplace")
+    rows = _json_rows(text) if text.lstrip().startswith("{") else _csv_rows(text, path)
     found: dict[str, dict[str, float]] = {}
-    for row in rows:
-        (key, value), *rest = row.items()
+    for (key, value), *rest in rows:
         found[f"{key} {value}"] = {name: number for name, cell in rest if (number := _number(cell)) is not None}
     return found
+
+
+Row = Sequence[tuple[str, Any]]
+
+
+def _json_rows(text: str) -> Iterator[Row]:
+    """Yield the names and values of each JSON object; a line that is none, such as one cut by a kill, is no row."""
+    for line in text.split("\n"):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and row:
+            yield list(row.items())
+
+
+def _csv_rows(text: str, path: Path) -> Iterator[Row]:
+    """Yield the names and cells of each row; a column that the header does not name once has its number for a name."""
+    try:
+        header, *rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row] or [[]]
+    except csv.Error as error:
+        raise ForeignFormatError(f"{path} is neither CSV nor JSON lines: {error}") from error
+    names = {i: name for i, name in enumerate(header) if header.count(name) == 1}
+    for row in rows:
+        yield [(names.get(i, f"column {i + 1}"), cell) for i, cell in enumerate(row)]
 
 
 def _number(cell: Any) -> float | None:
     try:
         return float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -123,16 +149,22 @@ def _compare_numbers(what: str, one: Numbers, other: Numbers, rtol: float) -> Co
 def _is_close(a: float, b: float, rtol: float) -> bool:
     if math.isnan(a) or math.isnan(b):
         return math.isnan(a) and math.isnan(b)
-    return a == b or abs(a - b) <= rtol * max(abs(a), abs(b))
+    return a == b or (math.isfinite(a - b) and abs(a - b) <= rtol * max(abs(a), abs(b)))
 
 
 def compare_files(places: Places, name: str, rtol: float) -> Compared:
-    """Compare a file that both runs left: arrays of ``.npz`` one by one, else byte by byte. Independent."""
+    """Compare a file that both runs left: arrays of ``.npz`` one by one, else byte by byte. Independent.
+
+    Raises
+    ------
+    ForeignFormatError
+        If an archive holds something else than plain arrays.
+    """
     paths = [_place_of(place, name) for place in places]
     missing = [path for path in paths if not path.is_file()]
     if missing:
         return Compared(name, 0, 1, None, (f"{missing[0]} is not there",))
-    if paths[0].suffix == ".npz":
+    if paths[0].suffix == ".npz" and all(map(zipfile.is_zipfile, paths)):
         return _compare_archives(name, paths, rtol)
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     is_same = digests[0] == digests[1]
@@ -141,20 +173,23 @@ def compare_files(places: Places, name: str, rtol: float) -> Compared:
 
 
 def _compare_archives(name: str, paths: Sequence[Path], rtol: float) -> Compared:
-    with np.load(paths[0], allow_pickle=False) as one, np.load(paths[1], allow_pickle=False) as other:
-        names = sorted({*one.files, *other.files})
-        unlike = [each for each in names if not _are_alike(one, other, each, rtol)]
+    try:
+        with np.load(paths[0], allow_pickle=False) as one, np.load(paths[1], allow_pickle=False) as other:
+            names = sorted({*one.files, *other.files})
+            unlike = [each for each in names if not _is_same_array(one, other, each, rtol)]
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ForeignFormatError(f"{paths[0]} and {paths[1]} cannot be compared array by array: {error}") from error
     texts = tuple(f"{name}: {each} differs" for each in unlike[:_MAX_SHOWN])
     return Compared(name, len(names) - len(unlike), len(names), None if unlike else 0.0, texts)
 
 
-def _are_alike(one: Mapping[str, Any], other: Mapping[str, Any], name: str, rtol: float) -> bool:
+def _is_same_array(one: Mapping[str, Any], other: Mapping[str, Any], name: str, rtol: float) -> bool:
     if name not in one or name not in other:
         return False
-    a, b = one[name], other[name]
+    a, b = (np.asarray(archive[name], order="C") for archive in (one, other))
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return a.tobytes() == b.tobytes() or (rtol > 0 and bool(np.allclose(a, b, rtol=rtol, atol=0.0, equal_nan=True)))
+    return not differing_elements(a, b, rtol if a.dtype.kind in "fc" else 0.0).any()
 
 
 def _place_of(directory: Path, name: str) -> Path:
