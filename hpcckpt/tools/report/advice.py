@@ -108,10 +108,11 @@ def advise(
     restart = figures.restart_s or 0.0 if restart_s is None else restart_s
     best, simple = daly(cost, mtbf), young(cost, mtbf)
     now = None if figures.interval_s is None else max(figures.interval_s - cost, 1e-3)
-    wanted = {best * factor: "advised" if factor == 1.0 else "" for factor in FACTORS}
-    wanted |= {simple: "young"} if abs(simple / best - 1) > 0.01 else {}
-    wanted |= {now: "now"} if now is not None else {}
-    choices = [_choice(interval, what, figures, cost, mtbf, restart) for interval, what in sorted(wanted.items())]
+    wanted = [(best, "advised")]
+    wanted += [(simple, "young")] if abs(simple / best - 1) > 0.01 else []
+    wanted += [(now, "now")] if now is not None else []
+    wanted += [(best * factor, "") for factor in FACTORS if best * factor not in dict(wanted)]
+    choices = [_choice(interval, what, figures, cost, mtbf, restart) for interval, what in sorted(wanted)]
     warnings = tuple(_warnings(figures, best, cost, mtbf, source))
     return IntervalAdvice(cost, mtbf, source, restart, best, simple, now, tuple(choices), warnings)
 

@@ -104,3 +104,8 @@ def test_without_a_cost_there_is_no_advice():
 def test_what_never_ends_loses_everything():
     assert lost_part(1e6, 1.0, 600.0) == 1.0
     assert math.isclose(lost_part(1e-3, 1e-9, 1e9), 1e-6, rel_tol=0.1)
+
+
+def test_a_run_that_saves_as_often_as_advised_gets_the_advice_too():
+    advice = advise(figures(cost_s=3600.0, interval_s=1.0), 0.001)
+    assert advice.advised.interval_s == advice.now.interval_s == advice.interval_s == 0.001
