@@ -58,6 +58,7 @@ def command(
     from hpcckpt.tools.report.read_history import read_run_history
     from hpcckpt.tools.report.statistics import figures_of
 
+    options.existing_run(directory)
     figures = figures_of(read_run_history(directory))
     advice = advise(figures, _seconds("--mtbf", mtbf), _seconds("--restart", restart), _seconds("--cost", cost))
     simulated = _simulate(advice) if is_simulating else None

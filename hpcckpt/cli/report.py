@@ -37,6 +37,9 @@ def command(
         raise OptionError(f"--png: {str(png)!r} – a file that ends in .png")
     if is_json and str(out) == "-":
         raise click.UsageError("--json and -o - both want the standard output")
+    if png is not None and out is not None and png.resolve() == out.resolve():
+        raise click.UsageError(f"--png and -o both name {out}: give the page another name")
+    options.existing_run(directory)
     history = read_run_history(directory, options.read_metric(metric), has_usage=True)
     written = []
     if png is not None:

@@ -17,7 +17,7 @@ from hpcckpt.errors import OptionError
 Cli = Callable[..., Any]
 OF_A_RUN = [
     ["list"], ["prune", "--yes"], ["rm", "latest", "--yes"], ["rm", "10", "--yes"], ["pin", "latest"], ["pin", "10"],
-    ["unpin", "10"], ["halt"], ["halt", "--cancel"], ["watch", "--once"],
+    ["unpin", "10"], ["halt"], ["halt", "--cancel"], ["watch", "--once"], ["report", "--json"], ["advise"],
 ]  # fmt: skip
 OF_A_STEP = [["info"], ["tensors"], ["verify"]]
 

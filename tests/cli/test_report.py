@@ -82,3 +82,12 @@ def test_what_makes_no_sense_writes_nothing(
 
 def test_no_run_is_said_so(cli: Cli, tmp_path: Path) -> None:
     assert cli("report", tmp_path / "none").code == 4
+
+
+def test_a_page_and_a_picture_of_one_name_are_a_usage_error(
+    cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli("report", saved, "-o", "y.png", "--png", tmp_path / "y.png")
+    assert (result.code, "--png and -o" in result.err) == (2, True)
+    assert not (tmp_path / "y.png").exists()
