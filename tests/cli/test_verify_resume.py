@@ -114,14 +114,18 @@ def test_the_table_is_for_people(cli: Cli, tmp_path: Path) -> None:
         (("no-such-program",), 2, "no-such-program cannot be run"),
         ((sys.executable, "-c", "print('so sorry'); raise SystemExit(3)"), 1, "so sorry"),
         (("sleep", "60"), 1, "did not end within 0.2 s"),
+        (("--env", "A=B", "--", "true"), 2, "--env: 'A=B' cannot be the name of an environment variable"),
+        (("--env", "", "--", "true"), 2, "--env: '' cannot be the name of an environment variable"),
     ],
-    ids=["saves nothing", "is not there", "fails", "hangs"],
+    ids=["saves nothing", "is not there", "fails", "hangs", "no variable", "no name"],
 )
 def test_a_training_that_cannot_be_rehearsed_is_an_error(
     words: tuple[str, ...], code: int, text: str, cli: Cli, tmp_path: Path
 ) -> None:
     limit = ("--timeout", "0.2") if words[0] == "sleep" else ()
-    result = cli("verify-resume", "--work", str(tmp_path / "work"), *limit, "--", *words)
+    result = cli(
+        "verify-resume", "--work", str(tmp_path / "work"), *limit, *(words if "--" in words else ("--", *words))
+    )
     assert result.code == code
     assert text in result.err
 

@@ -44,6 +44,8 @@ def verify(settings: VerifySettings, log: Log = lambda _: None) -> VerifyResult:
     """
     if settings.n_kills < 1 or not settings.command:
         raise ConfigError("there is nothing to verify: give a command, and at least one kill")
+    if not settings.variable or "=" in settings.variable:
+        raise ConfigError(f"--env: {settings.variable!r} cannot be the name of an environment variable")
     straight = _straight(settings, log)
     for number in range(_MAX_TRIES):
         kills = list(draw_kills(settings, straight.seen, straight.seconds, number))
