@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ def reported(error: BaseException, words: Sequence[str]) -> int:
     """Report an error and return its exit code; stdout may be what failed."""
     report = failures.log_error(error)
     flush_or_discard()  # stdout may be what failed
-    if "--json" in words:
+    if "--json" in itertools.takewhile(lambda word: word != "--", words):  # behind -- are words of another program
         with contextlib.suppress(OSError):
             failures.write_json_error(report)
     return report.exit_code

@@ -184,3 +184,9 @@ def test_an_interrupt_exits_with_130(saved: Path, environment: Callable[..., dic
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(240) == 130
         assert process.stderr.read().strip() == "hpcckpt: error: interrupted"
+
+
+def test_json_behind_two_dashes_is_the_programs_own_option(cli: Cli) -> None:
+    for words in (["supervise", "--lead", "x"], ["verify-resume", "--rtol", "x"]):
+        assert cli(*words, "--", "prog", "--json").out == ""
+        assert cli(*words, "--json", "--", "prog").json["error"]["kind"] == "usage"
