@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +89,14 @@ def _show_once(history: Any, *, is_json: bool) -> None:
 
     frame = _frame(history)
     if is_json:
-        output.write_json(asdict(frame))
+        _print_frame(frame)
     else:
         output.write_fields(lines_of(frame))
+
+
+def _print_frame(frame: Any) -> None:
+    """Print a JSON document on one line."""
+    click.echo(json.dumps(output.plain(frame)))
 
 
 def _is_over(frame: Any, *, is_until_end: bool) -> bool:
@@ -108,7 +112,7 @@ def _end(frame: Any) -> int:
 def _print_json(looks: Iterator[Any], *, is_until_end: bool) -> int:
     for history in looks:
         frame = _frame(history)
-        click.echo(json.dumps(output.plain(frame)))
+        _print_frame(frame)
         output.flush_stdout()
         if _is_over(frame, is_until_end=is_until_end):
             return _end(frame)

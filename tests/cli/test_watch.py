@@ -118,6 +118,12 @@ def test_json_is_one_document_a_line(job: Any, watching: Any, tmp_path: Path) ->
     assert second["last"]["step"] >= first["last"]["step"]
 
 
+def test_json_of_one_look_is_one_document_on_one_line(cli: Cli, saved: Path) -> None:
+    result = cli("watch", saved, "--once", "--json")
+    assert result.out.count("\n") == 1
+    assert result.json["last"]["step"] == 30
+
+
 def test_it_waits_for_a_run_that_has_saved_nothing_yet_and_ends_with_the_job(watching: Any, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     watch = watching(tmp_path / "run", "--every", "0.1", "--until-end")
