@@ -89,9 +89,9 @@ def read_moment(text: str, now: float) -> float:
         return at
     clock = _clock(text)
     if clock is not None:
-        here = datetime.fromtimestamp(now).astimezone()
+        here = datetime.fromtimestamp(now)  # noqa: DTZ006 - a local clock, which may be changed before that time
         then = here.replace(hour=clock[0], minute=clock[1], second=0, microsecond=0)
-        return (then if then > here else then + timedelta(days=1)).timestamp()
+        return at if (at := then.timestamp()) > now else (then + timedelta(days=1)).timestamp()
     at = moment_s(text)
     if at <= now:
         raise OptionError(f"--at: {moment_text(at)} is past; leave it out to stop now")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,24 @@ def test_a_time_of_day_is_the_next_one() -> None:
     assert read_moment("+90m", noon) == noon + 5400
     with pytest.raises(OptionError):
         read_moment("25:00", noon)
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time zone of Berlin, where clocks change in the nights to 2026-03-29 and 2026-10-25."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize(("day", "hours"), [((2026, 3, 28), 21.5), ((2026, 10, 24), 23.5), ((2026, 6, 1), 22.5)])
+def test_a_time_of_day_is_that_of_the_clock_when_it_was_changed_meanwhile(
+    berlin: None, day: tuple[int, int, int], hours: float
+) -> None:
+    asked = time.mktime((*day, 20, 0, 0, 0, 0, -1))
+    assert (read_moment("18:30", asked) - asked) / 3600 == hours
 
 
 def test_a_job_that_does_not_look_for_the_file_is_said_not_to_listen(cli: Cli, tmp_path: Path) -> None:
