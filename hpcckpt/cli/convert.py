@@ -18,6 +18,8 @@ from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.text import count_text
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import StepExistsError
+from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
 
 if TYPE_CHECKING:
     from hpcckpt.tools.convert.result import Converted
@@ -87,6 +89,8 @@ def command(
     wanted = {"only": patterns or None, "optimizer": not is_without_optimizer, "overwrite": is_forced}
     asked = Asked(source, target, source_format, target_format, step, metric, model, threads, wanted, is_quiet)
     is_ours, becomes_ours = _formats(asked)
+    if metric is not None and not is_ours:
+        raise click.UsageError("--metric chooses a step of a run directory, and SRC is none")
     if is_ours:
         done = _export(asked)
     elif becomes_ours:
@@ -119,9 +123,12 @@ def _formats(asked: Asked) -> tuple[bool, bool]:
 
 
 def _number(step: str | None) -> int | None:
-    if step is not None and not step.isdecimal():
-        raise click.UsageError(f"--step {step}: what is saved needs a number")
-    return None if step is None else int(step)
+    if step is None:
+        return None
+    if not (step.isdecimal() and len(step) < discovery.MAX_DIGITS and int(step) <= layout.MAX_STEP):
+        shown = step if len(step) < discovery.MAX_DIGITS else f"{step[: discovery.MAX_DIGITS]}…"
+        raise click.UsageError(f"--step {shown}: what is saved needs a number, at most 10**18")
+    return int(step)
 
 
 def _export(asked: Asked) -> Converted:

@@ -57,11 +57,13 @@ def command(
     STEP is a number, 'latest' (the default) or 'best'. Only the manifest is read, unless values are
     asked for with --stats or --data.
     """
-    if is_tree and (has_stats or data):
+    if is_tree and (has_stats or data is not None):
         raise OptionError("--tree shows no values: leave it out, or --stats and --data")
+    if data is not None and (has_stats or patterns):
+        raise OptionError("--data prints the values of NAME alone: leave it out, or --stats and --only")
     info = options.find(directory, step, metric)
     manifest = options.readable(info)
-    if data:
+    if data is not None:
         _print_values(info, manifest, data, is_json=is_json)
         return ExitCode.OK
     specs = options.chosen_tensors(manifest, patterns)

@@ -54,7 +54,7 @@ def parse_best(value: Best | str | None) -> Best | None:
     parts = value.split(":")
     _check_direction(value, parts)
     mode = parts.pop(0) if parts[0] in {"min", "max", "auto"} and len(parts) > 1 else "auto"
-    count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdecimal() else 1
+    count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdecimal() and len(parts[-1]) < 10 else 1
     return Best(":".join(parts), mode, count)  # type: ignore[arg-type]  # checked in problems()
 
 

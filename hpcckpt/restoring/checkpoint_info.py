@@ -158,7 +158,7 @@ def split_rank_name(name: str, specs: Mapping[str, TensorSpec]) -> tuple[str, in
         if known in specs:
             return known, None
     base, mark, rank = name.rpartition("#")
-    if mark and rank.isdecimal() and rank_name(base, int(rank)) == name:
+    if mark and rank.isdecimal() and len(rank) < 10 and rank_name(base, int(rank)) == name:
         for known in (base, f"{base}{_SUFFIX}"):
             if known in specs and specs[known].kind == "per-rank":
                 return known, int(rank)

@@ -160,3 +160,18 @@ def test_a_pt_that_holds_code_exits_with_1(cli: Cli, tmp_path: Path) -> None:
     result = cli("convert", tmp_path / "m.pt", tmp_path / "run", "--json")
     assert (result.code, result.json["error"]["kind"]) == (1, "foreign-format")
     assert "Linear" in result.err
+
+
+@pytest.mark.parametrize("step", ["9" * 5000, str(10**18 + 1), "-1", "best"])
+def test_a_step_to_save_as_that_is_no_step_is_a_usage_error(cli: Cli, tmp_path: Path, step: str) -> None:
+    np.savez(tmp_path / "a.npz", w=np.ones(3))
+    result = cli("convert", tmp_path / "a.npz", tmp_path / "run", f"--step={step}")
+    assert (result.code, len(result.err) < 400) == (2, True), result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_import_refuses_the_metric_that_it_has_no_use_for(cli: Cli, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", w=np.ones(3))
+    for target in ("run", "b.safetensors"):
+        result = cli("convert", tmp_path / "a.npz", tmp_path / target, "--metric", "loss")
+        assert (result.code, "--metric" in result.err) == (2, True)

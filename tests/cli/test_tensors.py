@@ -113,3 +113,15 @@ def test_a_tree_shows_no_values(cli: Cli, saved: Path) -> None:
     result = cli("tensors", saved, "--tree", "--stats")
     assert result.code == 2
     assert "--tree shows no values" in result.err
+
+
+@pytest.mark.parametrize("words", [["-d", "half", "--stats"], ["-d", "half", "--only", "half"], ["-d", "", "--tree"]])
+def test_an_option_that_the_values_of_one_tensor_leave_unused_is_refused(
+    cli: Cli, saved: Path, words: list[str]
+) -> None:
+    assert cli("tensors", saved, *words).code == 2
+
+
+def test_a_rank_and_a_count_of_thousands_of_digits_are_only_unknown_names(cli: Cli, saved: Path) -> None:
+    assert cli("tensors", saved, "-d", "seed#" + "9" * 5000).code == 2
+    assert cli("tensors", saved, "best", "--metric", "val_loss:" + "9" * 5000).code == 4
