@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt.errors import OptionError
+from hpcckpt.errors import OptionError, from_os_error
 from hpcckpt.train.datasets.checks import is_whole
 from hpcckpt.train.datasets.errors import PackageMissingError
 
@@ -46,6 +46,8 @@ def contact_sheet(
         If Matplotlib is not installed.
     OptionError
         If the dataset gives something else.
+    StorageError, NoSpaceError, ReadOnlyError
+        If the file cannot be written.
     """
     if not (is_whole(n_images, 1) and is_whole(columns, 1)):
         raise OptionError(f"n_images: {n_images!r}, columns: {columns!r} – positive numbers")
@@ -66,7 +68,10 @@ def contact_sheet(
         axes.imshow(image, cmap="gray", vmin=0, vmax=1)
         axes.set_title(names[label] if label < len(names) else str(label), fontsize=7, parse_math=False)
         axes.set_axis_off()
-    figure.savefig(path, format="png", dpi=100)
+    try:
+        figure.savefig(path, format="png", dpi=100)
+    except OSError as error:
+        raise from_os_error(error, "write") from error
     return len(found)
 
 

@@ -358,3 +358,5 @@ def test_a_contact_sheet_shows_images_with_the_names_of_their_classes(
     assert of_shards(place)[0].class_names == ["class 0", "class 1", "class 2"]
     assert view.main([str(config), "-o", str(tmp_path / "no.png"), "--cycle", "2"]) == 2
     assert "has 1 cycles" in capsys.readouterr().err
+    assert view.main([str(config), "-o", str(tmp_path / "no" / "sheet.png")]) == 1
+    assert capsys.readouterr().err.startswith(f"hpcckpt: error: write {tmp_path / 'no' / 'sheet.png'}: No such file")
