@@ -106,6 +106,12 @@ def command(
     Run it alone or under mpirun, srun or aprun. Started again, it resumes where it was interrupted. Exits with 2 if the
     configuration is wrong, with 75 if it was asked to stop, has saved, and wants to be requeued.
     """
+    if is_overwriting and resume != "never":
+        raise click.UsageError(
+            "--overwrite needs --resume never: only a run that begins again moves an earlier one aside"
+        )
+    if is_printing and (is_checking or resume != "auto"):
+        raise click.UsageError("--print-config reads FILE alone: leave it out, or --check and --resume")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     source = "stdin" if path == "-" else path
     try:

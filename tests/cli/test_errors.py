@@ -190,3 +190,14 @@ def test_json_behind_two_dashes_is_the_programs_own_option(cli: Cli) -> None:
     for words in (["supervise", "--lead", "x"], ["verify-resume", "--rtol", "x"]):
         assert cli(*words, "--", "prog", "--json").out == ""
         assert cli(*words, "--json", "--", "prog").json["error"]["kind"] == "usage"
+
+
+@pytest.mark.parametrize(
+    "words", [["--overwrite"], ["--overwrite", "--resume", "best"], ["--print-config", "--check"],
+              ["--print-config", "--resume", "latest"]], ids=" ".join,
+)  # fmt: skip
+def test_an_option_of_train_that_would_have_no_effect_is_refused(cli: Cli, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "c.json").write_text("[{}]")
+    result = cli("train", "-c", tmp_path / "c.json", "--run", tmp_path / "run", *words, "--json")
+    assert (result.code, result.json["error"]["kind"]) == (2, "usage")
+    assert words[0] in result.json["error"]["message"]
