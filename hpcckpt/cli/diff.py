@@ -13,7 +13,7 @@ from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.parameter_types import FiniteRange, PathType
 from hpcckpt.cli.progress import byte_progress
-from hpcckpt.cli.text import number_text
+from hpcckpt.cli.text import number_text, one_line
 from hpcckpt.rundir.discovery import StepInfo
 
 if TYPE_CHECKING:
@@ -102,16 +102,16 @@ def _write(found: Comparison, objects: Sequence[ObjectChange], top: int) -> None
     output.write_line(f"changed {len(found.changed)}/{n_shared} tensors")
     ranked = sorted((change for change in found.changed if not _is_scalar(change)), key=_by_size)
     for change in ranked[:top]:
-        output.write_line(f"  {_change_text(change)}")
+        output.write_line(one_line(f"  {_change_text(change)}"))
     if len(ranked) > top:
         output.write_line(f"  and {len(ranked) - top} more (--top {len(ranked)})")
     for change in filter(_is_scalar, found.changed):
-        output.write_line(f"{change.name}: {change.before} -> {change.after}")
+        output.write_line(one_line(f"{change.name}: {change.before} -> {change.after}"))
     for sign, names in (("added", found.added), ("removed", found.removed)):
         for name in names:
             output.write_line(f"{sign} {name}")
     for each in objects:
-        output.write_line(f"{each.name}: {each.before!r} -> {each.after!r}")
+        output.write_line(one_line(f"{each.name}: {each.before!r} -> {each.after!r}"))
 
 
 def _is_scalar(change: TensorChange) -> bool:

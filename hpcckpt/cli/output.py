@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import click
 
+from hpcckpt.cli.text import one_line
 from hpcckpt.collective.communicator import launched_rank
 from hpcckpt.core.std_streams import write_message
 
@@ -78,7 +79,8 @@ def plain(value: Any) -> Any:
 
 def write_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Write a table to stdout."""
-    titles = [column.title for column in columns]
+    titles = [one_line(column.title) for column in columns]
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(titles, *rows, strict=True)]
     is_coloured = is_fancy(sys.stdout)
     write_line(_table_line(titles, columns, widths), is_bold=is_coloured)
@@ -116,4 +118,4 @@ def write_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Write names and values to stdout, one pair a line."""
     width = max(len(name) for name, _ in fields)
     for name, value in fields:
-        write_line(f"{name.ljust(width)}  {value}".rstrip())
+        write_line(one_line(f"{name.ljust(width)}  {value}".rstrip()))

@@ -14,7 +14,7 @@ from hpcckpt.cli import options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.cli.progress import byte_progress
-from hpcckpt.cli.text import count_text
+from hpcckpt.cli.text import count_text, one_line
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.rundir.discovery import StepInfo
@@ -180,4 +180,4 @@ def _write_result(written: RestoredFile, info: StepInfo, *, is_json: bool, is_qu
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return one_line(", ".join(names[:3])) + (", …" if len(names) > 3 else "")

@@ -154,5 +154,8 @@ def modified(path: Path) -> str:
 
 
 def iso_of(seconds: float) -> str:
-    """Return seconds since 1970 as UTC ISO time. Pure."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    """Return seconds since 1970 as UTC ISO time; "" after the year 9999, as file systems may say. Pure."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return ""

@@ -14,7 +14,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.tensor_tree import as_json, tree_lines, tree_of
-from hpcckpt.cli.text import count_text, number_text, shape_text
+from hpcckpt.cli.text import count_text, number_text, one_line, shape_text
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import OptionError
@@ -123,7 +123,7 @@ def _print_values(info: StepInfo, manifest: Manifest, name: str, *, is_json: boo
         if hasattr(value, "dtype"):
             output.write_line(f"{key} {value.dtype} {shape_text(value.shape)}")
         else:
-            output.write_line(key)
+            output.write_line(one_line(key))
         output.write_line(str(value) if hasattr(value, "dtype") else json.dumps(value, ensure_ascii=False))
 
 

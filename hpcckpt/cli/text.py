@@ -6,16 +6,29 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
+from hpcckpt.errors import printable
+
 
 def time_text(created: str, *, has_zone: bool = True) -> str:
-    """Return an ISO time as local time to the second, with its zone; as it is if it cannot be read."""
-    try:
-        moment = datetime.fromisoformat(created)
-    except ValueError:
-        return created
+    """Return an ISO time as local time to the second, with its zone; its beginning if it cannot be read, "-" if none.
+
+    It is what a manifest says, which may come from anywhere.
+    """
     now = datetime.now().astimezone()
-    text = f"{moment.astimezone(now.tzinfo):%Y-%m-%d %H:%M:%S}"  # in today's offset, so that all times compare
+    try:
+        moment = datetime.fromisoformat(created).astimezone(now.tzinfo)  # today's offset, so that all times compare
+    except (ValueError, OverflowError):
+        return one_line(created)[:_ISO_LENGTH] or "-"
+    text = f"{moment:%Y-%m-%d %H:%M:%S}"
     return f"{text} {zone_text()}" if has_zone else text
+
+
+_ISO_LENGTH = len("2026-11-26T20:44:09+00:00")
+
+
+def one_line(text: str) -> str:
+    """Return text from an untrusted source that begins no line and steers no terminal, with escapes. Pure."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def zone_text() -> str:

@@ -48,8 +48,11 @@ def percent_words(part: float | None) -> str:
 
 
 def moment_words(seconds: float) -> str:
-    """Return a moment in local time, with its zone."""
-    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    """Return a moment in local time, with its zone; "-" after the year 9999, as file systems may say."""
+    try:
+        return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S %Z}"
+    except (ValueError, OverflowError, OSError):
+        return "-"
 
 
 _DONE = {"copy": "copied", "repair": "repaired", "reshard": "resharded"}
