@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcckpt.core.durations import moment_s
 from hpcckpt.core.options import Best
-from hpcckpt.errors import NoRestorableStepError
+from hpcckpt.errors import NoRestorableStepError, OptionError
 from hpcckpt.rundir.discovery import StepInfo, best_by, require_restorable, scan
 from hpcckpt.rundir.pins import pins
 
@@ -52,7 +52,7 @@ def look(directory: Path, when: float) -> RetentionRecord:
         if info.manifest is not None and info.is_restorable:
             note = info.manifest.objects.get("user", {}).get(NOTE)
             note = note if isinstance(note, Mapping) else {}
-            created = datetime.fromisoformat(info.manifest.created).timestamp()
+            created = _moment(info.manifest.created, when)
             time_s = min(_number(note.get(_TIMES, {}).get(str(info.step)), created), when)
             steps[info.step] = SavedAt(time_s, info.manifest.metrics)
             last = _number(note.get(_PRESERVED), last)
@@ -60,6 +60,14 @@ def look(directory: Path, when: float) -> RetentionRecord:
     oldest = min((saved.time_s for saved in steps.values()), default=when) - 1.0
     deletable = {step: saved for step, saved in steps.items() if step not in kept}
     return RetentionRecord(deletable, oldest if last is None else last, _problem(directory, infos))
+
+
+def _moment(created: str, otherwise: float) -> float:
+    """Return when a step was saved by its manifest, which may come from anywhere. Pure."""
+    try:
+        return moment_s(created)
+    except OptionError:
+        return otherwise
 
 
 def _problem(directory: Path, infos: tuple[StepInfo, ...]) -> str:

@@ -26,6 +26,7 @@ from hpcckpt.backends.base import ReadRequest
 from hpcckpt.backends.rankfile.backend import RankfileBackend
 from hpcckpt.backends.rankfile.survey import FileSet, choose, is_identity, problem_text, survey
 from hpcckpt.core import files
+from hpcckpt.core.durations import LATEST_S
 from hpcckpt.core.plan import DamagedBlock, FileRecord, Index
 from hpcckpt.core.results import Progress
 from hpcckpt.errors import (
@@ -235,6 +236,7 @@ def _draft(path: Path, chosen: FileSet) -> Manifest:
 def _written(path: Path, records: Sequence[FileRecord]) -> str:
     """Return when the newest data file was written: the nearest there is to the time of the save."""
     newest = max(os.lstat(path / record.path).st_mtime for record in records)
+    newest = min(newest, LATEST_S - 1)  # a file system may have times after the year 9999
     return datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ import pytest
 from hpcckpt import native
 from hpcckpt.cli.summary import iso_of
 from hpcckpt.cli.text import time_text
+from hpcckpt.core.plan import FileRecord
 from hpcckpt.format import manifest
 from hpcckpt.rundir import discovery
+from hpcckpt.tensorflow.retention import look
+from hpcckpt.tools import repair
 from hpcckpt.tools.report.text import moment_words
 
 Cli = Callable[..., Any]
@@ -62,3 +67,15 @@ def test_names_of_objects_and_metrics_stay_on_their_lines(cli: Cli, step: Path) 
 def test_a_file_time_after_the_year_9999_is_shown_as_none() -> None:
     """Of directories on file systems that have such times, as tmpfs and XFS do."""
     assert (iso_of(2.0**41), time_text(iso_of(2.0**41)), moment_words(2.0**41)) == ("", "-", "-")
+
+
+def test_a_manager_of_tensorflow_takes_a_time_that_is_none_for_now(step: Path) -> None:
+    rewrite(step, created=FORGED)
+    assert look(step.parent, 5e9).steps[30].time_s == 5e9
+
+
+def test_repair_takes_a_file_time_after_the_year_9999_for_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", lambda _: SimpleNamespace(st_mtime=2.0**41))
+        found = repair._written(Path("step"), [FileRecord("data/x", 1, 0)])
+    assert found == "2999-12-31T23:59:59+00:00"
