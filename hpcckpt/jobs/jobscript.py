@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -16,10 +17,13 @@ MAX_SIGNAL_S = 65535
 """How long before the end of a job Slurm may be asked for a signal."""
 _MAX_NODES = 1_000_000
 _WITH_VARIABLES = re.compile(r"([^\"$`\\]|\$\w+|\$\{\w+\})+", re.ASCII)
+_NOT_IN_A_LINE = r"\x00-\x08\x0a-\x1f\x7f\ud800-\udfff"
+"""Characters that no line of a script has; the last are bytes of a name that is not UTF-8."""
+_INDEXES = r"\d{1,9}(-\d{1,9}(:[1-9]\d{0,8})?)?"
 _FORMS = {
     "identifier": (r"\w[\w.@+,-]{0,99}", "a name: letters, figures, and . _ @ + , -"),
-    "slurm array": (r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?", "indexes: 0-9, 1,3,5, 0-99%10"),
-    "pbs array": (r"\d+-\d+(:[1-9]\d*)?(%[1-9]\d*)?", "a range: 0-9, 0-9:2, 0-99%10"),
+    "slurm array": (rf"{_INDEXES}(,{_INDEXES})*(%[1-9]\d{{0,8}})?", "indexes: 0-9, 1,3,5, 0-99%10"),
+    "pbs array": (r"\d{1,9}-\d{1,9}(:[1-9]\d{0,8})?(%[1-9]\d{0,8})?", "a range: 0-9, 0-9:2, 0-99%10"),
 }
 """Patterns of texts that are written into a script unchanged, and their descriptions for error messages."""
 TASK = "{task}"
@@ -169,7 +173,7 @@ class _Reader:
         """Refuse what would not stay in its line: a batch script is read line by line."""
         for field in fields(self._asked):
             value = getattr(self._asked, field.name)
-            if isinstance(value, str) and (not value.strip() or re.search(r"[\x00-\x1f\x7f]", value)):
+            if isinstance(value, str) and (not value.strip() or re.search(rf"[\t{_NOT_IN_A_LINE}]", value)):
                 self._wrong(field.name, f"{value!r} is empty, or has characters that are not for a line of a script")
 
     def _system(self) -> System | None:
@@ -252,11 +256,12 @@ class _Reader:
 
     def _check_command(self) -> None:
         words = self._asked.command
-        if not words:
+        program = _without_env(words)
+        if not program or not program[0]:
             self._wrong("", "no program: give it after --, such as -- hpcckpt train -c FILE --run RUN")
-        elif Path(program := _program(words)).name in LAUNCHERS:
-            self._wrong("", f"the script starts the ranks itself: leave {program!r} and its options out")
-        if any(re.search(r"[\x00-\x08\x0a-\x1f\x7f]", word) for word in words):
+        elif launcher := _launcher(program):
+            self._wrong("", f"the script starts the ranks itself: leave {launcher!r} and its options out")
+        if any(re.search(f"[{_NOT_IN_A_LINE}]", word) for word in words):
             self._wrong("", "the program's words have characters that are not for a line of a script")
 
     def _text(self, name: str, form: str = "identifier") -> str:
@@ -335,14 +340,32 @@ class _Reader:
                 "array",
                 f"all its jobs would do the same in one place: write {TASK}, their number, into the program's words",
             )
-        return self._text("array", f"{scheduler} array")
+        before = len(self.problems)
+        self._text("array", form := f"{scheduler} array")
+        ranges = re.findall(r"(\d+)-(\d+)", text)
+        if len(self.problems) == before and any(int(low) > int(high) for low, high in ranges):
+            self._wrong("array", f"{text!r} is not {_FORMS[form][1]}")
+        return text
 
 
-def _program(words: tuple[str, ...]) -> str:
-    """Return the program that a command starts: the one after ``env`` and its variables."""
-    if Path(words[0]).name != "env":
-        return words[0]
-    return next((word for word in words[1:] if "=" not in word and not word.startswith("-")), words[0])
+def _without_env(words: Sequence[str]) -> Sequence[str]:
+    """Return the program that a command starts and its words, after ``env`` with its options and variables. Pure."""
+    if not words or Path(words[0]).name != "env":
+        return words
+    is_value = False
+    for number, word in enumerate(words[1:], 1):
+        if not (is_value or word.startswith("-") or "=" in word):
+            return words[number:]
+        is_value = not is_value and word in {"-u", "--unset", "-C", "--chdir"}
+    return ()
+
+
+def _launcher(program: Sequence[str]) -> str:
+    """Return the words that start a launcher of ranks; "" if a program is none. Pure."""
+    words = [Path(program[0]).name, *program[1:]]
+    if words[:2] == ["hpcckpt", "supervise"] or words[1:4] == ["-m", "hpcckpt", "supervise"]:
+        return " ".join(program[: words.index("supervise") + 1])
+    return program[0] if words[0] in LAUNCHERS else ""
 
 
 def _cpus(system: System | None, ranks: int) -> int:

@@ -303,8 +303,25 @@ WRONG = [
     ({"COMMAND": "mpirun -n 4 python t.py"}, "COMMAND: the script starts the ranks itself: leave 'mpirun'"),
     ({"COMMAND": "/usr/bin/srun t"}, "leave '/usr/bin/srun'"),
     ({"COMMAND": "env A=1 srun -n 4 python a"}, "COMMAND: the script starts the ranks itself: leave 'srun'"),
+    ({"COMMAND": "env -u X A=1 mpirun -n 2 x"}, "COMMAND: the script starts the ranks itself: leave 'mpirun'"),
+    ({"COMMAND": "env -C /tmp srun x"}, "COMMAND: the script starts the ranks itself: leave 'srun'"),
+    ({"COMMAND": "env -i A=1"}, "COMMAND: no program"),
+    ({"COMMAND": "hpcckpt supervise -- srun x"}, "COMMAND: the script starts the ranks itself: leave 'hpcckpt"),
+    ({"COMMAND": "env A=1 python -m hpcckpt supervise -- x"}, "leave 'python -m hpcckpt supervise' and its"),
+    ({"COMMAND": "train.py a\udcff"}, "COMMAND: the program's words have characters"),
+    ({"--run": "runs/\udcff"}, "--run: 'runs/\\udcff' is empty, or has characters"),
+    ({"--setup": "/\udcff"}, "--setup: '/\\udcff' is empty, or has characters"),
+    ({"--array": "9-1"}, "--array: '9-1' is not a range: 0-9"),
+    ({"--array": "1,9-1", "--scheduler": "slurm"}, "--array: '1,9-1' is not indexes: 0-9"),
+    ({"--array": "0-9:0", "--scheduler": "slurm"}, "--array: '0-9:0' is not indexes: 0-9"),
+    ({"--array": "0-" + "9" * 5000, "--scheduler": "slurm"}, "9' is not indexes: 0-9"),
     ({"--colour": "red"}, "No such option"),
 ]  # fmt: skip
+
+
+def test_an_empty_word_is_no_program(jobscript: Script) -> None:
+    code, out, err = jobscript("--scheduler", "slurm", *SIZE, "--", "")
+    assert (code, out, "COMMAND: no program" in err) == (2, "", True)
 
 
 @pytest.mark.parametrize(("change", "complaint"), WRONG, ids=lambda value: str(value)[:50])
