@@ -160,6 +160,23 @@ def halves(comm: Any, begin: Any, end: Any) -> hc.Sharded:
 
 
 @pytest.mark.counts(1, 2, 5)
+@pytest.mark.counts(2)
+def test_long_doubles_that_are_equal_do_not_differ_by_their_unused_bytes(ranks, run_dir):
+    def body(comm):
+        values = {"real": np.ones(3, np.longdouble), "complex": np.ones(3, np.clongdouble)}
+        for array in values.values():
+            unused = array.view(np.uint8).reshape(-1, np.dtype(np.longdouble).itemsize)[:, 10:]
+            if np.finfo(np.longdouble).nmant == 63:  # 80 bits, as on x86
+                unused[:] = comm.rank
+        with hc.Checkpointer(run_dir, comm=comm, check_replicas=1) as ckpt:
+            ckpt.save(1, values).result()
+            values["real"][0] += comm.rank
+            with pytest.raises(errors.ReplicaMismatchError, match="'real' on rank 1"):
+                ckpt.save(2, values).result()
+
+    ranks(body)
+
+
 def test_shards_that_leave_a_hole_are_refused(ranks, run_dir):
     def state(comm):
         return {"x": halves(comm, lambda c: int(last(c)), lambda c: 0)}
