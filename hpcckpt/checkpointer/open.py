@@ -45,7 +45,7 @@ def open_session(
         If the backend is unknown, ambiguous, differs between ranks, or cannot be loaded.
     """
     info = _agreed_backend(comm, options.backend, has_scratch=options.scratch is not None)
-    backend = comm.agree("checkpointer: load backend", lambda: _make(info, comm, options, backend_options))
+    backend = comm.agree("checkpointer: load backend", lambda: make_backend(info, comm, options, backend_options))
     if options.scratch is None:
         return _session(comm, RunDirectory(directory, comm.rank, NodeMap(comm.size), backend, options, system))
     path, nodes = find_scratch(comm, directory, Path(os.path.abspath(options.scratch)), system.files)
@@ -65,6 +65,8 @@ def patience_of(peer_timeout_s: Any) -> Patience:
 
 MAY_DIFFER = frozenset({"threads", "scratch"})
 """Options that each rank may choose for itself."""
+_NOT_OPTIONS = frozenset({"comm", "nice", "self", "threads"})
+"""Arguments of a backend that a user does not give."""
 
 
 def check_equal(comm: Communicator, directory: Path, options: Options, backend_options: Mapping[str, Any]) -> None:
@@ -116,14 +118,18 @@ def _session(comm: Communicator, rundir: RunDirectory, tiers: ScratchTier | None
     return Session(comm, rundir, queue, RestoreSource(comm, rundir, tiers), tiers)
 
 
-def _make(info: BackendInfo, comm: Communicator, options: Options, own: Mapping[str, Any]) -> Backend:
-    """Return a new backend. Independent.
+def make_backend(info: BackendInfo, comm: Communicator, options: Options, own: Mapping[str, Any]) -> Backend:
+    """Return a new backend with options that the user gave, `own`; nothing is written. Independent.
 
     Raises
     ------
     OptionError
         If it does not know one of its options, or cannot do what is asked of it.
     """
+    message = f"backend {info.name!r} has no such option"
+    taken = [Problem(f"backend_options.{name}", message) for name in own if name in _NOT_OPTIONS]
+    if taken:
+        raise OptionError(list_problems(taken))
     nice = DRAIN_NICE if options.async_save else 0
     made = load_class(info)(threads=options.threads or usable_cores(), nice=nice, comm=comm, **own)
     made.is_recycling_forced = options.recycle == "always"

@@ -179,6 +179,7 @@ def check_keys(given: Mapping[str, Any], where: str) -> list[ConfigProblem]:
     except ValidationError as error:
         problems = [_problem(each["loc"], each["type"], given, where) for each in error.errors()]
     problems += _backend_problems(given.get("checkpoint"), inside(where, "checkpoint"))
+    problems += _monitor_problems(given.get("checkpoint"), inside(where, "checkpoint"))
     if not any(problem.where.startswith(inside(where, "lms")) for problem in problems):
         problems += _lms_problems(given.get("lms"), inside(where, "lms"))
     return list(dict.fromkeys(problems))
@@ -235,6 +236,18 @@ def _backend_problems(checkpoint: Any, where: str) -> list[ConfigProblem]:
     if base == "plugin" and not variant.isidentifier():
         text = f"{shown(name)!r} names no plugin"
         return [ConfigProblem(inside(where, "backend"), text, 'give "plugin:NAME"; hpcckpt backends lists them')]
+    return []
+
+
+def _monitor_problems(checkpoint: Any, where: str) -> list[ConfigProblem]:
+    from hpcckpt.core.options import parse_best
+    from hpcckpt.errors import OptionError
+
+    monitor = checkpoint.get("monitor") if isinstance(checkpoint, dict) else None
+    try:
+        parse_best(monitor if isinstance(monitor, str) and monitor else None)
+    except OptionError as error:
+        return [ConfigProblem(inside(where, "monitor"), str(error))]
     return []
 
 

@@ -162,11 +162,13 @@ class Environment:
         found = self._read(config, source)
         from hpcckpt.train.run import submodel_weights
         from hpcckpt.train.run.build_cycle import build, compile_for, try_out
+        from hpcckpt.train.run.check_checkpoint import check_backends
 
         directory = TrainingDirectory(self._place(found))
         saved: set[str] = set()
         summaries = []
         with _of_file(found.source), started(found.cycles, self._comm) as team:
+            check_backends(found.cycles, team.comm)
             for cycle in found.cycles:
                 built = build(cycle, self._catalogue, team)
                 submodel_weights.check(built, found.cycles, directory, team.comm)
@@ -195,9 +197,11 @@ class Environment:
 
     def _train(self, found: _Read, team: Team) -> list[Any]:
         """Train, in a run directory that is ours alone."""
+        from hpcckpt.train.run.check_checkpoint import check_backends
         from hpcckpt.train.run.run_cycles import TrainingRun, train
 
         comm = team.comm
+        check_backends(found.cycles, comm)
         directory = TrainingDirectory(comm.bcast(self._place(found)))
         with locked(directory, comm, self._wanted):
             start = self._begin(found, directory, comm)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcckpt import tiers
-from hpcckpt.core.options import Best
+from hpcckpt.core.options import Best, parse_best
 from hpcckpt.rundir.discovery import StepInfo, find_step, newest_restorable, scan
 from hpcckpt.train.config.cycles import Cycle
 from hpcckpt.train.run.run_directory import CONFIG, TrainingDirectory
@@ -146,7 +146,4 @@ def read_final(path: Path) -> dict[str, Any] | None:
 
 def best_by(monitor: str, count: int = 1) -> Best:
     """Return what is best by a metric: ``val_loss``, or with the direction ``max:reward``. Pure."""
-    mode, separator, name = monitor.partition(":")
-    if separator and mode in {"min", "max"}:
-        return Best(name, mode, count)  # type: ignore[arg-type]  # it is one of the two
-    return Best(monitor, count=count)
+    return replace(parse_best(monitor) or Best(monitor), count=count)

@@ -136,3 +136,10 @@ def test_a_metric_that_is_called_like_a_direction_can_be_given_as_an_object():
 def test_an_option_that_is_true_or_false_takes_no_text(run_dir, name, value):
     with pytest.raises(OptionError, match=f"{name}: must be True or False"):
         hc.Checkpointer(run_dir, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["comm", "nice", "self", "threads"])
+def test_an_argument_of_a_backend_that_is_no_option_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=f"backend_options.{name}: backend 'rankfile' has no such option"):
+        hc.Checkpointer(tmp_path, backend_options={name: 1})
+    assert not list(tmp_path.iterdir())

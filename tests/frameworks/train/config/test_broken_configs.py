@@ -232,6 +232,37 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "[0].checkpoint.backend: ",
         "did you mean 'hdf5'?",
     ),
+    # what the checkpointer would refuse
+    "an option that the backend has not": (
+        config('"checkpoint": {"backend_options": {"bogus": 1}}'),
+        "[0].checkpoint.backend_options: ",
+        "has no such option",
+    ),
+    "an option that hdf5 has not, in a later cycle": (
+        config(second='{"checkpoint": {"backend": "hdf5", "backend_options": {"design": "nope"}}}'),
+        "[1].checkpoint.backend_options: ",
+        "is not one of alignment",
+    ),
+    "an option that is not the user's": (
+        config('"checkpoint": {"backend_options": {"threads": 2, "self": 1}}'),
+        "[0].checkpoint.backend_options: ",
+        "has no such option",
+    ),
+    "a plugin that is not there": (
+        config('"checkpoint": {"backend": "plugin:nonexist"}'),
+        "[0].checkpoint.backend: ",
+        "not found",
+    ),
+    "a variant of a backend without variants": (
+        config('"checkpoint": {"backend": "rankfile:x"}'),
+        "[0].checkpoint.backend: ",
+        "has no variants",
+    ),
+    "a direction without a metric": (
+        config('"checkpoint": {"monitor": "max:", "keep_best": 1}'),
+        "[0].checkpoint.monitor: ",
+        "write 'max:METRIC'",
+    ),
 }
 
 

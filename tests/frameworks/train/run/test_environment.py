@@ -84,6 +84,18 @@ def test_what_cannot_be_built_is_told_with_its_file(tmp_path: Path) -> None:
             act(tmp_path / "config.json")
 
 
+def test_options_that_a_backend_refuses_are_told_with_their_place_before_a_run_is_made(tmp_path: Path) -> None:
+    wrong = {"backend_options": {"bogus": 1}}
+    for act in (Environment(tmp_path / "run").run, Environment(tmp_path / "run").check):
+        with pytest.raises(TrainConfigError) as caught:
+            act([*pieces.config(), {"checkpoint": wrong}, {"seed": 3}, {"checkpoint": {"backend": "rankfile:x"}}])
+        assert [problem.where for problem in caught.value.problems] == [
+            "[1].checkpoint.backend_options",
+            "[3].checkpoint.backend",
+        ]
+        assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_program_that_goes_on_need_not_be_repeatable_as_the_training_was(fails: bool, run: Run) -> None:
     from tensorflow.python.framework import config
