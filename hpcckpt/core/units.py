@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
@@ -21,7 +22,10 @@ def parse_nbytes(text: str) -> float:
         raise ValueError(f"{text!r} is no size: write it as 629145600, '600 MiB', '600M' (the same) or '629 MB'")
     is_decimal = bool(match[4]) and not match[3]
     power = " kmgt".index(match[2].lower() or " ")
-    return float(match[1]) * float((1000 if is_decimal else 1024) ** power)
+    nbytes = float(match[1]) * float((1000 if is_decimal else 1024) ** power)
+    if math.isinf(nbytes):
+        raise ValueError(f"{text[:40]!r}… is more bytes than can be counted")
+    return nbytes
 
 
 def nbytes_text(nbytes: float, space: str = " ") -> str:

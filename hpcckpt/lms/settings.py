@@ -41,6 +41,7 @@ class Parameters:
 
 Planner = Literal["cost", "distance"]
 SYNC_MODES = (0, 1, 2, 3)
+_DEVICE = re.compile(r"\S*[A-Za-z]:\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,9 @@ def checked(**given: Any) -> LmsSettings:
     for name in ("swapout_threshold", "swapin_ahead"):
         if given[name] == 0:
             raise OptionError(f"0 is not a supported value for {name}.")
+    for name in ("swapout_threshold", "swapin_groupby", "swapin_ahead"):
+        if given[name] < -1:
+            raise OptionError(f"{given[name]} is not a supported value for {name}: give -1 to have it found")
     if given["sync_mode"] not in SYNC_MODES:
         raise OptionError(f"Invalid value for sync_mode {given['sync_mode']}. Valid values are: {set(SYNC_MODES)}")
     given["serialization"] = _levels(given["serialization"])
@@ -105,10 +109,29 @@ def _levels(value: object) -> tuple[int | str, ...]:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise OptionError(f"serialization: {value!r} – a list of levels and slices, such as [1, '3:5', 7]")
-    for each in value:
-        if not isinstance(each, int) and not re.fullmatch(r"\s*-?\d*\s*(:\s*-?\d*\s*){0,2}", str(each)):
-            raise OptionError(f"serialization: {each!r} – a level or a slice of levels, such as 7 or '3:5'")
-    return tuple(each if isinstance(each, int) else str(each).replace(" ", "") for each in value)
+    levels = tuple(each if isinstance(each, int) else str(each).replace(" ", "") for each in value)
+    for each in levels:
+        if isinstance(each, str):
+            read_slice(each)
+    return levels
+
+
+def read_slice(given: str) -> tuple[int | None, int | None, int | None]:
+    """Return start, stop and step of a slice of levels; a level alone is a slice that ends with it.
+
+    Raises
+    ------
+    OptionError
+        The text is no slice, or its step is 0 or less.
+    """
+    try:
+        parts = [int(part) if part.strip() else None for part in given.split(":")]
+    except ValueError:
+        parts = []
+    start, stop, step = (*parts, None, None)[:3] if parts else (None, None, 0)
+    if len(parts) > 3 or parts in ([], [None]) or (step is not None and step < 1):
+        raise OptionError(f"serialization: {given!r} – a level or a slice of levels, such as 7, '3:5' or '200:'")
+    return start, start if len(parts) == 1 else stop, step
 
 
 def _checked_options(given: dict[str, Any]) -> LmsSettings:
@@ -116,6 +139,9 @@ def _checked_options(given: dict[str, Any]) -> LmsSettings:
         raise OptionError(f"planner: {given['planner']!r} – one of {', '.join(get_args(Planner))}")
     if given["tier"] not in get_args(Tier):
         raise OptionError(f"tier: {given['tier']!r} – one of {', '.join(get_args(Tier))}")
+    for name in ("cpu_device", "gpu_device"):
+        if given[name] is not None and not (isinstance(given[name], str) and _DEVICE.fullmatch(given[name])):
+            raise OptionError(f"{name}: {given[name]!r} – a device of TensorFlow, such as '/cpu:0'")
     for name in ("memory_budget", "min_bytes", "window", "host_limit", "file_limit"):
         given[name] = _nbytes(name, given[name])
     directory = given["directory"]
@@ -135,11 +161,12 @@ def _nbytes(name: str, value: object) -> int | None:
     """Return a size in bytes; a text may have a unit, ``"600 MiB"``; see `hpcckpt.core.units.parse_nbytes`."""
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return int(value)
+    number = None if isinstance(value, bool) else value
     if isinstance(value, str):
         with suppress(ValueError):
-            return int(parse_nbytes(value))
+            number = parse_nbytes(value)
+    if isinstance(number, int | float) and 0 <= number < 1 << 63:
+        return int(number)
     raise OptionError(
         f"{name}: {value!r} – bytes, as a number or with a unit: 629145600, '600 MiB' (2**20 bytes), '629 MB' (10**6)"
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hpcckpt.errors import OptionError
 from hpcckpt.lms.graph.activity import LEARNING_PHASE, is_initializer
 from hpcckpt.lms.graph.filters import is_excluded_type
 from hpcckpt.lms.graph.graph import Graph, Op
 from hpcckpt.lms.graph.graph_context import GraphContext
 from hpcckpt.lms.graph.levels import Levels
 from hpcckpt.lms.planner.acyclic_edges import Ordering
+from hpcckpt.lms.settings import read_slice
 
 GIB = 1 << 30
 
@@ -38,15 +38,7 @@ def parse_levels(given: Iterable[int | str], n_levels: int) -> frozenset[int]:
 def _slice(given: int | str, n_levels: int) -> range:
     if isinstance(given, int):
         return range(given % n_levels, given % n_levels + 1) if -n_levels <= given < n_levels else range(0)
-    try:
-        parts = [int(part) if part.strip() else None for part in given.split(":")]
-    except ValueError:
-        parts = []
-    start, stop, step = (*parts, None, None)[:3] if parts else (None, None, 0)
-    if len(parts) == 1:
-        stop = start
-    if len(parts) > 3 or parts in ([], [None]) or (step is not None and step < 1):
-        raise OptionError(f"serialization: {given!r} – a level, or a slice of levels such as '3:5' or '200:'")
+    start, stop, step = read_slice(given)
     first = _clamped(0 if start is None else start, n_levels)
     last = _clamped(n_levels - 1 if stop is None else stop, n_levels)
     return range(max(first, 0), min(last, n_levels - 1) + 1, step or 1)

@@ -59,6 +59,26 @@ def test_zero_is_refused_where_the_original_refuses_it(name: str) -> None:
         LMS(**{name: 0})
 
 
+@pytest.mark.parametrize("name", ["swapout_threshold", "swapin_groupby", "swapin_ahead"])
+def test_a_distance_below_the_one_that_asks_for_a_search_is_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=f"-5 is not a supported value for {name}"):
+        LMS(**{name: -5})
+
+
+@pytest.mark.parametrize("name", ["cpu_device", "gpu_device"])
+def test_a_text_that_names_no_device_is_refused(name: str) -> None:
+    for device in ("/cpu:0", "/device:GPU:1", "/job:worker/task:0/cpu:0"):
+        LMS(**{name: device})
+    with pytest.raises(OptionError, match=f"{name}: 'xyz' – a device of TensorFlow"):
+        LMS(**{name: "xyz"})
+
+
+@pytest.mark.parametrize("size", [float("inf"), 10**400, "9" * 400 + "G"], ids=["inf", "int", "text"])
+def test_a_size_that_cannot_be_counted_is_refused(size: Any) -> None:
+    with pytest.raises(OptionError, match="memory_budget: .* – bytes, as a number or with a unit"):
+        LMS(memory_budget=size)
+
+
 def test_zero_is_no_grouping() -> None:
     assert LMS(swapin_groupby=0).settings.swapin_groupby == 0
 
@@ -79,7 +99,7 @@ def test_the_list_of_levels_is_copied_and_the_default_is_never_shared() -> None:
     assert LMS().settings.serialization == LMS().settings.serialization == ()
 
 
-@pytest.mark.parametrize("wrong", ["3:5", 7, [1.5], ["a:b"]])
+@pytest.mark.parametrize("wrong", ["3:5", 7, [1.5], ["a:b"], ["-"], [""], ["::0"]])
 def test_what_names_no_levels_is_refused(wrong: Any) -> None:
     with pytest.raises(OptionError, match="serialization: "):
         LMS(serialization=wrong)

@@ -22,3 +22,8 @@ def test_sizes_are_read_as_their_units_are_written(text: str, nbytes: float) -> 
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
         parse_nbytes(text)
+
+
+def test_a_size_beyond_all_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match="more bytes than can be counted"):
+        parse_nbytes("9" * 400 + "G")
