@@ -25,6 +25,7 @@ DEFAULTS: Mapping[str, Any] = {
 FACTORIES = ("datasets", "model", "optimizer", "train_loop")
 
 Count = Annotated[int, Field(ge=1)]
+FilePath = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -42,11 +43,10 @@ def key(default: Any, accepts: str, text: str, **more: Any) -> Any:
 class CheckpointKeys(Keys):
     """The key ``checkpoint``: how a cycle is saved, and what is kept."""
 
-    directory: str | None = key(
+    directory: FilePath | None = key(
         None,
         "a path, or null",
         "Below which the checkpoints of this run are, in `cycle-1`, `cycle-2`, …; null: the run directory.",
-        min_length=1,
     )
     every_n_batches: Count | None = key(
         None, "a number from 1, or null", "Also save every N batches, in addition to each epoch."
@@ -66,11 +66,10 @@ class CheckpointKeys(Keys):
     async_save: bool = key(True, "true or false", "Whether training continues while a checkpoint is written.")
     backend: str = key("rankfile", "the name of a backend", "What stores; `hpcckpt backends` lists them.", min_length=1)
     backend_options: dict[str, Any] = key({}, "a mapping", "Options of the backend.")
-    scratch: str | None = key(
+    scratch: FilePath | None = key(
         None,
         "a path, or null",
         "A faster directory, on each node: checkpoints are committed there, and drained to where they belong.",
-        min_length=1,
     )
     scratch_bandwidth: Positive | None = key(
         None, "a positive number, or null", "Bytes per second that all ranks together may drain meanwhile."
@@ -120,7 +119,7 @@ class LmsKeys(Keys):
     tier: Literal["auto", "host", "file", "host-then-file"] = key(
         "auto", '"auto", "host", "file" or "host-then-file"', "Where tensors are kept."
     )
-    directory: str | None = key(None, "a path, or null", "Where the file is, on a disk of this node.")
+    directory: FilePath | None = key(None, "a path, or null", "Where the file is, on a disk of this node.")
     min_bytes: Nbytes | None = key(None, _SIZE, "Leave smaller tensors alone.")
     window: Nbytes | None = key(None, _SIZE, "How many bytes may be in transit when compute continues.")
     host_limit: Nbytes | None = key(None, _SIZE, "How much the host takes at a time.")

@@ -232,7 +232,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "[0].checkpoint.backend: ",
         "did you mean 'hdf5'?",
     ),
-    # what the checkpointer would refuse
+    # what the checkpointer and Large Model Support would refuse
     "an option that the backend has not": (
         config('"checkpoint": {"backend_options": {"bogus": 1}}'),
         "[0].checkpoint.backend_options: ",
@@ -262,6 +262,28 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         config('"checkpoint": {"monitor": "max:", "keep_best": 1}'),
         "[0].checkpoint.monitor: ",
         "write 'max:METRIC'",
+    ),
+    "a path with a control character": (
+        config('"checkpoint": {"directory": "a\\u0000b", "scratch": "a\\nb"}'),
+        '[0].checkpoint.directory: "a\\u0000b"',
+        '[0].checkpoint.scratch: "a\\nb" is not accepted',
+    ),
+    "a directory of Large Model Support without a name": (
+        config('"lms": {"directory": ""}'),
+        "[0].lms.directory: ",
+        "give a path, or null",
+    ),
+    "a size that cannot be counted": (
+        config(f'"lms": {{"memory_budget": "{"9" * 400}G"}}'),
+        "[0].lms: memory_budget: ",
+        "bytes, as a number",
+    ),
+    "a level that is no number": (config('"lms": {"serialization": ["-"]}'), "[0].lms: serialization: '-'", "such as"),
+    "a level that is empty": (config('"lms": {"serialization": [""]}'), "[0].lms: serialization: ''", "such as"),
+    "a slice of levels without a step": (
+        config('"lms": {"serialization": ["::0"]}'),
+        "[0].lms: serialization: '::0'",
+        "such as",
     ),
 }
 
