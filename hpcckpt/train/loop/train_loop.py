@@ -161,7 +161,7 @@ def _weights(name: str, value: Any, problems: list[Problem]) -> list[SubmodelWei
     for number, item in enumerate(_listed(name, value, problems)):
         entry = {"name": item} if isinstance(item, str) else item
         is_good = isinstance(entry, Mapping) and {"name"} <= set(entry) <= {"name", "path"}
-        if not is_good or not all(isinstance(text, str) and text for text in entry.values()):
+        if not is_good or not all(isinstance(text, str) and text and "\0" not in text for text in entry.values()):
             text = "{'name': 'base_model', 'path': 'weights/base_model'}" + (
                 "" if needs_path else ", or its name alone"
             )

@@ -75,7 +75,7 @@ def test_a_text_that_names_no_device_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("size", [float("inf"), 10**400, "9" * 400 + "G"], ids=["inf", "int", "text"])
 def test_a_size_that_cannot_be_counted_is_refused(size: Any) -> None:
-    with pytest.raises(OptionError, match="memory_budget: .* – bytes, as a number or with a unit"):
+    with pytest.raises(OptionError, match=r"memory_budget: .* – bytes, as a number or with a unit"):
         LMS(memory_budget=size)
 
 

@@ -445,6 +445,7 @@ def test_a_model_that_does_not_take_the_data_is_a_config_error(run: Run) -> None
         ({"num_valid_steps": 1.5}, "num_valid_steps: 1.5 – a whole number from 1 on, or null"),
         ({"freeze_submodels": "body"}, "freeze_submodels: 'body' – a list"),
         ({"save_submodels": [{"path": "x"}]}, r"save_submodels\[0\]"),
+        ({"save_submodels": [{"name": "body", "path": "a\0b"}]}, r"save_submodels\[0\]"),
         ({"callbacks": ["EarlyStopping"]}, r"callbacks\[0\]: a str is no Keras callback"),
         ({"callbacks": [keras.callbacks.EarlyStopping]}, r"callbacks\[0\]: EarlyStopping is a class"),
     ],
