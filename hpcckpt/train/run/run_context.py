@@ -84,8 +84,7 @@ def write_down(run: TrainingRun, start: resume_point.ResumePoint, wanted: str) -
     facts = job_facts(run.team, wanted)
 
     def write() -> None:
-        before = run.directory.read(ENVIRONMENT) or {}
-        jobs = [*before.get("jobs", ()), facts]
+        jobs = [*run.directory.jobs(), facts]
         run.directory.write(ENVIRONMENT, {"jobs": jobs})
         run.directory.write(CONFIG, run.document)
         changes = [str(change) for change in start.changes]

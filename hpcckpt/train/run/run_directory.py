@@ -13,12 +13,13 @@ A resumed run appends. Records of epochs and steps that are trained again are re
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,10 +96,40 @@ class TrainingDirectory:
             return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (ValueError, UnicodeDecodeError) as error:
-            raise CorruptError(f"{path} cannot be read ({error}); mend it, or choose another run directory") from error
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(name, str(error)) from error
         except OSError as error:
             raise from_read_error(error, "read") from error
+
+    def configuration(self) -> list[dict[str, Any]] | None:
+        """Return the effective configuration that was trained; ``None`` if there is none. Root only.
+
+        Raises
+        ------
+        CorruptError
+            If it is not a list of train cycles whose checkpoints can be found.
+        """
+        found = self.read(CONFIG)
+        if found is not None and not (isinstance(found, list) and found and all(map(_is_cycle, found))):
+            raise self._damaged(CONFIG, "it is no list of train cycles")
+        return found
+
+    def jobs(self) -> list[Any]:
+        """Return what was recorded of the jobs of the run. Root only.
+
+        Raises
+        ------
+        CorruptError
+            If there is no list of them.
+        """
+        found = self.read(ENVIRONMENT)
+        jobs = [] if found is None else found.get("jobs") if isinstance(found, dict) else None
+        if not isinstance(jobs, list):
+            raise self._damaged(ENVIRONMENT, "it has no list of jobs")
+        return jobs
+
+    def _damaged(self, name: str, why: str) -> CorruptError:
+        return CorruptError(f"{self.path / name} cannot be read ({why}); mend it, or choose another run directory")
 
     def write(self, name: str, document: Any) -> None:
         """Write a JSON document, whole or not at all. Root only."""
@@ -112,12 +143,12 @@ class TrainingDirectory:
         self._files.append(LOG, json.dumps(entry) + "\n")
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the log, but for a last line that a crash has cut. Root only."""
+        """Return the log, but for lines that cannot be read: a crash has cut the last one. Root only."""
         found = []
         for line in self._files.lines(LOG):
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(entry, dict):
                 found.append(entry)
@@ -138,12 +169,8 @@ class TrainingDirectory:
 
     def rows(self) -> list[Row]:
         """Return the metrics of all epochs. Root only."""
-        found = []
-        for cells in csv.DictReader(self._files.lines(METRICS)):
-            row = _row(cells)
-            if row is not None:
-                found.append(row)
-        return found
+        rows = map(_row, _records(self._files.lines(METRICS)))
+        return [row for row in rows if row is not None]
 
     def go_back(self, cycle: int, epoch: int, step: int) -> None:
         """Remove records of what comes after the resume point: it is trained again. Root only.
@@ -173,7 +200,9 @@ class TrainingDirectory:
         self._files.replace(METRICS, _csv_text([columns, *(_cells(row, columns) for row in kept)]))
 
     def _columns(self) -> list[str]:
-        return next(iter(csv.reader(self._files.lines(METRICS)[:1])), [])
+        with contextlib.suppress(csv.Error):
+            return next(csv.reader(self._files.lines(METRICS)[:1]), [])
+        return []
 
     def move_aside(self, names: Iterable[str]) -> Path | None:
         """Move the files of these names into a new directory ``.aside-…``; return it. Root only."""
@@ -217,8 +246,31 @@ def _is_behind(entry: Mapping[str, Any], cycle: int, epoch: int, step: int) -> b
     if own != cycle:
         return own > cycle
     if event == "epoch":
-        return int(entry.get("epoch", 0)) > epoch
-    return event == "complete" or (event == "saved" and int(entry.get("step", 0)) > step)
+        return _is_after(entry.get("epoch"), epoch)
+    return event == "complete" or (event == "saved" and _is_after(entry.get("step"), step))
+
+
+def _is_after(value: Any, position: int) -> bool:
+    return isinstance(value, int) and value > position
+
+
+def _is_cycle(value: Any) -> bool:
+    """Return True if a train cycle of a document says, or leaves open, where its checkpoints are. Pure."""
+    checkpoint = (value.get("checkpoint") or {}) if isinstance(value, dict) else None
+    directory = checkpoint.get("directory") if isinstance(checkpoint, dict) else 0
+    return directory is None or (isinstance(directory, str) and "\0" not in directory)
+
+
+def _records(lines: Iterable[str]) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of a table by their columns, but for those that the csv module refuses. Pure."""
+    reader = csv.DictReader(lines)
+    while True:
+        try:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            continue
 
 
 def _csv_text(lines: Iterable[Iterable[Any]]) -> str:

@@ -11,7 +11,7 @@ from hpcckpt import tiers
 from hpcckpt.core.options import Best, parse_best
 from hpcckpt.rundir.discovery import StepInfo, find_step, newest_restorable, scan
 from hpcckpt.train.config.cycles import Cycle
-from hpcckpt.train.run.run_directory import CONFIG, TrainingDirectory
+from hpcckpt.train.run.run_directory import TrainingDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ class RunState:
     def __init__(self, directory: TrainingDirectory, cycles: Sequence[Cycle]) -> None:
         self.directory = directory
         self.wanted = cycles
-        found = directory.read(CONFIG)
-        self.before: list[dict[str, Any]] | None = found if isinstance(found, list) else None
+        self.before = directory.configuration()
         known = max(len(cycles), len(self.before or ()))
         self.cycles = [self._look(index) for index in range(known)]
 
@@ -132,7 +131,8 @@ def on_scratch(cycle: Cycle, path: Path) -> tuple[StepInfo, ...]:
 def epochs_of(info: Any) -> int:
     """Return the epochs done at a checkpoint; 0 if it does not say. Pure."""
     objects = info.manifest.objects.get("user", {}) if info is not None and info.manifest is not None else {}
-    return int(objects.get("epoch", 0))
+    epoch = objects.get("epoch")
+    return epoch if isinstance(epoch, int) else 0
 
 
 def read_final(path: Path) -> dict[str, Any] | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hpcckpt
 from hpcckpt.errors import CorruptError
+from hpcckpt.rundir.discovery import find_step
 from hpcckpt.train.run.run_directory import Row, TrainingDirectory
+from hpcckpt.train.run.run_state import RunState, epochs_of
 
 
 def row(cycle: int, epoch: int, **metrics: float) -> Row:
@@ -85,11 +89,61 @@ def test_numbers_that_json_has_not_are_texts(directory: TrainingDirectory) -> No
     ] == {"loss": "nan"}
 
 
-def test_a_document_that_is_no_json_is_named(directory: TrainingDirectory) -> None:
+@pytest.mark.parametrize("text", ["[", "[" * 100_000], ids=["cut", "deep"])
+def test_a_document_that_is_no_json_is_named(text: str, directory: TrainingDirectory) -> None:
     directory.path.mkdir()
-    (directory.path / "config.json").write_text("[", encoding="utf-8")
+    (directory.path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(CorruptError, match=r"config\.json"):
         directory.read("config.json")
+
+
+NO_CONFIGURATIONS: list[Any] = [
+    {}, [], [1], [{"checkpoint": "x"}], [{"checkpoint": {"directory": 5}}], [{"checkpoint": {"directory": "a\0"}}],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("document", NO_CONFIGURATIONS, ids=str)
+def test_a_document_that_is_no_configuration_is_named_with_what_to_do(
+    document: Any, directory: TrainingDirectory
+) -> None:
+    directory.write("config.json", document)
+    with pytest.raises(CorruptError, match=r"config\.json .*mend it, or choose another run directory"):
+        RunState(directory, ())
+
+
+@pytest.mark.parametrize("document", [[1], {"jobs": 5}], ids=str)
+def test_a_document_that_lists_no_jobs_is_named_with_what_to_do(document: Any, directory: TrainingDirectory) -> None:
+    directory.write("environment.json", document)
+    with pytest.raises(CorruptError, match=r"environment\.json .*mend it, or choose another run directory"):
+        directory.jobs()
+
+
+def test_lines_of_the_log_that_nobody_can_read_are_left_out(directory: TrainingDirectory) -> None:
+    directory.log("begin", job=1)
+    for facts in ({"epoch": "x"}, {"epoch": None}, {"step": []}):
+        directory.log("epoch" if "epoch" in facts else "saved", cycle=1, **facts)
+    with (directory.path / "log.jsonl").open("a", encoding="utf-8") as file:
+        file.write("[" * 100_000 + "\n" + '{"event": "epoch", "cycle": 1, "epoch": Infinity}\n')
+    directory.log("epoch", cycle=1, epoch=2)
+    directory.go_back(1, 0, 0)
+    assert [entry["event"] for entry in directory.entries()][:1] == ["begin"]
+    assert all(entry.get("epoch") != 2 for entry in directory.entries())
+
+
+@pytest.mark.parametrize("n_lines", [0, 1])
+def test_a_row_that_is_too_long_is_left_out(n_lines: int, directory: TrainingDirectory) -> None:
+    directory.add(row(1, 1))
+    lines = (directory.path / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    lines.insert(n_lines, f'"{"x" * 200_000}"')
+    (directory.path / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    directory.add(row(1, 2))
+    assert [each.epoch for each in directory.rows()] == [1, 2]
+
+
+def test_a_checkpoint_whose_epoch_is_no_number_has_none(tmp_path: Path) -> None:
+    with hpcckpt.Checkpointer(tmp_path, async_save=False) as checkpointer:
+        checkpointer.save(5, {"w": 1.0}, objects={"epoch": "abc"}).result()
+    assert epochs_of(find_step(tmp_path)) == 0
 
 
 def test_what_is_moved_aside_is_there_still(directory: TrainingDirectory) -> None:
