@@ -258,7 +258,8 @@ def _complete(
     try:
         whole = cycles(document, sets)
         directory = TrainingDirectory(Path(os.path.abspath(run_dir or default_run_dir(document.source))))
-        if not resume_point.is_complete(directory, whole, effective(whole), resume_point.parse(resume)):
+        wanted = resume_point.once(resume_point.parse(resume), directory)
+        if not resume_point.is_complete(directory, whole, effective(whole), wanted):
             return None
         rows = directory.rows()
     except (HpcckptError, OSError):

@@ -11,12 +11,15 @@ from __future__ import annotations
 import getopt
 import os
 import re
+import shlex
 
 from hpcckpt.jobs.pbs import RESTARTS, SCRIPT
-from hpcckpt.jobs.schedulers import Command, Requeue, Scheduler
+from hpcckpt.jobs.schedulers import REQUEST, Command, Requeue, Scheduler
 
 LOG = "HPCCKPT_COBALTLOG"
 """Where the log of the job is, if ``--debuglog`` or ``-O`` put it elsewhere than into the working directory."""
+ARGUMENTS = "HPCCKPT_ARGUMENTS"
+"""The variable in which the batch script exports its arguments, quoted for a shell: the log does not quote them."""
 _MAX_LOG = 1 << 20
 _SHORT_OPTIONS = "dvhIn:A:q:M:t:u:O:e:o:i:"
 _LONG_OPTIONS = (
@@ -44,6 +47,11 @@ class Cobalt(Scheduler):
         count = self.environ.get(RESTARTS, "")
         return int(count) if count.isdecimal() else 0
 
+    @property
+    def request(self) -> str:
+        """The first of these jobs."""
+        return self.environ.get(REQUEST) or self.job_id
+
     def requeue(self) -> Requeue | None:
         """Return the command that submits this job again; None if neither its log nor its script is found."""
         submitted = self._submitted()
@@ -53,7 +61,7 @@ class Cobalt(Scheduler):
         if not os.path.isfile(script):
             return None
         note = f"{self._log()} does not show how {self.job_id} was submitted: the new job has the options in its script"
-        return Requeue(("qsub", *self._counted([], [script])), note)
+        return Requeue(("qsub", *self._counted([], [script, *(self._arguments() or ())])), note)
 
     def end_chain(self, chain: str) -> Command:  # noqa: ARG002 - Cobalt knows no names to select jobs by
         """Return nothing: what depends on a job that failed is held back by Cobalt itself."""
@@ -71,14 +79,30 @@ class Cobalt(Scheduler):
             return None
         line = re.search(r"^qsub (\S.*)$", text, re.MULTILINE)
         try:
-            return getopt.getopt(line[1].split(), _SHORT_OPTIONS, _LONG_OPTIONS) if line else None
+            return self._read_line(line[1]) if line else None
         except getopt.GetoptError:
             return None
+
+    def _read_line(self, line: str) -> tuple[list[tuple[str, str]], list[str]] | None:
+        """Return the options, and the script with its arguments; None if the line does not end with these."""
+        arguments = self._arguments()
+        if arguments is None:
+            return getopt.getopt(line.split(), _SHORT_OPTIONS, _LONG_OPTIONS)
+        end = "".join(f" {word}" for word in arguments)
+        options, rest = getopt.getopt(line.removesuffix(end).split(), _SHORT_OPTIONS, _LONG_OPTIONS)
+        script = " ".join(rest)
+        is_whole = line.endswith(end) and (len(rest) == 1 or os.path.isfile(script))
+        return (options, [script, *arguments]) if is_whole else None
+
+    def _arguments(self) -> list[str] | None:
+        """Return the arguments of the batch script; None if it does not export them."""
+        given = self.environ.get(ARGUMENTS)
+        return None if given is None else shlex.split(given)
 
     def _counted(self, options: list[tuple[str, str]], script: list[str]) -> list[str]:
         """Return the words for qsub with the variables of this job, and with the number of restarts, counted up."""
         kept = [word for name, value in options if name not in {"--env", "--dependencies"} for word in (name, value)]
         variables = [value for name, value in options if name == "--env"]
         named = {pair.partition("=")[0]: pair for value in variables for pair in re.split(r":(?=\w+=)", value)}
-        named[RESTARTS] = f"{RESTARTS}={self.restarts + 1}"
+        named |= {REQUEST: f"{REQUEST}={self.request}", RESTARTS: f"{RESTARTS}={self.restarts + 1}"}
         return [*filter(None, kept), "--env", ":".join(named.values()), *script]

@@ -17,14 +17,14 @@ from typing import Any
 
 from hpcckpt.core.durations import ctime_s, duration_s
 from hpcckpt.errors import OptionError, RetryError
-from hpcckpt.jobs.schedulers import Command, Requeue, Scheduler, act
+from hpcckpt.jobs.schedulers import REQUEST, Command, Requeue, Scheduler, act
 from hpcckpt.preemption.walltime import JobEnd, JobEndResult
 
 RESTARTS = "HPCCKPT_RESTARTS"
 SCRIPT = "HPCCKPT_SCRIPT"
 """The variable in which the batch script exports its path."""
 ASKING_S = 20.0
-_OF_THIS_JOB = frozenset({RESTARTS, SCRIPT, "HPCCKPT_DRY_RUN", "HPCCKPT_JOB_END", "HPCCKPT_JOB_START"})
+_OF_THIS_JOB = frozenset({REQUEST, RESTARTS, SCRIPT, "HPCCKPT_DRY_RUN", "HPCCKPT_JOB_END", "HPCCKPT_JOB_START"})
 _RESOURCES = ("select", "place", "walltime", "filesystems")
 
 
@@ -46,6 +46,11 @@ class Pbs(Scheduler):
         before = int(count) if count.isdecimal() else 0
         runs = self._job.get("run_count")
         return before + (max(0, runs - 1) if isinstance(runs, int) else 0)
+
+    @property
+    def request(self) -> str:
+        """The first of these jobs."""
+        return self.environ.get(REQUEST) or self.job_id
 
     def job_end(self) -> JobEndResult:
         """Return when this job ends by the server: the walltime in the script may have been changed. Independent."""
@@ -112,7 +117,8 @@ class Pbs(Scheduler):
         remembered = set(self._job.get("Variable_List", {}))
         given = {name for name in remembered if name in self.environ and not name.startswith("PBS_O_")}
         ours = {name for name in self.environ if name.startswith("HPCCKPT_")}
-        return [*sorted((given | ours) - _OF_THIS_JOB), f"{RESTARTS}={self.restarts + 1}"]
+        counted = [f"{REQUEST}={self.request}", f"{RESTARTS}={self.restarts + 1}"]
+        return [*sorted((given | ours) - _OF_THIS_JOB), *counted]
 
 
 def read_plain(text: str) -> dict[str, Any]:

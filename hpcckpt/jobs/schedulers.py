@@ -21,6 +21,8 @@ from hpcckpt.preemption.walltime import JobEndResult, find_job_end
 
 Environment = Mapping[str, str]
 Command = tuple[str, ...]
+REQUEST = "HPCCKPT_REQUEST"
+"""The variable with the id of what the user submitted: ``hpcckpt train`` goes back to an older step once for each."""
 ANSWER_S = 60.0
 """How long a scheduler may take for an answer: busy ones need half a minute."""
 
@@ -93,6 +95,11 @@ class Scheduler(ABC):
     def restarts(self) -> int:
         """How often this job was begun before."""
 
+    @property
+    def request(self) -> str:
+        """The id of what the user submitted: the same however often the job is put into the queue again."""
+        return self.job_id
+
     def job_end(self) -> JobEndResult:
         """Return when this job ends. Independent."""
         return find_job_end(environ=self.environ)
@@ -154,6 +161,11 @@ class NoScheduler(Scheduler):
     def restarts(self) -> int:
         """Restarts are not counted."""
         return 0
+
+    @property
+    def request(self) -> str:
+        """There is none: each start by hand is another one."""
+        return ""
 
     def requeue(self) -> Requeue | None:
         """Return None: the job cannot be requeued. Independent."""

@@ -49,7 +49,7 @@ from hpcckpt.errors import LockedError, RetryError
 from hpcckpt.jobs import latest_checkpoint
 from hpcckpt.jobs.child_process import Deadline, Log, SignalPipe, StepResult, started
 from hpcckpt.jobs.requeue_policy import JobCircumstances, RequeueDecision, decide
-from hpcckpt.jobs.schedulers import JobState, Scheduler, act, may_be_done
+from hpcckpt.jobs.schedulers import REQUEST, JobState, Scheduler, act, may_be_done
 from hpcckpt.preemption import EXIT_CODE
 from hpcckpt.preemption.walltime import JobEnd, seconds_left
 from hpcckpt.tools.doctor.scratch import find_scratch, free_space
@@ -212,6 +212,7 @@ def step_environment_of(settings: SuperviseSettings, scheduler: Scheduler, end: 
         found["HPCCKPT_SCRATCH"] = str(scratch)
     kept = {name: os.environ.get(name) or value for name, value in found.items()}
     kept["HPCCKPT_RESTART_COUNT"] = str(scheduler.restarts)
+    kept[REQUEST] = settings.chain or scheduler.request  # the jobs of a chain are one request too
     if end is not None:
         kept["HPCCKPT_JOB_END"] = f"{end.at:.0f}"
     if settings.run is not None:

@@ -204,9 +204,12 @@ class Environment:
         check_backends(found.cycles, comm)
         directory = TrainingDirectory(comm.bcast(self._place(found)))
         with locked(directory, comm, self._wanted):
-            start = self._begin(found, directory, comm)
+            wanted = comm.on_root("read earlier jobs", lambda: resume_point.once(self._wanted, directory))
+            start = self._begin(found, directory, wanted, comm)
             run = TrainingRun(found.cycles, found.document, self._catalogue, team, directory, self.verbose)
-            write_down(run, start, str(self._wanted))
+            write_down(run, start, str(wanted))
+            if wanted != self._wanted:
+                run.print_line(f"resume={self._wanted} is done already by this job: it resumes its newest step")
             try:
                 trained = train(run, start.n_complete)
             except BaseException as error:
@@ -215,9 +218,11 @@ class Environment:
             self.model = run.model
             return trained
 
-    def _begin(self, found: _Read, directory: TrainingDirectory, comm: Communicator) -> resume_point.ResumePoint:
+    def _begin(
+        self, found: _Read, directory: TrainingDirectory, wanted: resume_point.Wanted, comm: Communicator
+    ) -> resume_point.ResumePoint:
         """Find where the run begins. Collective."""
-        wanted, overwrite = self._wanted, self._overwrite
+        overwrite = self._overwrite
 
         def find() -> resume_point.ResumePoint | tuple[ConfigProblem, ...]:
             try:

@@ -13,8 +13,9 @@ Steps::
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from hpcckpt.train.run.run_state import RunState, best_by, read_final
 MODES = ("auto", "latest", "best", "never")
 _RESUMING = {"latest", "best", "step"}
 """Modes that need a checkpoint."""
+REQUEST = "HPCCKPT_REQUEST"
+"""The variable with the id of what the user has submitted, which stays the same when a job is requeued."""
 _STEP = re.compile(r"(?:([1-9][0-9]*):)?([0-9]{1,18})")
 
 
@@ -93,6 +96,24 @@ def parse(resume: str | int) -> Wanted:
     if found is None:
         raise OptionError(f"resume: {resume!r} – one of {', '.join(MODES)}, a step such as 500, or 2:500 of cycle 2")
     return Wanted("step", int(found[1]) if found[1] else None, int(found[2]))
+
+
+def once(wanted: Wanted, directory: TrainingDirectory, environ: Mapping[str, str] = os.environ) -> Wanted:
+    """Return where this job begins: a job that was requeued after it had gone back resumes the newest step. Root only.
+
+    A job that has not come so far is not recorded in the run directory, so it still goes back.
+
+    Raises
+    ------
+    CorruptError
+        If what is recorded of earlier jobs cannot be read.
+    """
+    request = environ.get(REQUEST)
+    if not request or wanted.mode in {"auto", "latest"}:
+        return wanted
+    own = {"request": request, "resume": str(wanted)}
+    is_done = any(isinstance(job, dict) and own.items() <= job.items() for job in directory.jobs())
+    return Wanted("latest") if is_done else wanted
 
 
 def begin(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_a_pbs_job_is_submitted_as_it_was(monkeypatch: pytest.MonkeyPatch, scrip
     assert again.command == (
         "qsub", "-N", "train", "-A", "mine", "-q", "prod", "-l", "select=4:system=polaris", "-l", "walltime=06:00:00",
         "-l", "filesystems=home:eagle", "-W", "depend=afterany:12.polaris",
-        "-v", "COLOUR,HPCCKPT_CONFIG,HPCCKPT_LEAD,HPCCKPT_RESTARTS=3", script,
+        "-v", "COLOUR,HPCCKPT_CONFIG,HPCCKPT_LEAD,HPCCKPT_REQUEST=12.polaris,HPCCKPT_RESTARTS=3", script,
     )  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def test_where_qstat_does_not_help_the_script_and_our_variables_are_submitted(
     told(monkeypatch, job)
     again = Pbs({**ENVIRON, "HPCCKPT_SCRIPT": script}).requeue()
     assert again is not None
-    assert again.command[-3:] == ("-v", "HPCCKPT_CONFIG,HPCCKPT_LEAD,HPCCKPT_RESTARTS=1", script)
+    assert again.command[-3:] == ("-v", "HPCCKPT_CONFIG,HPCCKPT_LEAD,HPCCKPT_REQUEST=12.polaris,HPCCKPT_RESTARTS=1", script)
     assert again.command[:5] == ("qsub", "-N", "train", "-q", "prod")
     assert ("qstat shows nothing" in again.note) == (job is None)
 
@@ -164,8 +165,37 @@ def test_a_cobalt_job_is_submitted_by_the_words_in_its_log(tmp_path: Path, monke
     assert again is not None
     assert again.command == (
         "qsub", "-n", "2", "-t", "30", "--mode", "script", "-A", "mine", "-h", "-n", "4",
-        "--env", "A=1:B=x:y:HPCCKPT_RESTARTS=5", "s.qsub", "c.hjson", "--set", "seed=1",
+        "--env", "A=1:B=x:y:HPCCKPT_REQUEST=7:HPCCKPT_RESTARTS=5", "s.qsub", "c.hjson", "--set", "seed=1",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["my cfg.hjson"], ["c.hjson", "--set", 'a."b c"=[1,  2]', ""], ["a\nb"]], ids=str
+)
+@pytest.mark.parametrize("has_log", [True, False])
+def test_a_cobalt_job_is_submitted_with_the_arguments_that_its_script_had(
+    words: list[str], has_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my s.qsub").write_text("#!/bin/bash\n", encoding="utf-8")
+    if has_log:
+        Path("7.cobaltlog").write_text(f"qsub -A mine {' '.join(['my s.qsub', *words])}\n", encoding="utf-8")
+    given = " ".join(shlex.quote(word) for word in words)
+    again = Cobalt({"COBALT_JOBID": "7", "HPCCKPT_SCRIPT": "my s.qsub", "HPCCKPT_ARGUMENTS": given}).requeue()
+    assert again is not None
+    options = ["-A", "mine"] if has_log and words != ["a\nb"] else []
+    assert again.command == ("qsub", *options, "--env", "HPCCKPT_REQUEST=7:HPCCKPT_RESTARTS=1", "my s.qsub", *words)
+
+
+def test_a_cobalt_job_that_is_submitted_again_is_the_same_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("7.cobaltlog").write_text("qsub --env HPCCKPT_REQUEST=5 s.qsub\n", encoding="utf-8")
+    for variables, request_id in (({}, "7"), ({"HPCCKPT_REQUEST": "5"}, "5")):
+        again = Cobalt({"COBALT_JOBID": "7", **variables}).requeue()
+        assert again is not None
+        assert again.command == ("qsub", "--env", f"HPCCKPT_REQUEST={request_id}:HPCCKPT_RESTARTS=1", "s.qsub")
 
 
 def test_a_cobalt_job_without_a_log_is_submitted_by_its_script(
@@ -175,7 +205,7 @@ def test_a_cobalt_job_without_a_log_is_submitted_by_its_script(
     assert Cobalt({"COBALT_JOBID": "7"}).requeue() is None
     again = Cobalt({"COBALT_JOBID": "7", "HPCCKPT_SCRIPT": script}).requeue()
     assert again is not None
-    assert again.command == ("qsub", "--env", "HPCCKPT_RESTARTS=1", script)
+    assert again.command == ("qsub", "--env", "HPCCKPT_REQUEST=7:HPCCKPT_RESTARTS=1", script)
     assert "7.cobaltlog does not show" in again.note
 
 
@@ -186,11 +216,11 @@ def test_a_cobalt_job_whose_log_has_an_unknown_option_is_submitted_by_its_script
     Path("7.cobaltlog").write_text("qsub -n 1 --newer 3 s.qsub\n", encoding="utf-8")
     again = Cobalt({"COBALT_JOBID": "7", "HPCCKPT_SCRIPT": script}).requeue()
     assert again is not None
-    assert again.command == ("qsub", "--env", "HPCCKPT_RESTARTS=1", script)
+    assert again.command == ("qsub", "--env", "HPCCKPT_REQUEST=7:HPCCKPT_RESTARTS=1", script)
 
 
 def test_the_log_of_a_cobalt_job_may_stand_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("qsub -n 1 s.qsub\n", encoding="utf-8")
     again = Cobalt({"COBALT_JOBID": "7", "HPCCKPT_COBALTLOG": str(tmp_path / "log")}).requeue()
     assert again is not None
-    assert again.command == ("qsub", "-n", "1", "--env", "HPCCKPT_RESTARTS=1", "s.qsub")
+    assert again.command == ("qsub", "-n", "1", "--env", "HPCCKPT_REQUEST=7:HPCCKPT_RESTARTS=1", "s.qsub")

@@ -395,3 +395,25 @@ def test_a_chain_of_slurm_jobs_does_not_hand_on_what_is_of_one_job(site: Site) -
         if line.startswith("HPCCKPT_")
     }
     assert names == {"HPCCKPT_CHAIN", "HPCCKPT_CONFIG"}
+
+
+# -- what is asked for once ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "chain", "request_id"),
+    [
+        ({"SLURM_JOB_ID": "42", "HPCCKPT_REQUEST": "7"}, "", "42"),  # Slurm has passed on what another job exports
+        ({"SLURM_JOB_ID": "42", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}, "", "40_2"),
+        ({"PBS_JOBID": "42.pbs"}, "", "42.pbs"),
+        ({"PBS_JOBID": "42.pbs", "HPCCKPT_REQUEST": "41.pbs"}, "", "41.pbs"),
+        ({"COBALT_JOBID": "42", "HPCCKPT_REQUEST": "41"}, "", "41"),
+        ({"PBS_JOBID": "42.pbs"}, "us", "us"),
+        ({"HPCCKPT_REQUEST": "41"}, "", ""),
+    ],
+)
+def test_a_job_is_one_request_however_often_it_is_requeued(
+    variables: dict[str, str], chain: str, request_id: str
+) -> None:
+    settings = SuperviseSettings(("true",), chain=chain)
+    assert step_environment_of(settings, detect(variables), None)["HPCCKPT_REQUEST"] == request_id

@@ -46,11 +46,11 @@ def test_each_one_of_an_array_has_its_own_seed_and_directory():
     assert "scontrol requeue 40_3" in told
 
 
-def test_a_restart_goes_back_once_and_from_then_on_goes_on():
-    first = dry("restart.sbatch", "runs/a", "300")
-    again = dry("restart.sbatch", "runs/a", "300", SLURM_RESTART_COUNT="1")
-    assert "hpcckpt train -c runs/a/config.json --run runs/a --resume 300\n" in first
-    assert "hpcckpt train -c runs/a/config.json --run runs/a --resume latest\n" in again
+def test_a_restart_is_one_request_to_go_back_however_often_it_is_requeued():
+    for count in ("0", "1"):
+        told = dry("restart.sbatch", "runs/a", "300", SLURM_JOB_ID="42", SLURM_RESTART_COUNT=count)
+        assert "hpcckpt train -c runs/a/config.json --run runs/a --resume 300\n" in told
+        assert "would set HPCCKPT_REQUEST=42\n" in told
 
 
 def test_what_a_site_wants_comes_from_the_environment(tmp_path):

@@ -99,8 +99,7 @@ def theta_restart() -> str:
 # Sent back to an older step, it goes back once: submitted again, it goes on from its own newest one."""
     inputs = """\
 RUN=${1:?which run directory? qsub scripts/theta/restart.qsub RUN}
-FROM=${2:-latest}
-if [ "${HPCCKPT_RESTARTS:-0}" != 0 ]; then FROM=latest; fi"""
+FROM=${2:-latest}"""
     command = 'hpcckpt train -c "$RUN/config.json" --run "$RUN" --resume "$FROM" "${@:3}"'
     texts = TemplateTexts(header, command, '"$RUN"', inputs, lead='"${HPCCKPT_LEAD:-300}"', setup=COMMON)
     return fill(door("theta", 8, "1h", 4), texts, 300)
@@ -176,8 +175,7 @@ def slurm_restart() -> str:
 # moved aside in RUN, not deleted."""
     inputs = """\
 RUN=${1:?which run directory? sbatch scripts/slurm/restart.sbatch RUN}
-FROM=${2:-latest}
-if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then FROM=latest; fi"""
+FROM=${2:-latest}"""
     command = 'hpcckpt train -c "$RUN/config.json" --run "$RUN" --resume "$FROM" "${@:3}"'
     return slurm("hpcckpt-restart", header, inputs, command)
 

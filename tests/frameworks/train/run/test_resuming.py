@@ -20,6 +20,7 @@ from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.train import Environment
 from hpcckpt.train.config_errors import TrainConfigError
 from hpcckpt.train.run import resume_point
+from hpcckpt.train.run.run_directory import TrainingDirectory
 from tests.support.programs import environment
 from tests.support.train import pieces
 from tests.support.undrained import killed_before_the_first_drain
@@ -303,6 +304,36 @@ def test_a_step_is_gone_back_to_and_newer_ones_are_moved_aside(run: Run, tmp_pat
         path.name[: len(".aside-step-0000000024")] for path in (tmp_path / "run" / "cycle-1").glob(".aside-step-*")
     }
     assert aside == {f".aside-step-{step:010d}" for step in (9, 12, 15, 16, 18, 21, 24)}
+
+
+def test_a_request_goes_back_once_however_often_its_job_is_requeued(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pieces.config())
+    for request, resumed in (("42", [6]), ("42", [6]), ("43", [6, 6]), ("", [6, 6, 6])):
+        monkeypatch.setenv("HPCCKPT_REQUEST", request)
+        run(pieces.config(), 6)
+        assert [each["step"] for each in pieces.log(tmp_path / "run", "resumed")] == resumed
+    assert [each["resume"] for each in pieces.log(tmp_path / "run", "go on")] == ["6", "latest", "6", "6"]
+
+
+@pytest.mark.parametrize(
+    ("job", "once"),
+    [
+        ({"request": "42", "resume": "2:6"}, "latest"),
+        ({"request": "42", "resume": "6"}, "2:6"),  # another command of the same job
+        ({"request": "41", "resume": "2:6"}, "2:6"),
+        ({"resume": "2:6"}, "2:6"),
+        (5, "2:6"),
+    ],
+    ids=str,
+)
+def test_a_request_is_known_by_what_its_jobs_have_recorded(job: Any, once: str, tmp_path: Path) -> None:
+    directory = TrainingDirectory(tmp_path)
+    directory.write("environment.json", {"jobs": [job]})
+    wanted = resume_point.parse("2:6")
+    assert str(resume_point.once(wanted, directory, {"HPCCKPT_REQUEST": "42"})) == once
+    assert resume_point.once(wanted, directory, {}) == wanted
 
 
 def test_a_step_is_gone_back_to_though_a_newer_one_is_on_scratch(run: Run, tmp_path: Path) -> None:
