@@ -14,7 +14,17 @@ from hpcckpt.jobs.site_profiles import System
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _BIND = "python -m hpcckpt.jobs.binding"
-ADVICE = ": load it in $HPCCKPT_SETUP (HPCCKPT_SETUP names another file)"
+ADVICE = ": load it in $setup (HPCCKPT_SETUP names another file)"
+SETUP = """\
+setup=${HPCCKPT_SETUP:-$HOME/.hpcckpt.sh} # the site's modules, an environment
+case $setup in */*) ;; *) setup=./$setup ;; esac # a name alone would be looked up on PATH
+if [ -r "$setup" ]; then
+    # shellcheck source=/dev/null
+    . "$setup"
+elif [ -n "${HPCCKPT_SETUP:-}" ]; then
+    echo "HPCCKPT_SETUP: $setup cannot be read in $PWD on $(hostname): give the path of a file to source" >&2
+    exit 2"""
+"""Lines of a shell that source the user's file; the caller adds what else there is to do, and ``fi``."""
 _TASKS = {"slurm": "SLURM_ARRAY_TASK_ID", "pbs": "PBS_ARRAY_INDEX"}
 
 
@@ -138,12 +148,9 @@ def gpu_line(system: System) -> str:
 
 def _setup(job: BatchJob) -> str:
     if job.setup:
-        return f"# shellcheck source=/dev/null\n. {shlex.quote(job.setup)}"
-    lines = [
-        'if [ -r "${HPCCKPT_SETUP:=$HOME/.hpcckpt.sh}" ]; then # the site\'s modules, an environment',
-        "    # shellcheck source=/dev/null",
-        '    . "$HPCCKPT_SETUP"',
-    ]
+        path = job.setup if "/" in job.setup else f"./{job.setup}"  # a name alone would be looked up on PATH
+        return f"# shellcheck source=/dev/null\n. {shlex.quote(path)}"
+    lines = [SETUP]
     if job.system is not None:
         lines += ["elif command -v module >/dev/null; then", *(f"    {line}" for line in job.system.setup)]
     return "\n".join([*lines, "fi"])

@@ -12,9 +12,14 @@ THETA=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export HPCCKPT_HOME=${HPCCKPT_HOME:-$(cd "$THETA/../.." && pwd)}
 export HPCCKPT_TENSORFLOW_JSON=${HPCCKPT_TENSORFLOW_JSON:-$THETA/tensorflow.json}
 
-if [ -r "${HPCCKPT_SETUP:=$HOME/.hpcckpt.sh}" ]; then
+setup=${HPCCKPT_SETUP:-$HOME/.hpcckpt.sh} # the site's modules, an environment
+case $setup in */*) ;; *) setup=./$setup ;; esac # a name alone would be looked up on PATH
+if [ -r "$setup" ]; then
     # shellcheck source=/dev/null
-    . "$HPCCKPT_SETUP"
+    . "$setup"
+elif [ -n "${HPCCKPT_SETUP:-}" ]; then
+    echo "HPCCKPT_SETUP: $setup cannot be read in $PWD on $(hostname): give the path of a file to source" >&2
+    exit 2
 elif command -v module >/dev/null; then
     module swap PrgEnv-intel PrgEnv-gnu
     module load cce

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -94,6 +95,47 @@ def test_a_rehearsed_chain_shows_each_submission(pbs: BatchServer) -> None:
     ]
     assert done.stdout.splitlines() == lines, done.stderr
     assert pbs.jobs() == []
+
+
+def test_a_chain_that_a_job_submits_does_not_inherit_what_is_of_that_job(pbs: BatchServer) -> None:
+    own = dict.fromkeys(("JOB_END", "JOB_START", "REQUEST", "RESTARTS", "RESTART_COUNT", "SCRIPT"), "1")
+    of_job = {f"HPCCKPT_{name}": value for name, value in own.items()}
+    done = pbs.run(str(PBS / "chain.sh"), "1", "x.pbs", HPCCKPT_DRY_RUN="1", HPCCKPT_CHAIN="us", **of_job)
+    assert done.stdout == "qsub -N us -v HPCCKPT_CHAIN x.pbs\n", done.stderr
+
+
+@pytest.mark.parametrize("setup", ["env.sh", "sub/env.sh", "./env.sh"])
+@pytest.mark.parametrize("name", ["polaris", "train"])
+def test_a_relative_setup_is_below_where_the_job_was_submitted(name: str, setup: str, tmp_path: Path) -> None:
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    for directory in (work / "sub", elsewhere):
+        directory.mkdir(parents=True)
+        (directory / "env.sh").write_text("echo wrong\n", encoding="utf-8")
+    (work / setup).write_text("echo sourced\n", encoding="utf-8")
+    home = (
+        work if name == "train" else elsewhere
+    )  # PBS does not begin a job where it was submitted
+    path = {"PATH": f"{elsewhere}:{os.environ['PATH']}"}
+    more = {"HPCCKPT_SETUP": setup, "PBS_O_WORKDIR": str(work), "HPCCKPT_CONFIG": "c.hjson"}
+    done = dry_run(home, *DOORS[name][0], **more, **path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:1] == ["sourced"]
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_setup_that_cannot_be_read_is_not_ignored(name: str, tmp_path: Path) -> None:
+    done = dry_run(tmp_path, *DOORS[name][0], HPCCKPT_CONFIG="c.hjson", HPCCKPT_SETUP="nowhere.sh")
+    assert done.returncode == 2
+    assert "HPCCKPT_SETUP: ./nowhere.sh cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "no", "false", "off"])
+def test_a_dry_run_that_is_said_not_to_be_one_is_none(value: str, tmp_path: Path) -> None:
+    (tmp_path / "aprun").write_text('#!/bin/sh\necho "started $*"\n', encoding="utf-8")
+    (tmp_path / "aprun").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = dry_run(tmp_path, str(THETA / "run.qsub"), HPCCKPT_DRY_RUN=value, HPCCKPT_SETUP="/dev/null", **path)
+    assert done.stdout.startswith("started -n 1"), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["0", "x.pbs"], ["two", "x.pbs"], ["3"]])

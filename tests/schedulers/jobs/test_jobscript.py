@@ -82,6 +82,16 @@ def test_a_rehearsal_on_a_laptop_names_the_whole_command(name: str, jobscript: S
     assert words[-len(END) + 1 :] == END[1:] or words[-3:] == ["python", "t.py", "0"]
 
 
+@pytest.mark.parametrize("setup", ["my env.sh", "./my env.sh"])
+def test_a_relative_setup_is_below_where_a_pbs_job_was_submitted(setup: str, jobscript: Script, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / setup).write_text("echo sourced\n", encoding="utf-8")
+    _, script, _ = jobscript("--scheduler", "pbs", *SIZE, "--setup", setup, *END)
+    done = dry_run(tmp_path, script=script, PBS_O_WORKDIR=str(tmp_path / "work"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:1] == ["sourced"]
+
+
 def test_a_node_is_counted_once_however_many_ranks_pbs_places_on_it(jobscript: Script, tmp_path: Path) -> None:
     _, script, _ = jobscript(*request_of("pbs"))
     (tmp_path / "nodes").write_text("n1\n" * 4 + "n2\n" * 4, encoding="utf-8")  # with mpiprocs=4, a line for each

@@ -75,7 +75,11 @@ def test_where_qstat_does_not_help_the_script_and_our_variables_are_submitted(
     told(monkeypatch, job)
     again = Pbs({**ENVIRON, "HPCCKPT_SCRIPT": script}).requeue()
     assert again is not None
-    assert again.command[-3:] == ("-v", "HPCCKPT_CONFIG,HPCCKPT_LEAD,HPCCKPT_REQUEST=12.polaris,HPCCKPT_RESTARTS=1", script)
+    assert again.command[-3:] == (
+        "-v",
+        "HPCCKPT_CONFIG,HPCCKPT_LEAD,HPCCKPT_REQUEST=12.polaris,HPCCKPT_RESTARTS=1",
+        script,
+    )
     assert again.command[:5] == ("qsub", "-N", "train", "-q", "prod")
     assert ("qstat shows nothing" in again.note) == (job is None)
 

@@ -9,17 +9,12 @@ from pathlib import Path
 
 from hpcckpt.jobs import jobscript_template
 from hpcckpt.jobs.jobscript import BatchJob, JobscriptRequest, read_request
-from hpcckpt.jobs.jobscript_template import ADVICE, TENSORFLOW_LINE, TemplateTexts, fill, gpu_line, substitute
+from hpcckpt.jobs.jobscript_template import ADVICE, SETUP, TENSORFLOW_LINE, TemplateTexts, fill, gpu_line, substitute
 from hpcckpt.jobs.site_profiles import SYSTEMS
 from tests.support.paths import ROOT
 
 TRAIN = 'hpcckpt train -c "$HPCCKPT_CONFIG" --run "$HPCCKPT_RUN" ${options[@]+"${options[@]}"}'
 SLURM = Path(jobscript_template.__file__).parent / "templates" / "slurm.sh.in"
-SETUP = """\
-if [ -r "${HPCCKPT_SETUP:=$HOME/.hpcckpt.sh}" ]; then # the site's modules, an environment
-    # shellcheck source=/dev/null
-    . "$HPCCKPT_SETUP"
-fi"""
 CONFIG = """\
 CONFIG=${1:?which configuration? sbatch scripts/slurm/%s CONFIG}
 name=${CONFIG##*/}
@@ -129,7 +124,7 @@ def slurm(name: str, header: str, inputs: str, command: str, *, is_array: bool =
         {
             "directives": "\n".join(f"#SBATCH --{words}" for words in asked),
             "header": f"{header}\n{MORE}",
-            "setup": SETUP,
+            "setup": f"{SETUP}\nfi",
             "advice": ADVICE,
             "inputs": f"{inputs}\n{TENSORFLOW_LINE}",
             "supervise": '--run "$RUN"',
