@@ -121,7 +121,9 @@ def command(
             click.get_current_context().with_resource(catching())
         document, comm = _read(path)
         if not (is_checking or is_printing):
-            complete = _from_root(comm, "look for a complete run", lambda: _complete(document, sets, run_dir, resume))
+            complete = _from_root(
+                comm, "look for a complete run", lambda: _complete(document, source, sets, run_dir, resume)
+            )
             if complete is not None:
                 return _write_complete(*complete, is_json=is_json, is_quiet=is_quiet)
         cycles = _cycles(document, sets, allow, comm, is_checked=not is_printing)
@@ -244,7 +246,7 @@ def _failures_of_training() -> Iterator[None]:
 
 
 def _complete(
-    document: Document, sets: Sequence[str], run_dir: Path | None, resume: str
+    document: Document, source: str, sets: Sequence[str], run_dir: Path | None, resume: str
 ) -> tuple[Path, list[dict[str, list[float]]]] | None:
     """Return the run directory and the metrics of each cycle if nothing is left to train, else None. Root only.
 
@@ -257,7 +259,7 @@ def _complete(
 
     try:
         whole = cycles(document, sets)
-        directory = TrainingDirectory(Path(os.path.abspath(run_dir or default_run_dir(document.source))))
+        directory = TrainingDirectory(Path(os.path.abspath(run_dir or default_run_dir(source))))
         wanted = resume_point.once(resume_point.parse(resume), directory)
         if not resume_point.is_complete(directory, whole, effective(whole), wanted):
             return None

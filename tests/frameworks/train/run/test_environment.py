@@ -84,7 +84,7 @@ def test_what_cannot_be_built_is_told_with_its_file(tmp_path: Path) -> None:
             act(tmp_path / "config.json")
 
 
-def test_options_that_a_backend_refuses_are_told_with_their_place_before_a_run_is_made(tmp_path: Path) -> None:
+def test_options_that_a_backend_refuses_are_told_before_a_run_is_made(tmp_path: Path) -> None:
     wrong = {"backend_options": {"bogus": 1}}
     for act in (Environment(tmp_path / "run").run, Environment(tmp_path / "run").check):
         with pytest.raises(TrainConfigError) as caught:

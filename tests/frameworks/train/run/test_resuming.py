@@ -114,6 +114,19 @@ def test_the_restart_of_a_complete_run_ends_before_a_framework_is_imported(
     assert pieces.log(tmp_path / "run") == entries
 
 
+def test_a_complete_run_of_a_configuration_on_standard_input_is_found(run: Run, tmp_path: Path) -> None:
+    run(pieces.config())
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "run").rename(tmp_path / "runs" / "stdin")
+    command = [sys.executable, "-c", WITHOUT, "train", "-c", "-"]
+    text = json.dumps(pieces.config())
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), input=text, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"complete cycles=1 in {tmp_path / 'runs' / 'stdin'}: nothing is left to train" in done.stderr
+
+
 def test_a_complete_run_that_is_given_more_epochs_trains_those(run: Run, tmp_path: Path) -> None:
     (first,) = run(pieces.config(train_loop=pieces.loop(epochs=2)))
     (more,) = run(pieces.config(train_loop=pieces.loop(epochs=4)))
