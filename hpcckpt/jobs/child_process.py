@@ -21,6 +21,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -164,22 +165,28 @@ class RunningStep:
         deadline : Deadline
             When the step is asked to stop without a signal.
         on_term : callable
-            Called once, after the first TERM.
+            Called once, after the first TERM, on a thread: a scheduler may take minutes for its answer.
         """
-        is_term_reported = False
-        while (code := self._child.poll()) is None:
-            for received in signals.wait(self._pause_s(deadline)):
-                if received in ASKING:
-                    self._ask(received.name, "received", deadline)
-            left_s = deadline.left_s()
-            if left_s is not None and left_s <= 0 and not self.asked_by:
-                self._ask("SIGUSR1", f"{deadline.lead_s or 0.0:.0f} s before the end of the job", deadline)
-            self._forward(deadline)
-            if self.term_at is not None and not is_term_reported:
-                is_term_reported = True
-                on_term()
+        reported: Future[None] | None = None
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            while (code := self._child.poll()) is None:
+                self._look(signals, deadline)
+                if self.term_at is not None and reported is None:
+                    reported = beside.submit(on_term)
+        if reported is not None:
+            reported.result()
         code = code if code >= 0 else 128 - code
         return StepResult(code, self.asked_by, time.monotonic() - self._began, self.term_at)
+
+    def _look(self, signals: SignalPipe, deadline: Deadline) -> None:
+        """Wait until there is something to do, and do it: take a signal, request a stop, forward a signal."""
+        for received in signals.wait(self._pause_s(deadline)):
+            if received in ASKING:
+                self._ask(received.name, "received", deadline)
+        left_s = deadline.left_s()
+        if left_s is not None and left_s <= 0 and not self.asked_by:
+            self._ask("SIGUSR1", f"{deadline.lead_s or 0.0:.0f} s before the end of the job", deadline)
+        self._forward(deadline)
 
     def _pause_s(self, deadline: Deadline) -> float | None:
         """Return the seconds until something has to be done; None if only a signal can require that."""

@@ -112,9 +112,7 @@ def test_a_relative_setup_is_below_where_the_job_was_submitted(name: str, setup:
         directory.mkdir(parents=True)
         (directory / "env.sh").write_text("echo wrong\n", encoding="utf-8")
     (work / setup).write_text("echo sourced\n", encoding="utf-8")
-    home = (
-        work if name == "train" else elsewhere
-    )  # PBS does not begin a job where it was submitted
+    home = work if name == "train" else elsewhere  # PBS does not begin a job where it was submitted
     path = {"PATH": f"{elsewhere}:{os.environ['PATH']}"}
     more = {"HPCCKPT_SETUP": setup, "PBS_O_WORKDIR": str(work), "HPCCKPT_CONFIG": "c.hjson"}
     done = dry_run(home, *DOORS[name][0], **more, **path)

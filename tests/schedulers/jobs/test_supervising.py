@@ -156,6 +156,20 @@ def test_a_preempted_job_is_requeued_before_its_last_save_has_ended(site: Site, 
     assert len(site.told("scontrol requeue")) == 2, site.said  # at the TERM, and at the end: squeue here never changes
 
 
+def test_a_signal_that_waits_is_passed_on_while_the_scheduler_refuses_a_requeue(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "RETRY_S", 20.0)
+    asked, heard = tmp_path / "asked", tmp_path / "heard"
+    site.command("squeue", "echo COMPLETING 0 2026-11-23T11:00:00")
+    site.command("scontrol", f"touch {asked}; [ -e {heard} ] || {{ echo busy >&2; exit 1; }}")
+    step = f"ask('SIGTERM')\nwhile not os.path.exists({str(asked)!r}):\n    time.sleep(0.02)\n"
+    step += f"hear('SIGTERM'); wait('SIGTERM'); open({str(heard)!r}, 'w').close(); sys.exit(75)"
+    site.supervise(*python(HEARING + step), variables=in_s(36000.0))
+    assert heard.exists(), site.said
+    assert not site.has_said("submit the job again by hand"), site.said
+
+
 def test_a_job_that_somebody_ends_behind_its_warning_is_not_requeued(site: Site) -> None:
     step = "hear('SIGUSR1', 'SIGTERM'); ask('SIGUSR1'); wait('SIGUSR1'); ask('SIGTERM'); wait('SIGTERM'); sys.exit(75)"
     site.supervise(*python(HEARING + step), variables=in_s(36000.0))
