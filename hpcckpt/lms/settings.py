@@ -87,7 +87,9 @@ def checked(**given: Any) -> LmsSettings:
             raise OptionError(f"0 is not a supported value for {name}.")
     for name in ("swapout_threshold", "swapin_groupby", "swapin_ahead"):
         if given[name] < -1:
-            raise OptionError(f"{given[name]} is not a supported value for {name}: give -1 to have it found")
+            raise OptionError(
+                f"{given[name]} is not a supported value for {name}: give a larger one, or -1 for a search"
+            )
     if given["sync_mode"] not in SYNC_MODES:
         raise OptionError(f"Invalid value for sync_mode {given['sync_mode']}. Valid values are: {set(SYNC_MODES)}")
     given["serialization"] = _levels(given["serialization"])

@@ -88,14 +88,16 @@ class LmsKeys(Keys):
 
     swapout_threshold: int = key(
         -1,
-        "a whole number but 0",
+        "a number from 1, or -1",
         "Swap tensors needed again more than this many levels later; -1 is found by a search.",
     )
     swapin_groupby: int = key(
-        -1, "a whole number", "Consumers of a tensor within this many levels share a swap-in; -1 is found by a search."
+        -1,
+        "a number from 0, or -1",
+        "Consumers of a tensor within this many levels share a swap-in; -1 is found by a search.",
     )
     swapin_ahead: int = key(
-        -1, "a whole number but 0", "Swap a tensor in this many levels before it is needed; -1 is found by a search."
+        -1, "a number from 1, or -1", "Swap a tensor in this many levels before it is needed; -1 is found by a search."
     )
     sync_mode: Literal[0, 1, 2, 3] = key(
         0, "0, 1, 2 or 3", "What waits: nothing; compute for swap-outs; swap-ins for compute; both."
