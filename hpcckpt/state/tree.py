@@ -105,15 +105,22 @@ class Adapter(Protocol):
         """Yield the leaves of `obj`, names starting with `name`; ``None`` if it is not the adapter's."""
 
 
-def flatten(state: Any) -> StateTree:
+def flatten(state: Any, *, is_free: bool = False) -> StateTree:
     """Return the leaves of `state`. Independent.
+
+    Parameters
+    ----------
+    state : object
+        The state.
+    is_free : bool
+        Objects take whatever keys their ``state_dict`` has in the checkpoint.
 
     Raises
     ------
     StateError
         Naming every value that cannot be saved and every bad or repeated name.
     """
-    walk = Walk(_visitors)
+    walk = Walk(_visitors, is_free)
     try:
         walk.visit(state, "", None, None)
     except TooDeepError as error:
@@ -312,7 +319,7 @@ def _visit_other(walk: Walk, value: Any, name: str, _container: Any, _key: Any) 
     """Walk the object's state_dict; one like it is passed back to the object once it is filled."""
     if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
         raise StateError(f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: {_substitute(value)}")
-    visit_state_dict(walk, value.state_dict(), name, value.load_state_dict)
+    visit_state_dict(walk, value.state_dict(), name, value.load_state_dict, is_free=walk.is_free)
 
 
 def _substitute(value: Any) -> str:

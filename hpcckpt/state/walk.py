@@ -22,9 +22,13 @@ class TooDeepError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Walk:
-    """What one walk over a state has found, and what of it cannot be saved."""
+    """What one walk over a state has found, and what of it cannot be saved.
+
+    With `is_free` objects take whatever keys their ``state_dict`` has in the checkpoint.
+    """
 
     visitors: Mapping[type[Any], Visitor]
+    is_free: bool = False
     tensors: dict[str, TensorLeaf] = field(default_factory=dict)
     objects: dict[str, ObjectLeaf] = field(default_factory=dict)
     finishes: list[Finish | DynamicPart] = field(default_factory=list)

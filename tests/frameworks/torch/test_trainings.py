@@ -290,6 +290,36 @@ def test_what_each_rank_has_for_itself_comes_back_to_it(ranks, run_dir):
     assert ranks(body) == [(rank + 2, [*range(rank + 2)]) for rank in range(ranks.size)]
 
 
+class Growing:
+    """A loader whose state_dict has keys only after it was used."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = dict(state)
+
+
+def test_what_each_rank_has_for_itself_may_grow_with_use(run_dir):
+    saved, blank = Growing(pos=5, buffer=torch.arange(3), inner=Growing(epoch=2)), Growing(inner=Growing())
+    save_and_restore(run_dir, {"data": hc.torch.per_rank(saved)}, {"data": hc.torch.per_rank(blank)})
+    assert (blank.state["pos"], blank.state["buffer"].tolist()) == (5, [0, 1, 2])
+    assert blank.state["inner"].state == {"epoch": 2}
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [(torch.nn.Linear(2, 1), "model/bias.* in the state"), (torch.nn.Linear(3, 1, bias=False), r"\(1, 2\).*\(1, 3\)")],
+)
+def test_another_model_of_each_rank_is_refused_by_name(run_dir, now, named):
+    hc.torch.save(run_dir, 1, mine=hc.torch.per_rank(torch.nn.Linear(2, 1, bias=False)))
+    with pytest.raises(StateMismatchError, match=named):
+        hc.torch.restore(run_dir, mine=hc.torch.per_rank(now))
+
+
 # -- save and restore ----------------------------------------------------------------------------
 
 
