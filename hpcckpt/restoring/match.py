@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import Problem, StateMismatchError, list_problems
+from hpcckpt.restoring.aliases import separate_aliases
 from hpcckpt.restoring.reader import Array, StepReader
 from hpcckpt.restoring.scalars import match_scalars
 from hpcckpt.state.tree import StateTree, TensorLeaf
@@ -56,6 +57,9 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     converted = set(map(repr, scalars.names))
     problems += [p for p in _nature_problems(tree, specs, stored_objects) if p.loc not in converted]
     problems += scalars.problems
+    unfit = {problem.loc for problem in problems}
+    tree, shared_memory = separate_aliases(tree, [name for name in shared if repr(name) not in unfit], reader)
+    problems += shared_memory
     own_values = [] if is_same_size else [name for name in shared if specs[name].kind == "per-rank"]
     gone = sorted([*own_values, *scalars.gone])
     if strict:
@@ -93,6 +97,8 @@ def _refusal(reader: StepReader, problems: list[Problem]) -> str:
 
 def _remedy(reader: StepReader, problems: list[Problem]) -> str:
     """Return what to change in a state that does not fit. Pure."""
+    if problems and all("has the memory of" in problem.message for problem in problems):
+        return "give each its own memory (copy.deepcopy) before the restore"
     if any(name.startswith(("model/", "optimizer/")) for name in reader.specs):
         return "build the same model and optimizer"
     if any("has shape" in problem.message for problem in problems):

@@ -52,7 +52,7 @@ def _with_whole(tree: StateTree, lists: Collection[str | None]) -> StateTree:
     leaves: dict[str, TensorLeaf | ObjectLeaf] = {**tree.tensors, **tree.objects}
     leaves = {name: leaf for name, leaf in leaves.items() if _parent_in(name, lists) is None}
     leaves |= {name: leaf for name, leaf in tree.lists.items() if name in lists}
-    return StateTree.of(leaves, tree.finishes, tree.ignored, {})
+    return StateTree.of(leaves, tree.finishes, tree.ignored, {}, tree.fresh)
 
 
 def _parent_in(name: str, names: Collection[str | None]) -> str | None:

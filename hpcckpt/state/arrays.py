@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -214,6 +214,11 @@ class ArrayLeaf(TensorLeaf):
         array: Array = self.source
         is_plain = array.dtype == numpy_dtype(dtype_token(array.dtype)) and array.dtype.isnative
         return array if is_plain and array.flags.c_contiguous and array.flags.writeable else None
+
+    def place(self) -> Hashable:
+        """Return where the array's elements are."""
+        array: Array = self.source
+        return (array.ctypes.data, array.dtype.str, array.shape, array.strides) if array.size else None
 
 
 class ScalarLeaf(TensorLeaf):

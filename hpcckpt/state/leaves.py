@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,6 +66,10 @@ class TensorLeaf:
     holder: Holder | None = None
     stager: Stager | None = None
 
+    def place(self) -> Hashable:
+        """Return a key of the memory that `assign` fills, equal for leaves of the same elements, or ``None``."""
+        return None
+
 
 @dataclass(slots=True, eq=False)
 class ObjectLeaf:
@@ -105,12 +109,15 @@ class Resolved(NamedTuple):
         What is to be done with the values.
     ignored : collection of str
         Names in the checkpoint that no leaf needs to match.
+    fresh : mapping of str to callable
+        Tensors that need not keep their memory: each returns a leaf with memory of its own.
     """
 
     leaves: Sequence[TensorLeaf | ObjectLeaf] = ()
     dropped: Collection[str] = ()
     finish: Finish | None = None
     ignored: Collection[str] = ()
+    fresh: Mapping[str, Callable[[], TensorLeaf | None]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +158,8 @@ class StateTree:
         Names in the checkpoint that are not compared with the state.
     lists : dict of str to ObjectLeaf
         Lists whose items are leaves, and which can be replaced as a whole: all items are JSON or NumPy scalars.
+    fresh : dict of str to callable
+        Tensors that need not keep their memory; see `Resolved`.
     """
 
     tensors: Mapping[str, TensorLeaf]
@@ -158,12 +167,14 @@ class StateTree:
     finishes: tuple[Finish | DynamicPart, ...] = ()
     ignored: frozenset[str] = frozenset()
     lists: Mapping[str, ObjectLeaf] = field(default_factory=dict)
+    fresh: Mapping[str, Callable[[], TensorLeaf | None]] = field(default_factory=dict)
 
     def resolved(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
         """Return the tree with its dynamic parts as a checkpoint has them. Independent."""
         leaves: dict[str, TensorLeaf | ObjectLeaf] = {**self.tensors, **self.objects}
         finishes: list[Finish | DynamicPart] = []
         ignored: set[str] = set()
+        fresh: dict[str, Callable[[], TensorLeaf | None]] = {}
         for part in self.finishes:
             if isinstance(part, Finish):
                 finishes.append(part)
@@ -174,7 +185,8 @@ class StateTree:
             leaves |= {leaf_name(leaf): leaf for leaf in resolved.leaves}
             finishes += [resolved.finish] if resolved.finish else []
             ignored.update(resolved.ignored)
-        return StateTree.of(leaves, tuple(finishes), frozenset(ignored), self.lists)
+            fresh |= resolved.fresh
+        return StateTree.of(leaves, tuple(finishes), frozenset(ignored), self.lists, fresh)
 
     @classmethod
     def of(
@@ -183,11 +195,12 @@ class StateTree:
         finishes: tuple[Finish | DynamicPart, ...],
         ignored: frozenset[str],
         lists: Mapping[str, ObjectLeaf],
+        fresh: Mapping[str, Callable[[], TensorLeaf | None]],
     ) -> StateTree:
         """Return the tree of leaves of both kinds. Pure."""
         tensors = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], TensorLeaf)}
         values = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], ObjectLeaf)}
-        return cls(tensors, values, finishes, ignored, lists)
+        return cls(tensors, values, finishes, ignored, lists, fresh)
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:

@@ -21,6 +21,7 @@ import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -184,12 +185,15 @@ class _Part:
         types = _checked(objects.get(own_types, {}), self.name)
         made: dict[str, Any] = {}
         leaves: list[TensorLeaf | ObjectLeaf] = []
+        fresh: dict[str, Callable[[], TensorLeaf | None]] = {}
         for path, full in paths.items():
             if full in objects:
                 leaves.append(ObjectLeaf(full, None, made, path))
             elif _converter(types.get(path)) or not self._is_fit(path, specs[full]):
                 leaf = _new_leaf(specs[full], types.get(path, self.default), made, path)
                 leaves += [] if leaf is None else [leaf]
+            elif self.is_free or "/" in path:
+                fresh[full] = partial(_new_leaf, specs[full], types.get(path, self.default), made, path)
         gone = self._gone(paths)
         kept = [path for path in self.values if path not in gone]
 
@@ -197,7 +201,8 @@ class _Part:
             found = {**{path: self.values[path] for path in kept}, **made}
             self.load(_nested(found, types, self.held))
 
-        return Resolved(leaves, [own_types, *(join(self.name, path) for path in gone)], Finish(finish), [own_types])
+        dropped = [own_types, *(join(self.name, path) for path in gone)]
+        return Resolved(leaves, dropped, Finish(finish), [own_types], fresh)
 
     def _paths_in(self, names: Collection[str]) -> dict[str, str]:
         """Return the names of a checkpoint that this part takes, by path."""

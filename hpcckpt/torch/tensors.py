@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,13 @@ def plain(tensor: Any, name: str = "a tensor") -> torch.Tensor:
         raise StateError(f"{name} is a DTensor: save hpcckpt.Sharded(hpcckpt.torch.as_array(t.to_local()), ...)")
     found: torch.Tensor = tensor.detach()
     return found
+
+
+def place_of(tensor: torch.Tensor) -> Hashable:
+    """Return a key of a tensor's memory, the same for tensors that have the same elements; ``None`` without any."""
+    if not tensor.numel():
+        return None
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def as_array(tensor: torch.Tensor) -> Array:
@@ -118,6 +126,10 @@ class CpuLeaf(TensorLeaf):
         is_plain = held.is_contiguous() and not held.is_conj() and not held.is_neg() and not self.is_alias
         return as_array(held) if is_plain else None
 
+    def place(self) -> Hashable:
+        """Return where the tensor's elements are."""
+        return place_of(self.source)
+
     def assign(self, new: Array) -> None:
         """Put values into the tensor, unless they were restored there; let autograd know that it changed."""
         if new.size and new.ctypes.data == self.source.data_ptr() and not self.is_alias:
@@ -145,6 +157,10 @@ class DeviceLeaf(TensorLeaf):
 
     def target(self) -> None:
         """Offer no memory to restore into: it is not the host's."""
+
+    def place(self) -> Hashable:
+        """Return where the tensor's elements are."""
+        return place_of(self.source)
 
     def assign(self, new: Array) -> None:
         """Give the tensor new values."""

@@ -140,6 +140,27 @@ def test_a_schedule_goes_on(run_dir, kind):
     assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
+def test_schedules_that_share_a_tensor_now_get_a_value_each(run_dir):
+    def made() -> tuple[Any, ...]:
+        model = torch.nn.Linear(2, 2)
+        optimizer = optim.Adam(model.parameters(), lr=torch.tensor(0.01))
+        return model, optimizer, SCHEDULERS["SequentialLR"](optimizer)
+
+    model, optimizer, scheduler = made()
+    train_steps(model, optimizer, scheduler, 4)
+    blank, fresh, schedule = made()
+    hc.torch.save(run_dir, 4, model=model, optimizer=optimizer, scheduler=scheduler)
+    hc.torch.restore(run_dir, model=blank, optimizer=fresh, scheduler=schedule)
+    assert schedule.get_last_lr() == scheduler.get_last_lr()
+    assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+def train_steps(model: Any, optimizer: Any, scheduler: Any, n_steps: int) -> None:
+    for _ in range(n_steps):
+        train_once(model, optimizer)
+        scheduler.step()
+
+
 # -- modules -------------------------------------------------------------------------------------
 
 
@@ -164,6 +185,16 @@ def test_tied_weights_stay_tied(run_dir):
     assert blank[0].weight is blank[1].weight
     assert blank[0].weight.min() == 2.0
     assert set(hc.load(run_dir)) == {"model/0.weight", "model/1.weight"}  # as in PyTorch's own state_dict
+
+
+def test_a_model_and_its_uncopied_state_dict_are_refused_if_they_differ(run_dir):
+    saved = torch.nn.Linear(2, 2)
+    hc.torch.save(run_dir, 1, model=saved, best=torch.nn.Linear(2, 2).state_dict())
+    blank = torch.nn.Linear(2, 2)
+    before = blank.weight.tolist()
+    with pytest.raises(StateMismatchError, match="'model/weight': has the memory of 'best/weight' in the state"):
+        hc.torch.restore(run_dir, model=blank, best=blank.state_dict())
+    assert blank.weight.tolist() == before
 
 
 class Odd(torch.nn.Module):

@@ -235,3 +235,57 @@ def test_metrics_that_are_no_numbers_are_refused_on_every_rank(ranks, run_dir, m
 
     ranks(body)
     assert os.listdir(run_dir) == [journal.NAME]  # which has the failure
+
+
+# -- two names, one memory -------------------------------------------------------------------------
+
+
+def _saved_pair(ranks, run_dir, a, b):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, backend="rankfile") as ckpt:
+            ckpt.save(1, {"a": a, "between": np.zeros(5), "b": b})
+
+    ranks(body)
+
+
+@pytest.mark.counts(1, 2, 3)
+@pytest.mark.parametrize("shape", [(), (7,), (4, 3)])
+def test_names_that_share_memory_are_refused_if_their_values_differ(ranks, run_dir, shape):
+    _saved_pair(ranks, run_dir, np.full(shape, 1.0), np.full(shape, 2.0))
+
+    def body(comm):
+        x, other = np.zeros(shape), np.zeros(5)
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            with pytest.raises(errors.StateMismatchError, match=r"'b': has the memory of 'a' .* give each its own"):
+                ckpt.restore({"a": x, "between": other, "b": x})
+            assert not x.any()
+            warnings = ckpt.restore({"a": x, "between": other, "b": x}, strict=False).warnings
+        assert (x == 1).all()
+        return any("'b' has the memory of 'a' in the state" in text for text in warnings)
+
+    assert all(ranks(body))
+
+
+@pytest.mark.counts(1, 2, 3)
+@pytest.mark.parametrize("box_nbytes", [8, 50, 1 << 20])
+def test_names_that_share_memory_are_restored_if_their_values_are_equal(ranks, run_dir, monkeypatch, box_nbytes):
+    monkeypatch.setattr("hpcckpt.restoring.aliases._BOX_BYTES", box_nbytes)
+    values = np.arange(21.0).reshape(7, 3)
+    _saved_pair(ranks, run_dir, values, values.copy())
+
+    def body(comm):
+        x = np.zeros_like(values)
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.restore({"a": x, "between": np.zeros(5), "b": x})
+        return np.array_equal(x, values)
+
+    assert all(ranks(body))
+
+
+def test_views_of_one_array_that_do_not_share_elements_are_restored(run_dir):
+    x = np.arange(8.0)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"even": x[::2], "odd": x[1::2]}).result()
+        now = np.zeros(8)
+        ckpt.restore({"even": now[::2], "odd": now[1::2]})
+    np.testing.assert_array_equal(now, x)
