@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 
 from hpcckpt.collective.communicator import launched_rank, launched_size
 from hpcckpt.errors import OptionError
+
+_log = logging.getLogger("hpcckpt")
 
 
 class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may be absent where types are checked
@@ -123,11 +126,21 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
         if self.n_samples - self.samples < self._per_step:
             self.epoch, self.samples = self.epoch + 1, 0
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position, the same on all ranks. Independent."""
-        return {"epoch": self.epoch, "samples": self.samples}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and the order that it is in, the same on all ranks. Independent."""
+        return {"epoch": self.epoch, "samples": self.samples, **self._order_options()}
+
+    def _order_options(self) -> dict[str, Any]:
+        return {"n_samples": self.n_samples, "seed": self._seed, "shuffle": self._shuffle}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position, maybe one of another number of ranks. Independent."""
+        """Go to a position, maybe one of another number of ranks; warn if it is in another order. Independent."""
         self.epoch, self.samples = int(state["epoch"]), int(state["samples"])
+        now = self._order_options()
+        changed = [f"{key} {now[key]}, not {state[key]}" for key in now if state.get(key, now[key]) != now[key]]
+        if changed and not self._rank:
+            _log.warning(
+                "hpcckpt: the position of a BatchSampler is that of another order of samples: this one has %s; until "
+                "the epoch ends, samples may be seen twice or not at all", "; ".join(changed),
+            )  # fmt: skip
         self._end_epoch()

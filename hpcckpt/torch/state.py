@@ -10,6 +10,7 @@ import torch
 from hpcckpt.state.tree import Array, Leaf, TensorLeaf, declare
 from hpcckpt.torch.modules import module_leaves
 from hpcckpt.torch.optimizers import optimizer_leaves, stateful_leaves
+from hpcckpt.torch.sampling import BatchSampler
 from hpcckpt.torch.tensors import as_array, from_array, tensor_leaf
 
 MODEL, OPTIMIZER, TENSOR, STATE = "model", "optimizer", "tensor", "state"
@@ -43,8 +44,8 @@ def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
 
 
 def _is_tolerant(obj: Any) -> bool:
-    """Return True for PyTorch's own classes whose ``state_dict`` differs between versions."""
-    if isinstance(obj, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler):
+    """Return True for PyTorch's own classes, and ours, whose ``state_dict`` differs between versions."""
+    if isinstance(obj, torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler | BatchSampler):
         return True
     is_own = type(obj).__module__.partition(".")[0] == "torch"
     return is_own and hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")

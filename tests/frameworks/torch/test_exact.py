@@ -74,7 +74,34 @@ def test_no_sample_is_seen_twice_when_the_ranks_change_within_an_epoch(counts):
     seen = first + second + third
     assert len(set(seen)) == len(seen)
     assert 100 - len(seen) < 4 * counts[2]
-    assert state == {"epoch": 1, "samples": 0}
+    assert (state["epoch"], state["samples"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [
+        ({"seed": 4}, "seed 4, not 3"),
+        ({"n_samples": 80}, "n_samples 80, not 100"),
+        ({"shuffle": False}, "shuffle False, not True"),
+        ({}, None),
+    ],
+)
+def test_a_position_in_another_order_of_samples_is_restored_with_a_warning(run_dir, caplog, now, named):
+    saved = hc.torch.BatchSampler(100, 4, 0, 1, seed=3)
+    saved.advance(2)
+    hc.torch.save(run_dir, 1, data=saved)
+    blank = hc.torch.BatchSampler(**{"n_samples": 100, "batch_size": 4, "rank": 0, "size": 1, "seed": 3, **now})
+    hc.torch.restore(run_dir, data=blank)
+    assert blank.samples == 8
+    assert (named is None and not caplog.text) or f"this one has {named}" in caplog.text
+
+
+def test_a_position_that_was_saved_without_its_seed_can_be_restored(run_dir, caplog):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"data": {"epoch": 2, "samples": 8}}).result()  # as 0.1 did
+    blank = hc.torch.BatchSampler(100, 4, 0, 1, seed=3)
+    hc.torch.restore(run_dir, data=blank)
+    assert (blank.epoch, blank.samples, caplog.text) == (2, 8, "")
 
 
 def test_all_ranks_together_see_what_one_would_and_epochs_differ():
