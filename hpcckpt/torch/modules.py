@@ -10,6 +10,7 @@ number of ranks, rank 0's do.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -101,12 +102,14 @@ def _memory(tensor: torch.Tensor, name: str) -> Any:
     return held.data_ptr(), held.device, held.dtype, tuple(held.shape), held.stride()
 
 
-def _other_leaves(module: Any, name: str, held: Mapping[str, Any], others: dict[str, Any]) -> Iterator[Leaf]:
+def _other_leaves(module: Any, name: str, held: dict[str, Any], others: dict[str, Any]) -> Iterator[Leaf]:
     """Yield what a module has made for its ``state_dict``; it gets that back, as does one that loads in its own way."""
 
     def load(found: Mapping[Any, Any]) -> None:
+        state = copy.copy(held)  # with the versions of the modules, which a new dict would lack
+        state.update(found)
         with torch.no_grad():
-            module.load_state_dict({**held, **found})
+            module.load_state_dict(state)
 
     if others:
         yield from state_dict_leaves(others, name, load, default="torch")

@@ -7,8 +7,11 @@ Nested dicts give names joined with '/'; what names do not show (lists, integer 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import operator
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from hpcckpt.errors import CorruptError, OptionError, Problem, StateError, State
 from hpcckpt.restoring.segments import StoredArray
 from hpcckpt.rundir.atomic_files import atomic_path
 from hpcckpt.state.leaves import DynamicPart, ObjectLeaf, TensorLeaf, dict_like, leaf_name
-from hpcckpt.state.tree import Array, as_bytes, state_dict_leaves
+from hpcckpt.state.tree import Array, as_bytes, is_json, state_dict_leaves
 from hpcckpt.tools.convert.detect import source_format
 from hpcckpt.tools.convert.read_safetensors import map_safetensors
 from hpcckpt.tools.convert.read_torch import load_weights_only
@@ -30,6 +33,8 @@ from hpcckpt.torch.tensors import new
 
 KEY = "hpcckpt.state_dict"
 """The metadata that holds the values that are not tensors, as JSON by name."""
+MODULES = "hpcckpt.modules"
+"""The metadata that holds the versions of PyTorch's modules: JSON pairs of the keys of a ``state_dict`` and those."""
 _PICKLED = frozenset({".pt", ".pth", ".bin"})
 _log = logging.getLogger("hpcckpt")
 
@@ -47,6 +52,8 @@ def save_file(state: Mapping[Any, Any], path: Path) -> None:
     tensors, objects = _contents(state)
     wanted = {name: _source(leaf) for name, leaf in tensors.items()}
     metadata = {"format": "pt", KEY: json.dumps(_encoded(objects)["dict"], separators=(",", ":"))}
+    versions = list(_module_versions(state))
+    metadata |= {MODULES: json.dumps(versions, separators=(",", ":"))} if versions else {}
     if path.suffix in _PICKLED:
         _log.warning(
             "hpcckpt: %s is written as safetensors: hpcckpt.torch.load reads it, torch.load does not; "
@@ -83,7 +90,7 @@ def load_file(path: Path) -> Any:
         return _tensors(arrays)
     try:
         objects = {name: _decoded(value) for name, value in json.loads(metadata[KEY]).items()}
-        return _nested(arrays, objects)
+        return _with_versions(_nested(arrays, objects), json.loads(metadata.get(MODULES, "[]")))
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError, StateError, StateMismatchError) as error:
         raise CorruptError(f"{path} is damaged: metadata {KEY}: {error}") from error
 
@@ -93,7 +100,8 @@ def moved(value: Any, device: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return dict_like({key: moved(item, device) for key, item in value.items()}, value)
+        found = dict_like({key: moved(item, device) for key, item in value.items()}, value)
+        return _versioned(found, value._metadata) if hasattr(value, "_metadata") else found
     return type(value)(moved(item, device) for item in value) if isinstance(value, list | tuple) else value
 
 
@@ -114,6 +122,34 @@ def _contents(state: Mapping[Any, Any]) -> tuple[dict[str, TensorLeaf], dict[str
     if problems:
         raise StateError(f"this state dict cannot be saved: {list_problems(problems)}")
     return tensors, objects
+
+
+def _module_versions(state: Mapping[Any, Any]) -> Iterator[tuple[list[str], Any]]:
+    """Yield the keys and the versions of each ``state_dict`` of modules in a state dict, the innermost first."""
+    for key, item in state.items():
+        if isinstance(item, Mapping) and isinstance(key, str):
+            yield from (([key, *keys], versions) for keys, versions in _module_versions(item))
+    versions = getattr(state, "_metadata", None)
+    if isinstance(versions, dict) and is_json(versions):
+        yield [], versions
+
+
+def _with_versions(state: Any, found: Any) -> Any:
+    """Return a state dict whose parts have the versions of their modules."""
+    for keys, versions in found:
+        if not keys:
+            return _versioned(state, versions)
+        *parents, last = keys
+        parent = functools.reduce(operator.getitem, parents, state)
+        parent[last] = _versioned(parent[last], versions)
+    return state
+
+
+def _versioned(state: Mapping[Any, Any], versions: Any) -> Any:
+    """Return a state dict as ``Module.state_dict`` does: ``load_state_dict`` looks for the versions there."""
+    found: Any = OrderedDict(state)
+    found._metadata = versions
+    return found
 
 
 def _with_state_dicts(value: Any, name: str) -> Iterator[str]:

@@ -42,6 +42,21 @@ def test_a_dict_of_model_optimizer_and_epoch_comes_back_as_it_was(tmp_path):
     assert_same(hc.torch.load(tmp_path / "full.safetensors"), saved)
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_the_versions_of_modules_come_back_with_their_state_dict(tmp_path, device):
+    state = net(1).state_dict()
+    hc.torch.save(state, tmp_path / "m.safetensors")
+    hc.torch.save({"best": state}, tmp_path / "n.safetensors")
+    torch.save({"best": state}, tmp_path / "n.pt")
+    for found in (
+        hc.torch.load(tmp_path / "m.safetensors", device),
+        hc.torch.load(tmp_path / "n.safetensors", device)["best"],
+        hc.torch.load(tmp_path / "n.pt", device)["best"],
+    ):
+        assert found._metadata == state._metadata
+        assert found._metadata["1"] == {"version": 2}
+
+
 VALUES = {
     "integer keys": {1: torch.ones(2), 5: {"a": None}},
     "a slash in a key": {"a/b": torch.ones(1), "a": {"b": torch.zeros(1)}},
