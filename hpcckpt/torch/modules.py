@@ -17,10 +17,11 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import OptionError
 from hpcckpt.state.packing import pack, unpack
-from hpcckpt.state.tree import Array, Finish, Leaf, TensorLeaf, declare, join, state_dict_leaves
-from hpcckpt.torch.tensors import CpuLeaf, as_array, from_array, plain, tensor_leaf
+from hpcckpt.state.tree import Array, DynamicPart, Finish, Leaf, Resolved, TensorLeaf, declare, join, state_dict_leaves
+from hpcckpt.torch.tensors import CpuLeaf, as_array, from_array, new, plain, tensor_leaf
 
 Policy = Literal["rank0", "per-rank"]
 OWN_BUFFERS = "per-rank-buffers"
@@ -85,7 +86,9 @@ def module_leaves(wrapped: torch.nn.Module, name: str) -> Iterator[Leaf]:
             leaf.is_alias = memory in seen  # of tied weights, the last one counts
         seen.add(memory)
         yield leaf
-    yield from _other_leaves(module, name, held, others)
+    resized: dict[str, torch.Tensor] = {}
+    yield from _resizable_parts(module, name, resized)
+    yield from _other_leaves(module, name, held, others, resized)
     if _POLICIES.get(module) == "per-rank":
         yield from _own_buffers(module, join(name, OWN_BUFFERS))
 
@@ -102,12 +105,14 @@ def _memory(tensor: torch.Tensor, name: str) -> Any:
     return held.data_ptr(), held.device, held.dtype, tuple(held.shape), held.stride()
 
 
-def _other_leaves(module: Any, name: str, held: dict[str, Any], others: dict[str, Any]) -> Iterator[Leaf]:
+def _other_leaves(
+    module: Any, name: str, held: dict[str, Any], others: dict[str, Any], resized: Mapping[str, torch.Tensor]
+) -> Iterator[Leaf]:
     """Yield what a module has made for its ``state_dict``; it gets that back, as does one that loads in its own way."""
 
     def load(found: Mapping[Any, Any]) -> None:
         state = copy.copy(held)  # with the versions of the modules, which a new dict would lack
-        state.update(found)
+        state.update({**resized, **found})
         with torch.no_grad():
             module.load_state_dict(state)
 
@@ -120,8 +125,67 @@ def _other_leaves(module: Any, name: str, held: dict[str, Any], others: dict[str
 def _loads_in_its_own_way(module: Any) -> bool:
     own = type(module)
     has_hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
-    is_plain = own._load_from_state_dict.__module__.partition(".")[0] == "torch"
-    return bool(has_hooks) or not is_plain or own.load_state_dict is not torch.nn.Module.load_state_dict
+    return bool(has_hooks) or _has_own_load(own) or own.load_state_dict is not torch.nn.Module.load_state_dict
+
+
+def _has_own_load(cls: type[Any]) -> bool:
+    """Return True for classes with a ``_load_from_state_dict`` that is not that of PyTorch's layers."""
+    return not cls._load_from_state_dict.__module__.startswith("torch.nn.")
+
+
+# -- buffers that a module resizes when it is loaded ------------------------------------------------
+
+
+def _resizable_parts(module: Any, name: str, resized: dict[str, torch.Tensor]) -> Iterator[DynamicPart]:
+    """Yield what takes buffers of other shapes from a checkpoint, into `resized`, if their modules take them."""
+    owners = {
+        ".".join(filter(None, [prefix, buffer])): (owner, buffer)
+        for prefix, owner in module.named_modules(remove_duplicate=False)
+        if _has_own_load(type(owner))
+        for buffer in owner._buffers
+    }
+
+    def resolve(specs: Mapping[str, TensorSpec], _objects: Mapping[str, Any]) -> Resolved:
+        resized.clear()
+        leaves = []
+        for key, (owner, buffer) in owners.items():
+            spec = specs.get(join(name, key))
+            if spec is not None and spec.kind != "per-rank" and _takes(owner, buffer, spec):
+                resized[key], leaf = new(spec)
+                leaves.append(leaf)
+        return Resolved(leaves)
+
+    if owners:
+        yield DynamicPart(resolve)
+
+
+def _takes(module: Any, buffer: str, spec: TensorSpec) -> bool:
+    """Return True if a module takes a buffer of another shape than it has; tried on a copy of it."""
+    own = module._buffers[buffer]
+    if own is None or tuple(own.shape) == spec.shape or str(own.dtype) != f"torch.{spec.dtype}":
+        return False
+    errors: list[str] = []
+    try:
+        probe = _copy_of(module)
+        state = probe.state_dict()
+        state[buffer] = torch.zeros(spec.shape, dtype=own.dtype)
+        with torch.no_grad():
+            probe._load_from_state_dict(state, "", state._metadata.get("", {}), True, [], [], errors)
+    except Exception:  # noqa: BLE001 - it needs its submodules, or refuses in its own way: its shape is not changed
+        return False
+    return not errors
+
+
+def _copy_of(module: Any) -> Any:
+    """Return a module without its submodules, with copies of its own tensors."""
+    found = copy.copy(module)
+    found._buffers = {key: None if value is None else value.clone() for key, value in module._buffers.items()}
+    found._parameters = {
+        key: None if value is None else torch.nn.Parameter(value.detach().clone(), value.requires_grad)
+        for key, value in module._parameters.items()
+    }
+    found._modules = {}
+    return found
 
 
 # -- buffers of each rank --------------------------------------------------------------------------

@@ -229,6 +229,96 @@ def test_wrappers_change_no_names(run_dir, wrap):
     assert_same(dict(blank.state_dict()), dict(net(1).state_dict()))
 
 
+class Wrapped(torch.nn.Module):
+    """Has wrappers within it, one in another, and statistics."""
+
+    def __init__(self, wrap: bool, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), Odd(seed))
+        inner[1].running_mean.fill_(seed)
+        if wrap:
+            inner[0] = torch.compile(inner[0], backend="eager")
+            inner = torch.nn.DataParallel(torch.compile(inner, backend="eager"))
+        self.inner, self.module = inner, torch.nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("policy", ["rank0", "per-rank"])
+@pytest.mark.parametrize("wrapped", [(True, False), (False, True), (True, True)])
+def test_wrappers_of_submodules_change_no_names(run_dir, wrapped, policy):
+    model, blank = (Wrapped(is_wrapped, seed) for seed, is_wrapped in enumerate(wrapped, start=1))
+    for each in (model, blank):
+        hc.torch.batch_norm(each, policy)
+    save_and_restore(run_dir, {"model": model}, {"model": blank})
+    assert {"model/inner.0.weight", "model/module.weight"} <= set(hc.load(run_dir))
+    for mine, theirs in zip(model.state_dict().values(), blank.state_dict().values(), strict=True):
+        assert_same(mine, theirs)
+
+
+def test_a_step_with_the_names_of_wrapped_submodules_can_be_restored(run_dir):
+    saved, blank = (torch.nn.Sequential(torch.nn.DataParallel(torch.nn.Linear(2, 2))) for _ in range(2))
+    tensors = {f"model/{key}": value for key, value in saved.state_dict().items()}  # as 0.1 named them
+    save_and_restore(run_dir, tensors, {"model": blank})
+    assert_same(dict(blank.state_dict()), dict(saved.state_dict()))
+
+
+class Versioned(torch.nn.Module):
+    """Loads what its own version has saved."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.seen = torch.nn.Parameter(torch.rand(2)), None
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
+        self.seen = metadata.get("version")
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+
+
+def test_a_module_that_loads_in_its_own_way_is_given_its_version(run_dir):
+    blank = torch.nn.Sequential(Versioned())
+    save_and_restore(run_dir, {"model": torch.nn.Sequential(Versioned())}, {"model": blank})
+    assert blank[0].seen == 2
+
+
+class Resizing(torch.nn.Module):
+    """Makes its buffer when it is loaded, of the shape that was saved, if it may."""
+
+    def __init__(self, n: int = 0, may_resize: bool = True) -> None:
+        super().__init__()
+        self.may_resize, self.w = may_resize, torch.nn.Parameter(torch.full((2,), float(n)))
+        self.register_buffer("q", torch.rand(n, 2))
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        if self.may_resize:
+            self.q = torch.empty_like(state[prefix + "q"])
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+@pytest.mark.parametrize("n", [0, 5])
+def test_a_module_that_resizes_its_buffers_gets_those_that_were_saved(run_dir, n):
+    model, blank = (torch.nn.Sequential(Resizing(size)) for size in (3, n))
+    save_and_restore(run_dir, {"model": model}, {"model": blank})
+    assert_same(dict(blank.state_dict()), dict(model.state_dict()))
+
+
+def test_observers_of_quantization_come_back_into_new_ones(run_dir):
+    observer = torch.ao.quantization.PerChannelMinMaxObserver
+    model, blank = observer(), observer()
+    model(torch.randn(4, 2))
+    save_and_restore(run_dir, {"model": model}, {"model": blank})
+    assert_same(dict(blank.state_dict()), dict(model.state_dict()))
+
+
+def test_a_module_that_does_not_resize_its_buffers_is_refused_unchanged(run_dir):
+    blank = Resizing(1, may_resize=False)
+    hc.torch.save(run_dir, 1, model=Resizing(3))
+    with pytest.raises(StateMismatchError, match=r"model/q': has shape \(3, 2\) in the checkpoint and \(1, 2\)"):
+        hc.torch.restore(run_dir, model=blank)
+    assert blank.w.tolist() == [1, 1]
+
+
 def test_a_model_that_is_not_built_says_what_to_do():
     with pytest.raises(StateError, match="call the model once"):
         flatten({"model": torch.nn.LazyLinear(2)})
