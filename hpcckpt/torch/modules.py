@@ -1,7 +1,7 @@
 """The values of an ``nn.Module``: its ``state_dict``, restored in the memory of parameters and buffers.
 
 Names are PyTorch's own: ``model/layer1.0.weight``.  Wrappers do not change them: the prefixes of ``torch.compile``,
-`DataParallel` and `DistributedDataParallel` are removed.
+`DataParallel` and `DistributedDataParallel` are removed, those of submodules too.
 
 Parameters are equal on all ranks.  Buffers may differ (statistics of BatchNorm are not averaged): rank 0's are saved.
 With ``batch_norm(model, "per-rank")`` each rank's are saved beside them, and come back on as many ranks; on another
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,7 +20,18 @@ import torch
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import OptionError
 from hpcckpt.state.packing import pack, unpack
-from hpcckpt.state.tree import Array, DynamicPart, Finish, Leaf, Resolved, TensorLeaf, declare, join, state_dict_leaves
+from hpcckpt.state.tree import (
+    Array,
+    DynamicPart,
+    Finish,
+    Leaf,
+    Resolved,
+    TensorLeaf,
+    declare,
+    join,
+    leaf_name,
+    state_dict_leaves,
+)
 from hpcckpt.torch.tensors import CpuLeaf, as_array, from_array, new, plain, tensor_leaf
 
 Policy = Literal["rank0", "per-rank"]
@@ -53,14 +64,34 @@ def batch_norm(model: torch.nn.Module, policy: Policy) -> None:
 
 def unwrapped(module: Any) -> Any:
     """Return the user's own module."""
+    while part := _wrapped_part(module):
+        module = getattr(module, part)
+    return module
+
+
+def _wrapped_part(module: Any) -> str:
+    """Return the name under which a wrapper has the user's module; empty for any other module."""
+    if hasattr(module, "_orig_mod"):
+        return "_orig_mod"
     wrappers = (torch.nn.parallel.DataParallel, torch.nn.parallel.DistributedDataParallel)
-    while True:
-        if hasattr(module, "_orig_mod"):
-            module = module._orig_mod
-        elif isinstance(module, wrappers):
-            module = module.module
-        else:
-            return module
+    return "module" if isinstance(module, wrappers) else ""
+
+
+def _plain_keys(module: Any, keys: Iterable[str]) -> dict[str, str]:
+    """Return keys of a ``state_dict``, each with what it would be without wrappers of submodules."""
+    parts = {
+        f"{prefix}.{part}.": len(part) + 1
+        for prefix, submodule in module.named_modules(remove_duplicate=False)
+        if (part := _wrapped_part(submodule))
+    }
+    return {key: _without(parts, key) for key in keys} if parts else {key: key for key in keys}
+
+
+def _without(parts: Mapping[str, int], key: str) -> str:
+    """Return a key without the last parts of the prefixes that it has, given with the lengths of these parts. Pure."""
+    for prefix in sorted((prefix for prefix in parts if key.startswith(prefix)), key=len, reverse=True):
+        key = key[: len(prefix) - parts[prefix]] + key[len(prefix) :]
+    return key
 
 
 def module_leaves(wrapped: torch.nn.Module, name: str) -> Iterator[Leaf]:
@@ -73,24 +104,36 @@ def module_leaves(wrapped: torch.nn.Module, name: str) -> Iterator[Leaf]:
     """
     module = unwrapped(wrapped)
     held = module.state_dict()
+    keys = _plain_keys(module, held)
     kinds = _memories(module)
     seen: set[Any] = set()
     others: dict[str, Any] = {}
+    wrapped_leaves: dict[str, TensorLeaf] = {}
     for key, value in held.items():
         memory = _memory(value, key) if isinstance(value, torch.Tensor) else None
         if memory not in kinds:
             others[key] = value
             continue
-        leaf = tensor_leaf(value, join(name, key), kinds[memory])
+        leaf = tensor_leaf(value, join(name, keys[key]), kinds[memory])
+        if key != keys[key]:
+            wrapped_leaves[leaf_name(leaf)] = tensor_leaf(value, join(name, key), kinds[memory])
         if isinstance(leaf, CpuLeaf):
             leaf.is_alias = memory in seen  # of tied weights, the last one counts
         seen.add(memory)
         yield leaf
     resized: dict[str, torch.Tensor] = {}
+    if wrapped_leaves:
+        yield DynamicPart(lambda specs, _objects: _as_01_named_them(wrapped_leaves, specs))
     yield from _resizable_parts(module, name, resized)
     yield from _other_leaves(module, name, held, others, resized)
     if _POLICIES.get(module) == "per-rank":
         yield from _own_buffers(module, join(name, OWN_BUFFERS))
+
+
+def _as_01_named_them(wrapped_leaves: Mapping[str, TensorLeaf], specs: Mapping[str, TensorSpec]) -> Resolved:
+    """Return leaves with the prefixes of wrapped submodules in their names, where a checkpoint has those. Pure."""
+    found = {name: leaf for name, leaf in wrapped_leaves.items() if name not in specs and leaf_name(leaf) in specs}
+    return Resolved([*found.values()], [*found])
 
 
 def _memories(module: Any) -> dict[Any, Any]:
@@ -109,15 +152,17 @@ def _other_leaves(
     module: Any, name: str, held: dict[str, Any], others: dict[str, Any], resized: Mapping[str, torch.Tensor]
 ) -> Iterator[Leaf]:
     """Yield what a module has made for its ``state_dict``; it gets that back, as does one that loads in its own way."""
+    keys = _plain_keys(module, held)
 
     def load(found: Mapping[Any, Any]) -> None:
         state = copy.copy(held)  # with the versions of the modules, which a new dict would lack
-        state.update({**resized, **found})
+        state.update({**resized, **{key: found[short] for key, short in keys.items() if short in found}})
         with torch.no_grad():
             module.load_state_dict(state)
 
     if others:
-        yield from state_dict_leaves(others, name, load, default="torch")
+        own = {keys[key]: value for key, value in others.items()}
+        yield from state_dict_leaves(own, name, load, default="torch")
     elif any(map(_loads_in_its_own_way, module.modules())):
         yield Finish(lambda: load({}))
 
@@ -144,12 +189,13 @@ def _resizable_parts(module: Any, name: str, resized: dict[str, torch.Tensor]) -
         if _has_own_load(type(owner))
         for buffer in owner._buffers
     }
+    keys = _plain_keys(module, owners)
 
     def resolve(specs: Mapping[str, TensorSpec], _objects: Mapping[str, Any]) -> Resolved:
         resized.clear()
         leaves = []
         for key, (owner, buffer) in owners.items():
-            spec = specs.get(join(name, key))
+            spec = specs.get(join(name, keys[key]))
             if spec is not None and spec.kind != "per-rank" and _takes(owner, buffer, spec):
                 resized[key], leaf = new(spec)
                 leaves.append(leaf)
@@ -195,17 +241,20 @@ def _own_buffers(module: Any, name: str) -> Iterator[Leaf]:
     """Yield this rank's buffers as one line of bytes, put back when rank 0's are there."""
     held = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     kinds = _memories(module)
-    buffers = {key: value for key, value in held.items() if kinds.get(_memory(value, key)) == "root"}
+    keys = _plain_keys(module, held)
+    buffers = {keys[key]: value for key, value in held.items() if kinds.get(_memory(value, key)) == "root"}
     packed = pack({key: as_array(plain(value).cpu().contiguous()) for key, value in buffers.items()})
     found: list[Array] = []
     yield TensorLeaf(declare(packed, name, "per-rank"), lambda: packed, found.append)
-    yield Finish(lambda: _put_back(buffers, found))
+    yield Finish(lambda: _put_back(module, buffers, found))
 
 
-def _put_back(buffers: Mapping[str, torch.Tensor], found: list[Array]) -> None:
+def _put_back(module: Any, buffers: Mapping[str, torch.Tensor], found: list[Array]) -> None:
     if not found:
         return
-    arrays, _ = unpack(found.pop())
+    packed, _ = unpack(found.pop())
+    keys = _plain_keys(module, packed)
+    arrays = {keys[key]: array for key, array in packed.items()}
     with torch.no_grad():
         for key in arrays.keys() & buffers.keys():
             buffers[key].copy_(from_array(arrays[key], buffers[key].dtype))
