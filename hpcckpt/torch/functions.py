@@ -107,8 +107,10 @@ def load(path: str | os.PathLike[str], map_location: Any = None, *, weights_only
     ----------
     path : path_like
         A file of ``save(state_dict, path)``, any other safetensors file, or a ``.pt`` file of ``torch.save``.
-    map_location : torch.device or str, optional
-        Device of the tensors; the CPU by default.
+    map_location : torch.device, str, dict or callable, optional
+        Device of the tensors; the CPU by default. A dict from the devices of a ``.pt`` file (``"cpu"`` for any other
+        file) to those wanted, or a function of a storage and such a device, as in ``torch.load``; a device that the
+        dict has not, or ``None`` from the function, is the CPU.
     weights_only : bool
         Always true: a file that could run code is refused.
 
@@ -128,12 +130,11 @@ def load(path: str | os.PathLike[str], map_location: Any = None, *, weights_only
     CorruptError
         If it is damaged.
     """
-    from hpcckpt.torch.state_file import load_file, moved
+    from hpcckpt.torch.state_file import load_file
 
     if not weights_only:
         raise OptionError("weights_only=False could run code that is in the file: hpcckpt.torch.load never does that")
-    found = load_file(Path(path))
-    return found if map_location is None else moved(found, map_location)
+    return load_file(Path(path), map_location)
 
 
 def _file(path: Any, others: Sequence[str]) -> Path:

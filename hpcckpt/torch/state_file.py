@@ -12,7 +12,7 @@ import json
 import logging
 import operator
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,8 @@ def save_file(state: Mapping[Any, Any], path: Path) -> None:
             file.write(as_bytes(tensors[source.name].read()).data)
 
 
-def load_file(path: Path) -> Any:
-    """Return what a safetensors or ``.pt`` file holds, on the CPU. Independent.
+def load_file(path: Path, map_location: Any = None) -> Any:
+    """Return what a safetensors or ``.pt`` file holds, on the CPU or where `map_location` puts it. Independent.
 
     Raises
     ------
@@ -79,12 +79,21 @@ def load_file(path: Path) -> Any:
     CorruptError
         If it is damaged.
     """
-    found = source_format(path)
-    if found == "pt":
-        return load_weights_only(path)
-    if found != "safetensors":
-        remedy = "hpcckpt.torch.restore or hpcckpt.load" if found == "hpcckpt" else "hpcckpt convert"
-        raise OptionError(f"{path} is not a safetensors or .pt file but {found}: use {remedy}")
+    locations: dict[int, str] = {}
+
+    def note(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        locations[storage.data_ptr()] = location
+        return storage
+
+    kind = source_format(path)
+    if kind not in {"pt", "safetensors"}:
+        remedy = "hpcckpt.torch.restore or hpcckpt.load" if kind == "hpcckpt" else "hpcckpt convert"
+        raise OptionError(f"{path} is not a safetensors or .pt file but {kind}: use {remedy}")
+    found = load_weights_only(path, note) if kind == "pt" else _load_safetensors(path)
+    return found if map_location is None else _moved(found, lambda tensor: _put(tensor, map_location, locations))
+
+
+def _load_safetensors(path: Path) -> Any:
     arrays, metadata = map_safetensors(path)
     if KEY not in metadata:
         return _tensors(arrays)
@@ -95,14 +104,29 @@ def load_file(path: Path) -> Any:
         raise CorruptError(f"{path} is damaged: metadata {KEY}: {error}") from error
 
 
-def moved(value: Any, device: Any) -> Any:
-    """Return a value whose tensors, in dicts and lists, are on a device. Independent."""
+def _put(tensor: torch.Tensor, map_location: Any, locations: Mapping[int, str]) -> torch.Tensor:
+    """Return a tensor where the `map_location` of ``torch.load`` puts it, given where storages were saved."""
+    storage = tensor.untyped_storage()
+    location = locations.get(storage.data_ptr(), "cpu")
+    if isinstance(map_location, Mapping):
+        return tensor.to(map_location.get(location, "cpu"))
+    if not callable(map_location):
+        return tensor.to(map_location)
+    found = map_location(storage, location)
+    if found is None:
+        return tensor
+    empty = torch.empty(0, dtype=tensor.dtype, device=found.device)
+    return empty.set_(found, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _moved(value: Any, put: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a value whose tensors, in dicts and lists, are where `put` puts them. Independent."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return put(value)
     if isinstance(value, dict):
-        found = dict_like({key: moved(item, device) for key, item in value.items()}, value)
+        found = dict_like({key: _moved(item, put) for key, item in value.items()}, value)
         return _versioned(found, value._metadata) if hasattr(value, "_metadata") else found
-    return type(value)(moved(item, device) for item in value) if isinstance(value, list | tuple) else value
+    return type(value)(_moved(item, put) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _contents(state: Mapping[Any, Any]) -> tuple[dict[str, TensorLeaf], dict[str, Any]]:

@@ -78,8 +78,10 @@ def _refuse_old(torch: Any) -> None:
         raise ConfigError("PyTorch before 2.6 may run code that is in a file: pip install -U torch")
 
 
-def load_weights_only(path: Path) -> Any:
+def load_weights_only(path: Path, map_location: Any = "cpu") -> Any:
     """Return what a file holds, by PyTorch's reader with ``weights_only=True``, on the CPU. Independent.
+
+    A function as `map_location` is given each storage, on the CPU, and where it was saved; it may not fail.
 
     Raises
     ------
@@ -95,7 +97,7 @@ def load_weights_only(path: Path) -> Any:
     torch = import_torch()
     _refuse_old(torch)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         found = _REASON.search(str(error))
         reason = " ".join(found[1].split()) if found else "PyTorch does not say which"

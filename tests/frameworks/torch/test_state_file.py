@@ -88,6 +88,40 @@ def test_loaded_tensors_are_their_own_memory(tmp_path):
     assert hc.torch.load(path, map_location="cpu")["a"].tolist() == [1, 1, 1]
 
 
+PLACES = {
+    "a name": "meta",
+    "a device": torch.device("meta"),
+    "names": {"cpu": "meta"},
+    "devices": {"cpu": torch.device("meta")},
+}
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize("kind", ["a name", "a device", "names", "devices"])
+def test_tensors_are_moved_as_torch_load_does(tmp_path, suffix, kind):
+    path = tmp_path / f"x.{suffix}"
+    (torch.save if suffix == "pt" else hc.torch.save)({"a": torch.ones(3), "n": [torch.ones(1)]}, path)
+    found = hc.torch.load(path, map_location=PLACES[kind])
+    assert [found["a"].device.type, found["n"][0].device.type] == ["meta", "meta"]
+
+
+def test_devices_that_are_not_mapped_stay(tmp_path):
+    path = tmp_path / "x.safetensors"
+    hc.torch.save({"a": torch.ones(3)}, path)
+    assert hc.torch.load(path, map_location={"cuda:0": "meta"})["a"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_function_places_storages_as_with_torch_load(tmp_path, suffix):
+    path = tmp_path / f"x.{suffix}"
+    (torch.save if suffix == "pt" else hc.torch.save)({"a": torch.arange(6.0).reshape(2, 3).T}, path)
+    for place in (lambda storage, _: storage, lambda storage, _: storage.clone(), lambda *_: None):
+        assert hc.torch.load(path, map_location=place)["a"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    seen = []
+    hc.torch.load(path, map_location=lambda _, location: seen.append(location))
+    assert seen == ["cpu"]
+
+
 def test_a_save_that_fails_leaves_the_earlier_file(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
     hc.torch.save({"a": torch.ones(3)}, path)
