@@ -11,7 +11,7 @@ import torch
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, Kind, TensorSpec
-from hpcckpt.errors import ConfigError, StateError
+from hpcckpt.errors import ConfigError, StateError, StateMismatchError
 from hpcckpt.state.tree import Array, TensorLeaf, declare
 from hpcckpt.torch.staging import copy_to_host, stage, unstage
 
@@ -25,11 +25,14 @@ def dtype_of(tensor: torch.Tensor) -> np.dtype[Any]:
     Raises
     ------
     StateError
-        If there is none of the same values: quantized types, half-precision complex, four bits.
+        If there is none of the same values: quantized types, half-precision complex, four bits; or if a library on
+        this machine lacks it.
     """
     try:
         return numpy_dtype(str(tensor.dtype).removeprefix("torch."))
-    except (ValueError, ConfigError) as error:
+    except ConfigError as error:
+        raise StateError(f"tensors of {tensor.dtype} cannot be saved here: {error}") from error
+    except ValueError as error:
         raise StateError(f"tensors of {tensor.dtype} cannot be saved: convert them to another dtype") from error
 
 
@@ -39,7 +42,8 @@ def plain(tensor: Any, name: str = "a tensor") -> torch.Tensor:
     Raises
     ------
     StateError
-        If it has no memory, or not that of its elements in a row: meta, sparse, uninitialized, distributed tensors.
+        If it has no memory, or not that of its elements in a row: meta, sparse, uninitialized, distributed tensors,
+        subclasses that wrap others.
     """
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise StateError(f"{name} has no shape yet: call the model once on a batch before it is saved or restored")
@@ -49,6 +53,8 @@ def plain(tensor: Any, name: str = "a tensor") -> torch.Tensor:
         raise StateError(f"{name} is not a dense tensor ({tensor.layout}, {tensor.dtype}): save its parts")
     if hasattr(tensor, "to_local"):
         raise StateError(f"{name} is a DTensor: save hpcckpt.Sharded(hpcckpt.torch.as_array(t.to_local()), ...)")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise StateError(f"{name} is a {type(tensor).__qualname__}, which wraps other tensors: save these, by name")
     found: torch.Tensor = tensor.detach()
     return found
 
@@ -135,8 +141,29 @@ class CpuLeaf(TensorLeaf):
         if new.size and new.ctypes.data == self.source.data_ptr() and not self.is_alias:
             torch.autograd.graph.increment_version(self.source)
             return
+        held, values = _elements(self.source, new, self.declaration.spec.name)
         with torch.no_grad():
-            self.source.copy_(from_array(new, self.source.dtype))
+            held.copy_(from_array(values, held.dtype))
+
+
+def _elements(tensor: torch.Tensor, new: Array, name: str) -> tuple[torch.Tensor, Array]:
+    """Return an expanded tensor, and its new values, with each of its elements once; any other as it is.
+
+    Raises
+    ------
+    StateMismatchError
+        If the new values differ where the tensor has one element.
+    """
+    axes = [axis for axis, size in enumerate(tensor.shape) if size > 1 and tensor.stride(axis) == 0]
+    values = new
+    for axis in axes:
+        tensor, values = tensor.narrow(axis, 0, 1), values.take([0], axis)
+    if axes and np.broadcast_to(values, new.shape).tobytes() != new.tobytes():
+        raise StateMismatchError(
+            f"{name} is an expanded tensor, one element for many, and its values in the checkpoint differ: clone() it "
+            "and restore again; other parts of the state may be restored already"
+        )
+    return tensor, values
 
 
 class DeviceLeaf(TensorLeaf):
@@ -164,7 +191,8 @@ class DeviceLeaf(TensorLeaf):
 
     def assign(self, new: Array) -> None:
         """Give the tensor new values."""
-        unstage(from_array(new, self.source.dtype), self.source)
+        held, values = _elements(self.source, new, self.declaration.spec.name)
+        unstage(from_array(values, held.dtype), held)
 
 
 def tensor_leaf(tensor: Any, name: str, kind: Kind = "replicated") -> TensorLeaf:

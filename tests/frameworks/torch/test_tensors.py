@@ -9,10 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import hpcckpt as hc
 from hpcckpt.core.plan import WriteItem
-from hpcckpt.errors import StateError, StateMismatchError
+from hpcckpt.errors import ConfigError, StateError, StateMismatchError
 from hpcckpt.format import layout
 from hpcckpt.native.arena import ArenaPool
 from hpcckpt.saving.snapshot import take
@@ -191,12 +192,33 @@ def test_values_travel_between_numpy_and_torch(run_dir):
     assert blank["x"].tolist() == [[1.0] * 3] * 2
 
 
+def test_an_expanded_buffer_is_restored_into_its_own_memory(run_dir):
+    class Scale(torch.nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor([[value], [float("nan")]]).expand(2, 3))
+
+    blank = Scale(0.0)
+    place = blank.scale.data_ptr()
+    save_and_restore(run_dir, {"model": Scale(2.0)}, {"model": blank})
+    assert (blank.scale.data_ptr(), blank.scale[0].tolist(), blank.scale.stride()) == (place, [2.0] * 3, (1, 0))
+
+
+def test_values_that_differ_are_not_restored_into_an_expanded_tensor(run_dir):
+    blank = {"deep": {"x": torch.zeros(1).expand(3)}}
+    with pytest.raises(StateMismatchError, match="deep/x is an expanded tensor"):
+        save_and_restore(run_dir, {"deep": {"x": torch.arange(3.0)}}, blank)
+    assert blank["deep"]["x"].tolist() == [0, 0, 0]
+
+
 REFUSED = {
     "meta": lambda: torch.empty(3, device="meta"),
     "sparse": lambda: torch.eye(3).to_sparse(),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
     "complex32": lambda: torch.zeros(3, dtype=torch.complex32),
     "no shape yet": lambda: torch.nn.LazyLinear(3).weight,
+    "masked": lambda: torch.masked.masked_tensor(torch.arange(2.0), torch.tensor([True, False])),
+    "two in one": lambda: TwoTensor(torch.ones(3), torch.zeros(3)),
 }
 
 
@@ -205,6 +227,23 @@ REFUSED = {
 def test_what_cannot_be_saved_is_named(kind):
     with pytest.raises(StateError, match="deep/x"):
         flatten({"deep": {"x": REFUSED[kind]()}})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["masked", "two in one"])
+@pytest.mark.parametrize("place", [lambda t: t, lambda t: torch.nn.ParameterDict({"p": t})])
+def test_a_subclass_that_wraps_tensors_is_named_with_what_to_save(kind, place):
+    with pytest.raises(StateError, match=r"(MaskedTensor|TwoTensor), which wraps other tensors: save these"):
+        flatten({"deep": {"x": place(REFUSED[kind]())}})
+
+
+def test_a_dtype_that_a_library_is_too_old_for_is_refused_with_that_reason(monkeypatch):
+    def numpy_dtype(token: str) -> None:
+        raise ConfigError(f"ml_dtypes on this machine has no {token}: update it")
+
+    monkeypatch.setattr("hpcckpt.torch.tensors.numpy_dtype", numpy_dtype)
+    with pytest.raises(StateError, match="no float8_e5m2: update it"):
+        flatten({"x": torch.zeros(2, dtype=torch.float8_e5m2)})
 
 
 def test_another_dtype_is_refused(run_dir):
