@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import Problem
@@ -40,8 +41,7 @@ def separate_aliases(tree: StateTree, names: Sequence[str], reader: StepReader) 
         else:
             leaves[name] = leaf
     if leaves:
-        leaves = {name: leaves.get(name, leaf) for name, leaf in tree.tensors.items()}
-        tree = StateTree(leaves, tree.objects, tree.finishes, tree.ignored, tree.lists, tree.fresh)
+        tree = replace(tree, tensors={**tree.tensors, **leaves})
     return tree, problems
 
 

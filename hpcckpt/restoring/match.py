@@ -53,7 +53,8 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     saved, own = {*specs, *stored_objects} - tree.ignored, {*tree.tensors, *tree.objects}
     missing, unexpected = tuple(sorted(own - saved)), tuple(sorted(saved - own))
     shared = [name for name in tree.tensors if name in specs and name not in scalars.names]
-    problems = [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
+    problems = [*tree.problems]
+    problems += [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
     converted = set(map(repr, scalars.names))
     problems += [p for p in _nature_problems(tree, specs, stored_objects) if p.loc not in converted]
     problems += scalars.problems

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hpcckpt.core.tensors import TensorSpec
@@ -52,7 +53,7 @@ def _with_whole(tree: StateTree, lists: Collection[str | None]) -> StateTree:
     leaves: dict[str, TensorLeaf | ObjectLeaf] = {**tree.tensors, **tree.objects}
     leaves = {name: leaf for name, leaf in leaves.items() if _parent_in(name, lists) is None}
     leaves |= {name: leaf for name, leaf in tree.lists.items() if name in lists}
-    return StateTree.of(leaves, tree.finishes, tree.ignored, {}, tree.fresh)
+    return replace(tree.with_leaves(leaves), lists={})
 
 
 def _parent_in(name: str, names: Collection[str | None]) -> str | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import TensorSpec
-from hpcckpt.errors import StateError
+from hpcckpt.errors import Problem, StateError
 from hpcckpt.native.arena import Arena
 
 Array = npt.NDArray[Any]
@@ -111,6 +111,8 @@ class Resolved(NamedTuple):
         Names in the checkpoint that no leaf needs to match.
     fresh : mapping of str to callable
         Tensors that need not keep their memory: each returns a leaf with memory of its own.
+    problems : sequence of Problem
+        Why the part does not fit the checkpoint, if it does not: all its leaves are dropped.
     """
 
     leaves: Sequence[TensorLeaf | ObjectLeaf] = ()
@@ -118,6 +120,7 @@ class Resolved(NamedTuple):
     finish: Finish | None = None
     ignored: Collection[str] = ()
     fresh: Mapping[str, Callable[[], TensorLeaf | None]] = {}
+    problems: Sequence[Problem] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,6 +163,8 @@ class StateTree:
         Lists whose items are leaves, and which can be replaced as a whole: all items are JSON or NumPy scalars.
     fresh : dict of str to callable
         Tensors that need not keep their memory; see `Resolved`.
+    problems : tuple of Problem
+        Dynamic parts that do not fit the checkpoint.
     """
 
     tensors: Mapping[str, TensorLeaf]
@@ -168,6 +173,7 @@ class StateTree:
     ignored: frozenset[str] = frozenset()
     lists: Mapping[str, ObjectLeaf] = field(default_factory=dict)
     fresh: Mapping[str, Callable[[], TensorLeaf | None]] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
 
     def resolved(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
         """Return the tree with its dynamic parts as a checkpoint has them. Independent."""
@@ -175,6 +181,7 @@ class StateTree:
         finishes: list[Finish | DynamicPart] = []
         ignored: set[str] = set()
         fresh: dict[str, Callable[[], TensorLeaf | None]] = {}
+        problems: list[Problem] = []
         for part in self.finishes:
             if isinstance(part, Finish):
                 finishes.append(part)
@@ -186,21 +193,20 @@ class StateTree:
             finishes += [resolved.finish] if resolved.finish else []
             ignored.update(resolved.ignored)
             fresh |= resolved.fresh
-        return StateTree.of(leaves, tuple(finishes), frozenset(ignored), self.lists, fresh)
+            problems += resolved.problems
+        return replace(
+            self.with_leaves(leaves),
+            finishes=tuple(finishes),
+            ignored=frozenset(ignored),
+            fresh=fresh,
+            problems=tuple(problems),
+        )
 
-    @classmethod
-    def of(
-        cls,
-        leaves: Mapping[str, TensorLeaf | ObjectLeaf],
-        finishes: tuple[Finish | DynamicPart, ...],
-        ignored: frozenset[str],
-        lists: Mapping[str, ObjectLeaf],
-        fresh: Mapping[str, Callable[[], TensorLeaf | None]],
-    ) -> StateTree:
-        """Return the tree of leaves of both kinds. Pure."""
+    def with_leaves(self, leaves: Mapping[str, TensorLeaf | ObjectLeaf]) -> StateTree:
+        """Return the tree with other leaves, of both kinds. Pure."""
         tensors = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], TensorLeaf)}
         values = {name: leaf for name in sorted(leaves) if isinstance(leaf := leaves[name], ObjectLeaf)}
-        return cls(tensors, values, finishes, ignored, lists, fresh)
+        return replace(self, tensors=tensors, objects=values)
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:

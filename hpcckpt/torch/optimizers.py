@@ -6,14 +6,15 @@ PyTorch's own ``state_dict``.  An optimizer that was built just now has no state
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hpcckpt.core.tensors import TensorSpec
-from hpcckpt.errors import StateMismatchError
-from hpcckpt.state.tree import DynamicPart, Leaf, Resolved, join, state_dict_leaves
+from hpcckpt.errors import Problem
+from hpcckpt.state.tree import DynamicPart, Leaf, ObjectLeaf, Resolved, TensorLeaf, join, leaf_name, state_dict_leaves
 
 GROUPS = "param_groups"
 
@@ -26,14 +27,27 @@ def optimizer_leaves(optimizer: torch.optim.Optimizer, name: str) -> Iterator[Le
     StateError
         If its state holds what cannot be saved.
     """
-
-    def check(_specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
-        _check_groups(optimizer, objects.get(join(name, GROUPS)), name)
-        return Resolved()
-
-    yield DynamicPart(check)
     held = optimizer.state_dict()
-    yield from state_dict_leaves(held, name, lambda found: _load(optimizer, found), is_free=True, default="torch")
+    load = functools.partial(_load, optimizer)
+    leaves = list(state_dict_leaves(held, name, load, is_free=True, default="torch"))
+    own = [leaf_name(leaf) for leaf in leaves if isinstance(leaf, TensorLeaf | ObjectLeaf)]
+    for leaf in leaves:
+        yield _with_group_check(leaf, optimizer, name, own) if isinstance(leaf, DynamicPart) else leaf
+
+
+def _with_group_check(
+    part: DynamicPart, optimizer: torch.optim.Optimizer, name: str, own: Sequence[str]
+) -> DynamicPart:
+    """Return an optimizer's part that takes nothing from a checkpoint of other groups."""
+
+    def resolve(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
+        problem = _groups_problem(optimizer, _group_sizes(objects, name), name)
+        if problem is None:
+            return part.resolve(specs, objects)
+        theirs = [full for full in (*specs, *objects) if full.startswith(f"{name}/")]
+        return Resolved(dropped=own, ignored=theirs, problems=[problem])
+
+    return DynamicPart(resolve)
 
 
 def stateful_leaves(obj: Any, name: str) -> Iterator[Leaf]:
@@ -41,17 +55,27 @@ def stateful_leaves(obj: Any, name: str) -> Iterator[Leaf]:
     yield from state_dict_leaves(obj.state_dict(), name, obj.load_state_dict, is_free=True, default="torch")
 
 
-def _check_groups(optimizer: torch.optim.Optimizer, saved: Any, name: str) -> None:
-    """Refuse another optimizer's state before anything is changed; PyTorch would do so afterwards."""
+def _group_sizes(objects: Mapping[str, Any], name: str) -> list[int] | None:
+    """Return how many parameters each group of a checkpoint has; ``None`` if it does not show. Pure."""
+    saved = objects.get(join(name, GROUPS))
+    if saved is None:  # with tensors among them, which are saved one by one
+        saved = []
+        while (params := objects.get(f"{name}/{GROUPS}/{len(saved)}/params")) is not None:
+            saved.append({"params": params})
+    is_known = isinstance(saved, list) and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in saved)
+    return [len(group["params"]) for group in saved] if is_known and saved else None
+
+
+def _groups_problem(optimizer: torch.optim.Optimizer, then: list[int] | None, name: str) -> Problem | None:
+    """Return how groups differ: known before anything is changed, while PyTorch would refuse them afterwards."""
     now = [len(group["params"]) for group in optimizer.param_groups]
-    if not isinstance(saved, list) or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in saved):
-        return  # with tensors among them, which are loaded one by one
-    then = [len(group["params"]) for group in saved]
-    if now != then:
-        raise StateMismatchError(
-            f"{name}: the checkpoint has groups of {', '.join(map(str, then))} parameters, this optimizer of "
-            f"{', '.join(map(str, now))}; build it for the same model, with the same groups"
-        )
+    if then is None or then == now:
+        return None
+    return Problem(
+        name,
+        f"is another one: the checkpoint has groups of {', '.join(map(str, then))} parameters, this optimizer of "
+        f"{', '.join(map(str, now))}",
+    )
 
 
 def _load(optimizer: torch.optim.Optimizer, found: Mapping[Any, Any]) -> None:

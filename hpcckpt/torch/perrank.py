@@ -53,6 +53,7 @@ class PerRankState:
 
 def _differences(tree: StateTree, specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield how the leaves of an object and what was saved of it differ. Pure."""
+    yield from tree.problems
     saved, own = {*specs, *values} - tree.ignored, {*tree.tensors, *tree.objects}
     yield from (Problem(repr(name), "is in the state but not in the checkpoint") for name in sorted(own - saved))
     yield from (Problem(repr(name), "is in the checkpoint but not in the state") for name in sorted(saved - own))

@@ -101,14 +101,28 @@ def test_moments_keep_their_dtype_beside_bfloat16_weights(run_dir):
     assert torch.equal(fresh.state[blank.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
 
 
-def test_another_optimizers_groups_are_refused_before_anything_changes(run_dir):
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+def test_another_optimizers_groups_are_refused_before_anything_changes(run_dir, rate):
     model = torch.nn.Linear(2, 1)
     blank = torch.nn.Linear(2, 1)
     before = blank.weight.detach().clone()
-    saved = {"a_model": model, "optimizer": optim.SGD(model.parameters(), lr=0.1)}
+    saved = {"a_model": model, "optimizer": optim.Adam(model.parameters(), lr=rate)}
     with pytest.raises(StateMismatchError, match="groups of 2 parameters, this optimizer of 1"):
-        save_and_restore(run_dir, saved, {"a_model": blank, "optimizer": optim.SGD([blank.weight], lr=0.1)})
+        save_and_restore(run_dir, saved, {"a_model": blank, "optimizer": optim.Adam([blank.weight], lr=rate)})
     assert torch.equal(blank.weight, before)
+
+
+def test_without_strict_an_optimizer_of_other_groups_is_left_as_it_is_with_a_warning(run_dir):
+    model, blank = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    saved, used = (
+        optim.SGD(model.parameters(), lr=0.1),
+        optim.SGD([{"params": [p]} for p in blank.parameters()], lr=0.5),
+    )
+    hc.torch.save(run_dir, 1, model=model, optimizer=saved)
+    restored = hc.torch.restore(run_dir, model=blank, optimizer=used, strict=False)
+    assert torch.equal(blank.weight, model.weight)
+    assert [group["lr"] for group in used.param_groups] == [0.5, 0.5]
+    assert any("groups of 2 parameters, this optimizer of 1, 1" in text for text in restored.warnings)
 
 
 SCHEDULERS = {
