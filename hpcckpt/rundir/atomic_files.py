@@ -2,10 +2,13 @@
 
 Steps::
 
-    1. write a temporary file beside it, fsync it (all files and directories, if it is a directory)
+    1. write a temporary file beside it, with the mode of a file that it replaces, fsync it (all files and
+       directories, if it is a directory)
     2. rename it into place; where nothing may be overwritten, link it there instead, which fails
        if the name is taken
     3. fsync the directory
+
+A symbolic link that may be overwritten stays, and what it points to is replaced, as when a file is opened for writing.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,8 +31,17 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 @contextmanager
-def atomic_path(path: Path, *, is_overwriting: bool = False) -> Iterator[Path]:
+def atomic_path(path: Path, *, is_overwriting: bool = False, follows_links: bool = True) -> Iterator[Path]:
     """Give a temporary path to write to; at the end of the block it becomes `path`, durably.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file.
+    is_overwriting : bool
+        Replace one that is there.
+    follows_links : bool
+        Replace what a symbolic link points to, and not the link, as is due in a run directory.
 
     Raises
     ------
@@ -37,11 +50,12 @@ def atomic_path(path: Path, *, is_overwriting: bool = False) -> Iterator[Path]:
     NoSpaceError, ReadOnlyError, StorageError
         If it cannot be written.
     """
+    path = _behind_link(path) if is_overwriting and follows_links else path
     check_free(path, is_overwriting=is_overwriting)
     temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
     try:
         yield temporary
-        fsync_file(temporary)
+        fsync_file(temporary, path)
         _put_in_place(temporary, path, is_overwriting=is_overwriting)
         native.fsync_dir(str(path.parent))
     except HpcckptError:
@@ -63,6 +77,7 @@ def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Pa
     NoSpaceError, ReadOnlyError, StorageError
         If it cannot be written.
     """
+    path = _behind_link(path) if is_overwriting else path
     check_free(path, is_overwriting=is_overwriting, is_for_directory=True)
     temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
     try:
@@ -72,6 +87,7 @@ def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Pa
                 fsync_file(Path(directory, file))
             native.fsync_dir(directory)
         if is_overwriting and path.exists():
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             exchange(temporary, path)  # what was there goes with the temporary name
         else:
             check_free(path, is_for_directory=True)
@@ -97,13 +113,20 @@ def check_free(path: Path, *, is_overwriting: bool = False, is_for_directory: bo
         raise OptionError(f"{path.parent} does not exist; make it first")
 
 
-def fsync_file(path: Path) -> None:
-    """Wait until the bytes of a file are on storage."""
+def fsync_file(path: Path, like: Path | None = None) -> None:
+    """Wait until the bytes of a file are on storage; give it the mode of another file, if there is that one."""
     fd = os.open(path, os.O_RDONLY)
     try:
+        if like is not None and like.is_file() and not like.is_symlink():
+            os.fchmod(fd, stat.S_IMODE(like.stat().st_mode))
         native.fsync(fd, str(path))
     finally:
         os.close(fd)
+
+
+def _behind_link(path: Path) -> Path:
+    """Return what a symbolic link points to, also if that does not exist; any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _put_in_place(temporary: Path, path: Path, *, is_overwriting: bool) -> None:

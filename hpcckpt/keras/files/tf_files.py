@@ -49,7 +49,7 @@ def atomic_bundle(prefix: Path, *, is_overwriting: bool = False) -> Iterator[Pat
     try:
         yield temporary
         for suffix in (DATA, INDEX):
-            fsync_file(_with(temporary, suffix))  # step 1
+            fsync_file(_with(temporary, suffix), _with(prefix, suffix))  # step 1
         for suffix in (DATA, INDEX):
             _with(temporary, suffix).replace(_with(prefix, suffix))  # step 2
         native.fsync_dir(str(prefix.parent))

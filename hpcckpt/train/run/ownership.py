@@ -89,7 +89,7 @@ def _claim(root: Path, run: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, "make directory of checkpoints") from error
-    with atomic_path(root / OWNER, is_overwriting=owner is not None) as temporary:
+    with atomic_path(root / OWNER, is_overwriting=owner is not None, follows_links=False) as temporary:
         temporary.write_text(json.dumps({"run_directory": run}) + "\n", encoding="utf-8")
 
 

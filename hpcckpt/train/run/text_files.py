@@ -51,7 +51,7 @@ class TextFiles:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise from_os_error(error, "make run directory") from error
-        with atomic_path(self._directory / name, is_overwriting=True) as temporary:
+        with atomic_path(self._directory / name, is_overwriting=True, follows_links=False) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     def end_last_line(self, name: str) -> None:

@@ -1,0 +1,69 @@
+"""Files and directories that are overwritten whole keep their mode, and links to them their targets."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from hpcckpt.rundir.atomic_files import atomic_directory, atomic_path
+
+
+def overwrite(path: Path, text: str, **options: bool) -> None:
+    with atomic_path(path, is_overwriting=True, **options) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def overwrite_directory(path: Path, text: str) -> None:
+    with atomic_directory(path, is_overwriting=True) as temporary:
+        temporary.mkdir()
+        (temporary / "file").write_text(text, encoding="utf-8")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("bits", [0o600, 0o640, 0o444])
+def test_a_file_that_is_overwritten_keeps_its_mode(tmp_path, bits):
+    path = tmp_path / "x"
+    overwrite(path, "one")
+    path.chmod(bits)
+    overwrite(path, "two")
+    assert (path.read_text(encoding="utf-8"), mode(path)) == ("two", bits)
+
+
+def test_a_directory_that_is_overwritten_keeps_its_mode(tmp_path):
+    overwrite_directory(tmp_path / "x", "one")
+    (tmp_path / "x").chmod(0o700)
+    overwrite_directory(tmp_path / "x", "two")
+    assert ((tmp_path / "x/file").read_text(encoding="utf-8"), mode(tmp_path / "x")) == ("two", 0o700)
+
+
+@pytest.mark.parametrize("write", [overwrite, overwrite_directory])
+def test_a_link_that_is_overwritten_stays_and_its_target_is_replaced(tmp_path, write):
+    (tmp_path / "real").mkdir()
+    write(tmp_path / "real/x", "one")
+    link = tmp_path / "link"
+    link.symlink_to("real/x")
+    write(link, "two")
+    assert link.is_symlink()
+    target = tmp_path / "real/x"
+    assert (target if target.is_file() else target / "file").read_text(encoding="utf-8") == "two"
+    assert (os.listdir(tmp_path / "real"), sorted(os.listdir(tmp_path))) == (["x"], ["link", "real"])
+
+
+def test_a_link_to_no_file_yet_gets_its_target(tmp_path):
+    (tmp_path / "link").symlink_to("x")
+    overwrite(tmp_path / "link", "one")
+    assert (tmp_path / "x").read_text(encoding="utf-8") == "one"
+
+
+def test_within_a_run_directory_links_are_replaced_not_followed(tmp_path):
+    (tmp_path / "theirs").write_text("theirs", encoding="utf-8")
+    (tmp_path / "x").symlink_to("theirs")
+    overwrite(tmp_path / "x", "ours", follows_links=False)
+    assert (tmp_path / "theirs").read_text(encoding="utf-8") == "theirs"
+    assert not (tmp_path / "x").is_symlink()
