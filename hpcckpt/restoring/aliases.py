@@ -59,7 +59,7 @@ def _conflicts(tree: StateTree, names: Sequence[str], reader: StepReader) -> Ite
 
 
 def _is_same(one: str, other: str, reader: StepReader) -> bool:
-    """Return True if two tensors of a step have the same bytes: by their checksums, if they are cut alike."""
+    """Return True if two tensors of a step have the same bytes: by their checksums, if the cuts are the same."""
     entries, others = reader.index[one], reader.index[other]
     cuts, other_cuts = ([(e.item.extent, e.item.start, e.item.stop) for e in found] for found in (entries, others))
     if cuts == other_cuts:

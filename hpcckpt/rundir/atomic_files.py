@@ -50,7 +50,7 @@ def atomic_path(path: Path, *, is_overwriting: bool = False, follows_links: bool
     NoSpaceError, ReadOnlyError, StorageError
         If it cannot be written.
     """
-    path = _behind_link(path) if is_overwriting and follows_links else path
+    path = _target_of(path) if is_overwriting and follows_links else path
     check_free(path, is_overwriting=is_overwriting)
     temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
     try:
@@ -77,7 +77,7 @@ def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Pa
     NoSpaceError, ReadOnlyError, StorageError
         If it cannot be written.
     """
-    path = _behind_link(path) if is_overwriting else path
+    path = _target_of(path) if is_overwriting else path
     check_free(path, is_overwriting=is_overwriting, is_for_directory=True)
     temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
     try:
@@ -124,7 +124,7 @@ def fsync_file(path: Path, like: Path | None = None) -> None:
         os.close(fd)
 
 
-def _behind_link(path: Path) -> Path:
+def _target_of(path: Path) -> Path:
     """Return what a symbolic link points to, also if that does not exist; any other path as it is."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 

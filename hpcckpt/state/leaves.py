@@ -110,7 +110,7 @@ class Resolved(NamedTuple):
     ignored : collection of str
         Names in the checkpoint that no leaf needs to match.
     fresh : mapping of str to callable
-        Tensors that need not keep their memory: each returns a leaf with memory of its own.
+        Tensors that need not keep their memory: each returns a leaf with new memory.
     problems : sequence of Problem
         Why the part does not fit the checkpoint, if it does not: all its leaves are dropped.
     """

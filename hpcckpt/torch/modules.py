@@ -223,7 +223,7 @@ def _takes(module: Any, buffer: str, spec: TensorSpec) -> bool:
 
 
 def _copy_of(module: Any) -> Any:
-    """Return a module without its submodules, with copies of its own tensors."""
+    """Return a module without its submodules, with copies of its tensors."""
     found = copy.copy(module)
     found._buffers = {key: None if value is None else value.clone() for key, value in module._buffers.items()}
     found._parameters = {
