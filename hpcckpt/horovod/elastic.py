@@ -14,6 +14,7 @@ from hpcckpt.errors import OptionError
 from hpcckpt.horovod.ranks import communicator
 from hpcckpt.horovod.replicas import broadcast_state, check_equal
 from hpcckpt.keras.log_lines import saved_line
+from hpcckpt.keras.model.finalize import finalize
 from hpcckpt.keras.model.layers import named_weights
 from hpcckpt.keras.model.naming import Namer, variable_name
 from hpcckpt.keras.model.optimizers import build, optimizer_leaves
@@ -127,6 +128,8 @@ class DurableState:
         if not self._ranks.allreduce(self._is_current, operator.or_):
             self._restore_newest()
         self._state.sync()
+        if getattr(self._state, "model", None) is not None:
+            finalize(self._state.model)
         self.commits = self._ranks.bcast(self.commits)
         shared = {leaf.declaration.spec.name: leaf.source for leaf in self._own}
         if shared:

@@ -13,7 +13,7 @@ from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.errors import OptionError, ReplicaMismatchError, TreeMismatchError
 from hpcckpt.horovod.ranks import communicator, initialized, ranks_of
 from hpcckpt.saving.snapshot import replica_checksums, replica_names
-from hpcckpt.state.tree import Array, StateTree, TensorLeaf, flatten
+from hpcckpt.state.tree import Array, Finish, StateTree, TensorLeaf, flatten
 
 _SHARED = {"replicated", "root"}
 
@@ -57,7 +57,7 @@ def broadcast_state(
         _check_equal(group, leaves)
         chosen = {} if process_set is None else {"process_set": process_set}
         arrays = [_broadcast(hvd, leaf, root, chosen) for leaf in leaves]
-        group.agree("broadcast: assign", lambda: _assign(leaves, arrays) if hvd.rank() != root else None)
+        group.agree("broadcast: assign", lambda: _assign(tree, leaves, arrays) if hvd.rank() != root else None)
     finally:
         if comm is None:
             group.free()
@@ -72,10 +72,13 @@ def _broadcast(hvd: Any, leaf: TensorLeaf, root: int, chosen: dict[str, Any]) ->
     return sent
 
 
-def _assign(leaves: Sequence[TensorLeaf], arrays: Sequence[Array]) -> None:
+def _assign(tree: StateTree, leaves: Sequence[TensorLeaf], arrays: Sequence[Array]) -> None:
     for leaf, array in zip(leaves, arrays, strict=True):
         values = array.view(numpy_dtype(leaf.declaration.spec.dtype))
         leaf.assign(values.reshape(leaf.declaration.extent.shape))
+    for finish in tree.finishes:
+        if isinstance(finish, Finish):
+            finish.run()
 
 
 def _check_equal(comm: Communicator, leaves: Sequence[TensorLeaf]) -> None:

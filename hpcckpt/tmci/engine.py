@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from hpcckpt.checkpointer import Checkpointer
 from hpcckpt.errors import OptionError, StateMismatchError
+from hpcckpt.keras.model.finalize import finalize
 from hpcckpt.keras.model.state import MODEL
 from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.state.tf_hold import hold
@@ -68,6 +69,7 @@ def load(model: Any, backend: str, config: Config, *, include_optimizer: bool) -
         if restored.missing:
             raise StateMismatchError(f"{restored.path} has no {', '.join(restored.missing[:10])}")
         weights.assign()
+        finalize(model)
 
 
 class _Weights:

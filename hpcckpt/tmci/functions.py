@@ -144,11 +144,17 @@ def _of_model(
     if plugin is None:
         by_engine = getattr(importlib.import_module("hpcckpt.tmci.engine"), verb)
         return by_engine(model, backend, config, include_optimizer=include_optimizer)
+    import tensorflow as tf
+
+    from hpcckpt.keras.model.finalize import finalize
     from hpcckpt.tmci.variables import variables_of
 
     wants_all = "stores" in plugin.features if everything is None else everything
     variables = variables_of(model, include_optimizer=include_optimizer, everything=wants_all)
-    return _call(verb, plugin, config, variables)
+    done = _call(verb, plugin, config, variables)
+    if verb == "load" and tf.executing_eagerly():  # elsewhere nothing is loaded yet
+        finalize(model)
+    return done
 
 
 def _of_variables(verb: str, variables: Mapping[str, Any] | Iterable[Any], backend: str, config: Config) -> Any:

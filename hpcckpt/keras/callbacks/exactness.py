@@ -62,7 +62,7 @@ class Exactness:
         self._owners: dict[str, Any] = {}
         self._layers: list[tuple[str, Any]] = []
         self._values = Values()
-        self._is_traced = False
+        self._traced: Any = None
         self._why_not_traced: Exception | None = None
         self._is_drawn_by_numpy = False
         self._compiled: tuple[Any, Any] = (None, None)
@@ -96,9 +96,10 @@ class Exactness:
             ) from error
 
     def _trace(self, element_spec: Any) -> Exception | None:
-        """Compile the training step, once; return what kept it from that."""
-        if not self._is_traced:
-            self._is_traced = True
+        """Compile the training step, once as it is now; return what kept it from that."""
+        function = getattr(self.model, "train_function", None)
+        if function is not self._traced:
+            self._traced = function
             before = _of_numpy()
             self._why_not_traced = trace(self.model, element_spec)
             self._is_drawn_by_numpy = before != _of_numpy()

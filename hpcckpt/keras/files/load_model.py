@@ -164,7 +164,7 @@ def load_weights(
         options: dict[str, bool] = {"with_optimizer": optimizer, "is_partial": patterns is not None}
         fit = _checked(model, reader, chosen, **options) if strict else _what_fits(model, reader, chosen, **options)
         with silence():
-            assign(fit.leaves, reader)
+            assign(model, fit.leaves, reader)
         return LoadedWeights(
             reader.path,
             reader.manifest.step,
@@ -203,7 +203,7 @@ def _load_checkpoint(
         model = _build(reader, custom_objects, is_compiled=is_compiled, is_trusted=is_trusted)
         fit = _checked(model, reader, list(reader.specs), with_optimizer=is_compiled)
         with silence():
-            assign(fit.leaves, reader)
+            assign(model, fit.leaves, reader)
     if is_compiled:
         _warn_of_lost_optimizer(model, reader)
     return model

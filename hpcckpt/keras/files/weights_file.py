@@ -17,6 +17,7 @@ from hpcckpt.errors import ConfigError, HpcckptError, StateMismatchError, list_p
 from hpcckpt.keras.files.match import compare
 from hpcckpt.keras.files.model_config import is_model_file, read_config
 from hpcckpt.keras.files.safe_config import know_own, refuse_code
+from hpcckpt.keras.model.finalize import finalize
 from hpcckpt.keras.model.layers import is_layer
 from hpcckpt.restoring.reader import StepReader
 from hpcckpt.state.tree import TensorLeaf
@@ -89,15 +90,16 @@ def fill(
     if fit.problems:
         hint = "; or leave the optimizer out (--no-optimizer)" if with_optimizer else ""
         raise StateMismatchError(f"the model does not fit the checkpoint: {list_problems([*fit.problems], 10)}{hint}")
-    assign(fit.leaves, reader)
+    assign(model, fit.leaves, reader)
     return dict(fit.leaves)
 
 
-def assign(leaves: Mapping[str, TensorLeaf], reader: StepReader) -> None:
-    """Give variables the values that a checkpoint has of them; of what each rank has for itself, rank 0's."""
+def assign(model: Any, leaves: Mapping[str, TensorLeaf], reader: StepReader) -> None:
+    """Give variables of a model the values that a checkpoint has; of what each rank has for itself, rank 0's."""
     for name, leaf in leaves.items():
         is_per_rank = reader.specs[name].kind == "per-rank"
         leaf.assign(reader.load_rank(name, 0) if is_per_rank else reader.load(name))
+    finalize(model)
 
 
 def write_weights(path: Path, reader: StepReader, names: Sequence[str], model_source: str) -> list[str]:

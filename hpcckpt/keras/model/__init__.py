@@ -4,6 +4,8 @@
     The adapter that a state tree calls.
 `layers`, `optimizers`, `naming`
     Weights and variables of optimizers, by names that are the same in every process.
+`finalize`
+    What layers derive from weights that were restored.
 `batch_norm`
     Weights that training changes but does not average over ranks.
 """

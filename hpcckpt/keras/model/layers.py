@@ -109,17 +109,22 @@ def _visit_layer(layer: Any, path: str, walk: _Walk) -> None:
 
 
 def _visit_own_weights(layer: Any, path: str, namer: Namer, walk: _Walk) -> None:
-    kinds: tuple[tuple[Kind, Sequence[Any]], ...] = (
-        ("replicated", _tracked(layer, "_trainable_variables", "_trainable_weights")),
-        ("root", _tracked(layer, "_non_trainable_variables", "_non_trainable_weights")),
-    )
-    for kind, variables in kinds:
+    for kind, variables in own_weights(layer).items():
         for variable in variables:
             if walk.is_new(variable):
                 walk.weights.append(Weight(join(path, namer.take(variable_name(variable.name))), variable, kind))
     for variable in _random_states(layer):
         if walk.is_new(variable):
             walk.weights.append(Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank"))
+
+
+def own_weights(layer: Any) -> dict[Kind, Sequence[Any]]:
+    """Return the weights that a layer itself has made, by how ranks share them; without kinds that it has none of."""
+    found: dict[Kind, Sequence[Any]] = {
+        "replicated": _tracked(layer, "_trainable_variables", "_trainable_weights"),
+        "root": _tracked(layer, "_non_trainable_variables", "_non_trainable_weights"),
+    }
+    return {kind: variables for kind, variables in found.items() if variables}
 
 
 def _tracked(layer: Any, name: str, old_name: str) -> Sequence[Any]:

@@ -20,6 +20,7 @@ from hpcckpt.keras.files.describe import describe
 from hpcckpt.keras.files.match import MatchResult, compare
 from hpcckpt.keras.model import batch_norm as statistics
 from hpcckpt.keras.model.batch_norm import Policy
+from hpcckpt.keras.model.finalize import finalize
 from hpcckpt.keras.model.layers import named_weights
 from hpcckpt.keras.model.state import MODEL
 from hpcckpt.restoring.reader import StepReader
@@ -112,6 +113,7 @@ def fill(model: Any, path: Path, rank: int, size: int, *, is_partial: bool = Fal
             )
         own = rank if reader.manifest.n_ranks == size else 0
         _assign(fit, reader, own)
+        finalize(model)
         return Filled(len(fit.leaves), tuple(map(str, fit.problems)))
 
 
