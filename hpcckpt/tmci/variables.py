@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from hpcckpt.core.tensors import Kind
 from hpcckpt.errors import StateError
+from hpcckpt.keras.model.layer_state import layer_state_leaves
 from hpcckpt.keras.model.layers import is_layer, named_weights
 from hpcckpt.keras.model.optimizers import build, own_variables
 from hpcckpt.keras.model.state import MODEL
@@ -39,6 +40,12 @@ def weights_of(model: Any) -> list[Named]:
     """
     if not is_layer(model):
         raise StateError(f"model: a {type(model).__name__} is no Keras model")
+    others = [leaf.declaration.spec.name for leaf in layer_state_leaves(model, MODEL)]
+    if others:
+        raise StateError(
+            f"{', '.join(others)}: TMCI takes variables only, and this is none; give the layer its vocabulary or bins "
+            "when it is made, or save the model with hpcckpt.Checkpointer"
+        )
     weights = [(join(MODEL, weight.path), weight) for weight in named_weights(model)]
     return [Named(name, tensorflow_variable(weight.variable, name), weight.kind) for name, weight in weights]
 

@@ -91,7 +91,8 @@ def best_weights(callbacks: Mapping[str, Any], model: Any) -> dict[str, Any]:
 def _best_weights(callback: Any, model: Any) -> dict[str, RootOnly | PerRank]:
     held, own = callback.best_weights, numbers_of_own(model)
     arrays = enumerate(model.get_weights() if held is None else held)
-    return {str(number): (PerRank if number in own else RootOnly)(array) for number, array in arrays}
+    kept = [(number, array) for number, array in arrays if array.dtype != object]  # a vocabulary is the model's own
+    return {str(number): (PerRank if number in own else RootOnly)(array) for number, array in kept}
 
 
 def fill_from_rank_0(weights: Mapping[str, Any], name: str, reader: StepReader) -> None:
@@ -162,10 +163,15 @@ def _set(callback: Any, value: Mapping[str, Any], arrays: Mapping[str, Array], w
         if key in value:
             setattr(callback, key, value[key])
     if _keeps_weights(callback):
-        held = [weights[str(number)].value for number in range(len(weights))] if value["has_best_weights"] else None
-        callback.best_weights = held
+        callback.best_weights = _held(callback, weights) if value["has_best_weights"] else None
     if _is_a(callback, "CSVLogger"):
         _set_log(callback, value)
+
+
+def _held(callback: Any, weights: Mapping[str, Any]) -> list[Any]:
+    """Return best weights that were restored, in their places; a vocabulary among them is the model's own."""
+    own = callback.model.get_weights() if len(weights) < len(callback.model.weights) else [None] * len(weights)
+    return [weights[str(number)].value if str(number) in weights else array for number, array in enumerate(own)]
 
 
 def _joined(value: Any, arrays: Mapping[str, Array]) -> Any:

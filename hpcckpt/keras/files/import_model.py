@@ -131,7 +131,8 @@ def observed(model: Any, load: Callable[[], None]) -> ModelValues:
     _assign(found, own, untouched)
     of_optimizer = [name for name in found if not name.startswith(f"{MODEL}/")]
     absent = set(of_optimizer) if set(of_optimizer) <= untouched else set()
-    tensors = {name: leaf.read() for name, leaf in found.items() if name not in absent}
+    now = tensor_leaves(model)
+    tensors = {name: now[name].read() for name in found if name not in absent}
     kinds = {name: found[name].declaration.spec.kind for name in tensors}
     return ModelValues(tensors, kinds, tuple(sorted(untouched - absent)), tuple(sorted(absent)))
 

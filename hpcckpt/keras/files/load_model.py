@@ -19,6 +19,7 @@ from hpcckpt.keras.files.match import MISMATCH, MISSING, UNEXPECTED, MatchResult
 from hpcckpt.keras.files.model_config import read_config
 from hpcckpt.keras.files.safe_config import know_own, refuse_code
 from hpcckpt.keras.files.weights_file import assign
+from hpcckpt.keras.model.layer_state import LayerStateLeaf
 from hpcckpt.keras.model.layers import is_layer
 from hpcckpt.restoring.reader import StepReader, select
 from hpcckpt.restoring.segments import held_step
@@ -180,7 +181,8 @@ def signature(model: Any) -> str:
 
     Independent. Values do not matter, nor does the optimizer.
     """
-    return _digest({name: leaf.declaration.spec for name, leaf in weights_of(model).items()})
+    own = {name: leaf for name, leaf in weights_of(model).items() if not isinstance(leaf, LayerStateLeaf)}
+    return _digest({name: leaf.declaration.spec for name, leaf in own.items()})
 
 
 def _digest(specs: Mapping[str, TensorSpec]) -> str:

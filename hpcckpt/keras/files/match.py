@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import Problem, StateMismatchError
+from hpcckpt.keras.model.layer_state import LayerStateLeaf, fitted, warn_of_absent
 from hpcckpt.keras.model.layers import RNG_STATE
 from hpcckpt.keras.model.state import MODEL, OPTIMIZER, leaves
 from hpcckpt.state.tree import TensorLeaf
@@ -47,7 +48,7 @@ def compare(
     Parameters
     ----------
     model : keras.Model
-        The model. Random states of its layers that the checkpoint has not count as there.
+        The model. Random and other states of its layers that the checkpoint has not count as there.
     specs : mapping of str to TensorSpec
         What the checkpoint holds.
     names : sequence of str
@@ -62,21 +63,24 @@ def compare(
     StateMismatchError
         If the model could be any of several that the checkpoint holds.
     """
-    weights = {name: leaf for name, leaf in weights_of(model).items() if not _is_optional(name, names)}
+    own = weights_of(model)
+    weights = {name: leaf for name, leaf in own.items() if not _is_absent(name, leaf, names)}
     prefix = find_prefix(list(weights), names)
+    if not is_partial:
+        warn_of_absent(_join(prefix, n) for n in own if n not in weights and not _is_random_state(n))
     wanted = {_join(prefix, name): leaf for name, leaf in weights.items()}
     below = weights_below(prefix, names) if prefix else []
     more = [name for name in below if name not in wanted and not _is_random_state(name)]  # Keras 2.15 has no states
     problems = [Problem(name, "is not in the model", UNEXPECTED) for name in more]
     if with_optimizer:
-        own, others = _optimizer_of(model, prefix, names)
-        wanted |= own
+        of_optimizer, others = _optimizer_of(model, prefix, names)
+        wanted |= of_optimizer
         problems += [Problem(name, "is not in the model's optimizer", UNEXPECTED) for name in others]
     there = set(names)
     if not is_partial:
         absent = [name for name in wanted if name not in there]
         problems += [Problem(name, "is not in the checkpoint", MISSING) for name in absent]
-    found = {name: leaf for name, leaf in wanted.items() if name in there}
+    found = {name: fitted(leaf, specs[name]) for name, leaf in wanted.items() if name in there}
     problems += [problem for name, leaf in found.items() if (problem := _mismatch(specs[name], leaf))]
     unfit = {problem.loc for problem in problems}
     return MatchResult(prefix, {name: leaf for name, leaf in found.items() if name not in unfit}, tuple(problems))
@@ -123,8 +127,10 @@ def _join(prefix: str, name: str) -> str:
     return f"{prefix}/{name}" if prefix else name
 
 
-def _is_optional(name: str, names: Sequence[str]) -> bool:
-    return _is_random_state(name) and not any(f"/{each}".endswith(f"/{name}") for each in names)
+def _is_absent(name: str, leaf: TensorLeaf, names: Sequence[str]) -> bool:
+    """Return True for what a checkpoint need not have and has not: random states, and states of layers."""
+    is_optional = _is_random_state(name) or isinstance(leaf, LayerStateLeaf)
+    return is_optional and not any(f"/{each}".endswith(f"/{name}") for each in names)
 
 
 def _is_random_state(name: str) -> bool:

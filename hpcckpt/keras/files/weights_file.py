@@ -17,7 +17,7 @@ from hpcckpt.errors import ConfigError, HpcckptError, StateMismatchError, list_p
 from hpcckpt.keras.files.match import compare
 from hpcckpt.keras.files.model_config import is_model_file, read_config
 from hpcckpt.keras.files.safe_config import know_own, refuse_code
-from hpcckpt.keras.model.finalize import finalize
+from hpcckpt.keras.model.layer_state import finish
 from hpcckpt.keras.model.layers import is_layer
 from hpcckpt.restoring.reader import StepReader
 from hpcckpt.state.tree import TensorLeaf
@@ -99,7 +99,7 @@ def assign(model: Any, leaves: Mapping[str, TensorLeaf], reader: StepReader) -> 
     for name, leaf in leaves.items():
         is_per_rank = reader.specs[name].kind == "per-rank"
         leaf.assign(reader.load_rank(name, 0) if is_per_rank else reader.load(name))
-    finalize(model)
+    finish(model, leaves.values())
 
 
 def write_weights(path: Path, reader: StepReader, names: Sequence[str], model_source: str) -> list[str]:

@@ -4,8 +4,8 @@
     The adapter that a state tree calls.
 `layers`, `optimizers`, `naming`
     Weights and variables of optimizers, by names that are the same in every process.
-`finalize`
-    What layers derive from weights that were restored.
+`layer_state`, `finalize`
+    State of layers that is in no weight, and what layers derive from weights that were restored.
 `batch_norm`
     Weights that training changes but does not average over ranks.
 """

@@ -11,13 +11,21 @@ from typing import Any
 from hpcckpt.keras.model.layers import named_layers, own_weights
 
 
-def finalize(model: Any) -> None:
-    """Let the layers of a model derive what they compute with from weights that were restored. Independent."""
+def finalize(model: Any, *, is_changed: bool = False) -> None:
+    """Let the layers of a model derive what they compute with from weights that were restored. Independent.
+
+    Parameters
+    ----------
+    model : keras.Model
+        The model.
+    is_changed : bool
+        Whether layers have changed in other ways, so that the model has to compile its steps again in any case.
+    """
     layers = [model, *(layer for _, layer in named_layers(model))]
     derived = [layer for layer in layers if _derives(layer)]
     for layer in derived:
         layer.finalize_state()
-    for layer in layers if derived else ():
+    for layer in layers if derived or is_changed else ():
         compile_again(layer)
 
 

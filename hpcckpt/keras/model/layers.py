@@ -111,11 +111,23 @@ def _visit_layer(layer: Any, path: str, walk: _Walk) -> None:
 def _visit_own_weights(layer: Any, path: str, namer: Namer, walk: _Walk) -> None:
     for kind, variables in own_weights(layer).items():
         for variable in variables:
-            if walk.is_new(variable):
+            if hasattr(variable, "get_tensors"):  # Keras 2.15 lists a vocabulary among weights
+                _check_handler(layer, path, variable)
+                walk.is_new(variable)
+            elif walk.is_new(variable):
                 walk.weights.append(Weight(join(path, namer.take(variable_name(variable.name))), variable, kind))
     for variable in _random_states(layer):
         if walk.is_new(variable):
             walk.weights.append(Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank"))
+
+
+def _check_handler(layer: Any, path: str, handler: Any) -> None:
+    """Raise `StateError` for what a layer lists among its weights and is neither a variable nor a vocabulary."""
+    if type(handler).__name__ != "VocabWeightHandler":
+        raise StateError(
+            f"layer {path or layer.name} has a {type(handler).__name__} among its weights, which is no variable and "
+            "cannot be saved: keep its values in variables"
+        )
 
 
 def own_weights(layer: Any) -> dict[Kind, Sequence[Any]]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcckpt.keras.model.batch_norm import weight_leaves
-from hpcckpt.keras.model.finalize import finalize
+from hpcckpt.keras.model.layer_state import layer_state_leaves, restoring_parts
 from hpcckpt.keras.model.layers import Weight, is_layer, named_weights
 from hpcckpt.keras.model.naming import variable_name
 from hpcckpt.keras.model.optimizers import build, is_optimizer, optimizer_leaves
 from hpcckpt.state.tf_variables import is_variable, variable_leaf
-from hpcckpt.state.tree import Finish, Leaf, join
+from hpcckpt.state.tree import Leaf, join
 
 MODEL, OPTIMIZER = "model", "optimizer"
 
@@ -42,9 +42,10 @@ def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
 
 def _model_leaves(model: Any, name: str) -> Iterator[Leaf]:
     weights = named_weights(model)
-    yield from weight_leaves(model, name, weights)
+    own = [*weight_leaves(model, name, weights), *layer_state_leaves(model, name)]
+    yield from own
     yield from _optimizer_leaves(model, _beside(name), weights)
-    yield Finish(lambda: finalize(model))
+    yield from restoring_parts(model, own)
 
 
 def _beside(name: str) -> str:

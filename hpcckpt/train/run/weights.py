@@ -20,7 +20,7 @@ from hpcckpt.keras.files.describe import describe
 from hpcckpt.keras.files.match import MatchResult, compare
 from hpcckpt.keras.model import batch_norm as statistics
 from hpcckpt.keras.model.batch_norm import Policy
-from hpcckpt.keras.model.finalize import finalize
+from hpcckpt.keras.model.layer_state import finish, layer_state_leaves
 from hpcckpt.keras.model.layers import named_weights
 from hpcckpt.keras.model.state import MODEL
 from hpcckpt.restoring.reader import StepReader
@@ -86,7 +86,7 @@ def _state(model: Any, comm: Communicator, policy: Policy) -> dict[str, Any]:
     statistics.average(model, comm)
     weights = [weight for weight in named_weights(model) if not statistics.is_random(weight)]
     state: dict[str, Any] = {}
-    for leaf in statistics.weight_leaves(model, "", weights):
+    for leaf in (*statistics.weight_leaves(model, "", weights), *layer_state_leaves(model, "")):
         spec, value = leaf.declaration.spec, np.asarray(leaf.read())
         state[spec.name] = {"root": RootOnly, "per-rank": PerRank}.get(spec.kind, np.asarray)(value)
     statistics.forget_means(model)
@@ -113,7 +113,7 @@ def fill(model: Any, path: Path, rank: int, size: int, *, is_partial: bool = Fal
             )
         own = rank if reader.manifest.n_ranks == size else 0
         _assign(fit, reader, own)
-        finalize(model)
+        finish(model, fit.leaves.values())
         return Filled(len(fit.leaves), tuple(map(str, fit.problems)))
 
 

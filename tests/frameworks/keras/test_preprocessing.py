@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import hpcckpt as hc
 import hpcckpt.keras
-import hpcckpt.tmci
 
 layers = keras.layers
 ROWS = np.random.default_rng(0).normal(5, 3, size=(32, 3)).astype("float32")
@@ -99,3 +99,125 @@ def test_a_resumed_fit_normalizes_without_adapting_again(make: Callable[..., Any
     fit(make(adapted=True), 1, run_dir / "killed")
     resumed = fit(make(adapted=False), 2, run_dir / "killed")
     assert all(map(np.array_equal, resumed, straight))
+
+
+WORDS = np.array([["a b"], ["b c"], ["c c a"], ["d\na"]])
+
+
+def texts() -> tuple[Any, Any]:
+    layer = layers.TextVectorization(output_sequence_length=4)
+    return layer, [keras.Input((1,), dtype="string"), layer, layers.Embedding(9, 2), layers.Flatten()]
+
+
+def weighted_texts() -> tuple[Any, Any]:
+    layer = layers.TextVectorization(output_mode="tf_idf", max_tokens=9, pad_to_max_tokens=True)
+    return layer, [keras.Input((1,), dtype="string"), layer]
+
+
+def strings() -> tuple[Any, Any]:
+    layer = layers.StringLookup()
+    return layer, [keras.Input((1,), dtype="string"), layer, layers.Embedding(9, 2), layers.Flatten()]
+
+
+def integers() -> tuple[Any, Any]:
+    layer = layers.IntegerLookup()
+    return layer, [keras.Input((1,), dtype="int64"), layer, layers.Embedding(9, 2), layers.Flatten()]
+
+
+def bins() -> tuple[Any, Any]:
+    layer = layers.Discretization(num_bins=4)
+    return layer, [keras.Input((3,)), layer, layers.Embedding(9, 2), layers.Flatten()]
+
+
+ADAPTED_TO = {texts: WORDS, weighted_texts: WORDS, strings: WORDS, integers: np.array([[7], [9], [9]]), bins: ROWS}
+
+
+def adapted_to(make: Any, data: Any = None) -> Any:
+    """Return a model whose first layer is adapted to data, if there is some."""
+    keras.utils.set_random_seed(1)
+    layer, stack = make()
+    if data is not None:
+        layer.adapt(data)
+    model = keras.Sequential([*stack, layers.Dense(1)])
+    if not model.built:
+        model(ADAPTED_TO[make])
+    return model
+
+
+@pytest.mark.parametrize("make", ADAPTED_TO)
+def test_vocabularies_and_bins_are_restored_with_the_model(make: Any, run_dir: Path) -> None:
+    data = ADAPTED_TO[make]
+    model, fresh, other = (adapted_to(make, rows) for rows in (data, None, data[:1]))
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}, objects=hc.keras.describe(model)).result()
+        ckpt.restore({"model": other})
+    hc.keras.load_weights(fresh, run_dir)
+    for each in (fresh, other, hc.keras.load_model(run_dir)):
+        assert np.array_equal(each(data), model(data))
+
+
+class Table(layers.Dense):
+    """Keeps an array and a weight, and saves the array as Keras documents it."""
+
+    def __init__(self, units: int = 1, **more: Any) -> None:
+        super().__init__(units, **more)
+        self.table, self.sum_of_kernel = np.zeros(3, "float32"), 0.0
+
+    def save_own_variables(self, store: Any) -> None:
+        """Store the table beside the weights."""
+        super().save_own_variables(store)
+        store["table"] = self.table
+
+    def load_own_variables(self, store: Any) -> None:
+        """Take the table, and derive something from the weights."""
+        super().load_own_variables({key: store[key] for key in ("0", "1")})
+        self.table = np.array(store["table"])
+        self.sum_of_kernel = float(np.sum(self.kernel))
+
+
+def with_table(table: Any = None) -> Any:
+    """Return a model of a `Table`."""
+    model = keras.Sequential([keras.Input((3,)), Table()])
+    if table is not None:
+        model.layers[0].table = table
+    return model
+
+
+def test_what_a_layer_saves_by_save_own_variables_is_restored(run_dir: Path) -> None:
+    model, other, third = with_table(np.arange(5, dtype="float32")), with_table(), with_table()
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}, objects=hc.keras.describe(model)).result()
+        ckpt.restore({"model": other})
+    hc.keras.load_weights(third, run_dir)
+    loaded = hc.keras.load_model(run_dir, custom_objects={"Table": Table})
+    for layer in (other.layers[0], third.layers[0], loaded.layers[0]):
+        assert np.array_equal(layer.table, np.arange(5))
+        assert layer.sum_of_kernel == float(np.sum(model.layers[0].kernel)) != 0
+
+
+def test_a_checkpoint_without_the_state_of_a_layer_is_restored_with_a_warning(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = with_table(np.ones(3, "float32"))
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": keras.Sequential([keras.Input((3,)), layers.Dense(1, name="table")])}).result()
+        ckpt.restore({"model": model})
+    hc.keras.load_weights(model, run_dir)
+    assert np.array_equal(model.layers[0].table, np.ones(3))
+    assert caplog.text.count("model/table/own_variables is not in the checkpoint") == 2
+
+
+def test_best_weights_are_kept_beside_a_vocabulary(run_dir: Path) -> None:
+    targets = np.zeros((4, 1), "float32")
+
+    def fit(epochs: int) -> Any:
+        model = adapted_to(texts, WORDS)
+        model.compile("sgd", "mse")
+        stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True, patience=9)
+        backup = hc.keras.BackupAndRestore(run_dir, delete_checkpoint=False, verbose=0)
+        model.fit(tf.constant(WORDS), targets, epochs=epochs, verbose=0, callbacks=[backup, stop])
+        return stop.best_weights, model.get_weights()
+
+    fit(1)
+    best, weights = fit(1)  # nothing is left to train
+    assert [np.shape(array) for array in best] == [np.shape(array) for array in weights]
