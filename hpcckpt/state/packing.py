@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from hpcckpt.core.dtypes import dtype_token, numpy_dtype
-from hpcckpt.core.tensors import SAFETENSORS_CODES
+from hpcckpt.core.tensors import SAFETENSORS_CODES, TensorSpec
 from hpcckpt.errors import CorruptError
 from hpcckpt.format.manifest import decode_objects, encode_objects
-from hpcckpt.state.tree import Array, as_bytes, plain
+from hpcckpt.state.tree import (
+    Array,
+    DynamicPart,
+    Finish,
+    ObjectLeaf,
+    StateTree,
+    TensorLeaf,
+    as_bytes,
+    leaf_name,
+    plain,
+    state_dict_leaves,
+)
 
 _TOKENS = {code: token for token, code in SAFETENSORS_CODES.items()}
 _HEAD = 8
@@ -61,6 +72,56 @@ def unpack(packed: Array) -> tuple[dict[str, Array], Any]:
         return _unpacked(packed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptError(f"a packed entry cannot be read ({error}); use an older step") from error
+
+
+def pack_state_dict(held: Any) -> Array:
+    """Return what a ``state_dict()`` returned as bytes: containers, keys and numbers of any kind. Pure.
+
+    Raises
+    ------
+    StateError
+        Naming every value that cannot be saved.
+    """
+    tree = _state_dict_tree(held, lambda _: None)
+    tensors = {name: leaf.read() for name, leaf in tree.tensors.items()}
+    return pack(tensors, {name: leaf.read() for name, leaf in tree.objects.items()})
+
+
+def unpack_state_dict(packed: Array, held: Any, load: Callable[[dict[Any, Any]], Any]) -> None:
+    """Pass what `pack_state_dict` was given to ``load_state_dict``. Independent.
+
+    Parameters
+    ----------
+    packed : numpy.ndarray
+        The bytes.
+    held : mapping
+        What ``state_dict()`` returns now; arrays in it are filled, so it must not be the object's own.
+    load : callable
+        Given the state: the object's ``load_state_dict``.
+    """
+    arrays, values = unpack(packed)
+    if not arrays and not values:
+        load({})
+        return
+    specs = {name: TensorSpec(name, dtype_token(array.dtype), array.shape) for name, array in arrays.items()}
+    tree = _state_dict_tree(held, load).resolved(specs, values)
+    for name, leaf in tree.tensors.items():
+        leaf.assign(arrays[name])
+    for name in values.keys() & tree.objects.keys():
+        tree.objects[name].assign(values[name])
+    for finish in tree.finishes:
+        if isinstance(finish, Finish):
+            finish.run()
+
+
+def _state_dict_tree(held: Any, load: Callable[[dict[Any, Any]], Any]) -> StateTree:
+    leaves, finishes = dict[str, TensorLeaf | ObjectLeaf](), list[Finish | DynamicPart]()
+    for leaf in state_dict_leaves(held, "", load, is_free=True):
+        if isinstance(leaf, TensorLeaf | ObjectLeaf):
+            leaves[leaf_name(leaf)] = leaf
+        else:
+            finishes.append(leaf)
+    return StateTree.of(leaves, tuple(finishes), frozenset(), {})
 
 
 def _unpacked(packed: Array) -> tuple[dict[str, Array], Any]:

@@ -21,8 +21,8 @@ from hpcckpt.errors import StateError
 from hpcckpt.keras.model.batch_norm import numbers_of_own
 from hpcckpt.keras.model.naming import Namer
 from hpcckpt.restoring.reader import StepReader
-from hpcckpt.state.packing import pack, unpack
-from hpcckpt.state.tree import Array, PerRank, RootOnly, is_json
+from hpcckpt.state.packing import pack, pack_state_dict, unpack, unpack_state_dict
+from hpcckpt.state.tree import Array, PerRank, RootOnly
 
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
@@ -40,7 +40,10 @@ WITHOUT_STATE = frozenset({
 """Those of Keras and Horovod that keep nothing else that training depends on, but maybe functions of the program."""
 MAX_LOG_BYTES = 1 << 20
 """A log of `CSVLogger` up to this size is stored in each checkpoint; of a longer one the length."""
+_PACKED = "$packed"
+"""Key of the name of the array that holds a callback's ``state_dict``."""
 _MARK = "$array"
+"""Key of the name of an array, in what older versions stored of a ``state_dict``."""
 
 
 def named(callbacks: Iterable[Any]) -> dict[str, Any]:
@@ -106,7 +109,7 @@ def fill_from_rank_0(weights: Mapping[str, Any], name: str, reader: StepReader) 
 
 def _value_of(callback: Any, name: str, arrays: dict[str, Array]) -> Any:
     if _is_stateful(callback):
-        return _split(dict(callback.state_dict()), name, arrays)
+        return _packed(callback, name, arrays)
     value = {key: _plain(getattr(callback, key)) for key in _attributes(callback)}
     if _keeps_weights(callback):
         value["has_best_weights"] = callback.best_weights is not None
@@ -115,18 +118,24 @@ def _value_of(callback: Any, name: str, arrays: dict[str, Array]) -> Any:
     return value
 
 
-def _split(value: Any, name: str, arrays: dict[str, Array]) -> Any:
-    """Return `value` with arrays taken out, which go into `arrays`."""
+def _packed(callback: Any, name: str, arrays: dict[str, Array]) -> dict[str, str]:
+    """Put what a callback's ``state_dict`` returns into `arrays`, and return where it is."""
+    try:
+        arrays[name] = pack_state_dict(_copied(callback.state_dict()))
+    except StateError as error:
+        raise StateError(f"callback {name}: {error}") from error
+    return {_PACKED: name}
+
+
+def _copied(value: Any) -> Any:
+    """Return a state with copies of its arrays; tensors of frameworks become arrays."""
     if isinstance(value, Mapping):
-        return {key: _split(item, f"{name}/{key}", arrays) for key, item in value.items()}
-    if isinstance(value, list | tuple) and not is_json(value):
-        return [_split(item, f"{name}/{number}", arrays) for number, item in enumerate(value)]
-    if is_json(value):
-        return value
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-        arrays[name] = np.asarray(value)
-        return {_MARK: name}
-    raise StateError(f"callback {name}: a {type(value).__qualname__} cannot be saved; use arrays and JSON values")
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_copied(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    is_array = hasattr(value, "__array__") and not isinstance(value, np.generic)
+    return np.array(value) if is_array else value
 
 
 def _plain(value: Any) -> Any:
@@ -157,7 +166,10 @@ def give_back(callbacks: Mapping[str, Any], packed: Array, weights: Mapping[str,
 
 def _set(callback: Any, value: Mapping[str, Any], arrays: Mapping[str, Array], weights: Any) -> None:
     if _is_stateful(callback):
-        callback.load_state_dict(_joined(value, arrays))
+        if value.keys() == {_PACKED}:
+            unpack_state_dict(arrays[value[_PACKED]], _copied(callback.state_dict()), callback.load_state_dict)
+        else:  # of an older version
+            callback.load_state_dict(_joined(value, arrays))
         return
     for key in _attributes(callback):
         if key in value:
