@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +13,7 @@ from hpcckpt.core.options import Level
 from hpcckpt.core.results import SavedStep
 from hpcckpt.core.std_streams import write_wrapped
 from hpcckpt.errors import CollectiveError, OptionError
+from hpcckpt.keras.callbacks.weak_call import WeakCall
 
 _writing: dict[str, Saves] = {}
 """Directory -> its writer in this process, for the default communicator."""
@@ -52,12 +53,19 @@ class Saves:
         self.directory = os.fspath(directory)
         self._comm = comm
         self._options: dict[str, Any] = {"on_newer": "aside", **options}
-        self._on_commit = weakref.WeakMethod(on_commit)
+        self._on_commit = WeakCall(on_commit)
         self._reports_when_durable = reports_when_durable
         self._checkpointer: Checkpointer | None = None
         self._pending: PendingSave | None = None
         self._is_ousted = False
         self.is_root = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Saves:
+        """Return saves in the same directory that have not begun. Independent."""
+        copied = memo[id(self)] = copy.copy(self)
+        copied._on_commit = copy.deepcopy(self._on_commit, memo)
+        copied._checkpointer = copied._pending = None
+        return copied
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -75,7 +83,7 @@ class Saves:
             self._checkpointer = Checkpointer(self.directory, self._comm, **self._options)
             self.is_root = self._checkpointer.comm.is_root
             on_step = self._checkpointer.on_drained if self._reports_when_durable else self._checkpointer.on_saved
-            on_step(self._report_commit)
+            on_step(self._on_commit)
         return self._checkpointer
 
     def begin(self) -> Checkpointer:
@@ -94,11 +102,6 @@ class Saves:
             earlier._is_ousted = True
             with contextlib.suppress(CollectiveError):  # root has logged it
                 earlier._close()
-
-    def _report_commit(self, saved: SavedStep) -> None:
-        on_commit = self._on_commit()
-        if on_commit is not None:
-            on_commit(saved)
 
     def save(
         self,

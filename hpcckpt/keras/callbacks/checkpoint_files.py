@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import string
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from hpcckpt.keras.callbacks.checkpoint_request import (
     Finished,
     best_of,
 )
+from hpcckpt.keras.callbacks.weak_call import WeakCall
 from hpcckpt.keras.files.tf_files import INDEX, latest
 from hpcckpt.keras.files.write_file import read_note, refuse_directory, visible_file, write_file
 
@@ -52,7 +52,7 @@ class CheckpointFiles:
     ) -> None:
         self._filepath, self._format = filepath, file_format
         self._is_weights_only, self._options, self._given_comm = is_weights_only, options, comm
-        self._finished = weakref.WeakMethod(finished)
+        self._finished = WeakCall(finished)
         self._comm: Communicator | None = None
         self._model: Any = None
 
@@ -94,9 +94,7 @@ class CheckpointFiles:
                 path, self._format, self._model, note, is_weights_only=self._is_weights_only, options=self._options
             ),
         )
-        finished = self._finished()
-        if finished is not None:
-            finished(request.epoch, request.path)
+        self._finished(request.epoch, request.path)
 
     def poll(self) -> None:
         """Do nothing: nothing is in the background. Independent."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from typing import Any, Literal, TypeGuard
 
 from hpcckpt.collective.communicator import Communicator
@@ -21,6 +20,7 @@ from hpcckpt.keras.callbacks.checkpoint_request import (
     best_of,
 )
 from hpcckpt.keras.callbacks.step_links import link, run_directory, sweep
+from hpcckpt.keras.callbacks.weak_call import WeakCall
 from hpcckpt.keras.files.describe import describe
 from hpcckpt.keras.log_lines import saved_line
 from hpcckpt.keras.model.batch_norm import average, forget_means
@@ -63,7 +63,7 @@ class CheckpointSteps:
         **options: Any,
     ) -> None:
         self._has_names = "{" in filepath
-        self._finished = weakref.WeakMethod(finished)
+        self._finished = WeakCall(finished)
         self._is_weights_only, self._is_logging = is_weights_only, is_logging
         self._names: dict[int, tuple[int, str]] = {}
         self._newest = -1
@@ -161,9 +161,7 @@ class CheckpointSteps:
             sweep(saved.path.parent, name)
         if self._is_logging:
             self._saves.print_lines(saved_line(saved, epoch))
-        finished = self._finished()
-        if finished is not None:
-            finished(epoch, os.path.join(self._saves.directory, name))
+        self._finished(epoch, os.path.join(self._saves.directory, name))
         for text in warnings if self.is_root else ():
             _log.warning("%s", text)
 

@@ -206,6 +206,14 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         self._is_going_on: bool | None = None
         self._n_steps = 0
 
+    @property
+    def monitor_op(self) -> Any:
+        """NumPy's function that compares a value with the best; None as long as Keras 3 does not know which."""
+        model = getattr(self, "model", None)
+        if not has_direction(self.monitor, self.mode, model):
+            return None
+        return np.greater if direction(self.monitor, self.mode, model) == "max" else np.less
+
     # -- what Keras calls ------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:

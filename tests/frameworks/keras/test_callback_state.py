@@ -68,7 +68,7 @@ def test_a_state_of_an_older_version_is_restored() -> None:
 
 
 def test_what_cannot_be_saved_is_refused_by_the_callbacks_name() -> None:
-    with pytest.raises(StateError, match="callback Counts: .*function"):
+    with pytest.raises(StateError, match=r"callback Counts: .*function"):
         callback_state.take({"Counts": Counts({"f": lambda: None})})
 
 

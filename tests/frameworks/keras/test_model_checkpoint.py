@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import inspect
@@ -533,3 +534,17 @@ def test_every_n_minutes_does_not_stop_for_the_end_of_the_job(tmp_path: Path, mo
     monkeypatch.setenv("HPCCKPT_JOB_END", str(time.time() + 2))
     play(ModelCheckpoint(tmp_path / NAME, every_n_minutes=1000), model_of(), FALLING)
     assert steps_in(tmp_path) == [5, 10, 15]
+
+
+@pytest.mark.parametrize("kind", ["steps", "files", "backup"])
+def test_a_deep_copy_of_a_callback_saves_and_reports_by_itself(kind: str, tmp_path: Path, fit: Any, capfd: Any) -> None:
+    name = "a.weights.h5" if kind == "files" else "a"
+    options = {"verbose": 1, "save_weights_only": True, "monitor": "loss"}
+    made = BackupAndRestore(tmp_path / name) if kind == "backup" else ModelCheckpoint(tmp_path / name, **options)
+    fit(small(), rows(), 1, copy.deepcopy(made))
+    assert ("saved step" if kind == "backup" else "saving model to") in "".join(capfd.readouterr())
+
+
+def test_monitor_op_compares_as_mode_says(tmp_path: Path) -> None:
+    assert ModelCheckpoint(tmp_path / "a", mode="max").monitor_op is np.greater
+    assert ModelCheckpoint(tmp_path / "a", mode="min").monitor_op is np.less
