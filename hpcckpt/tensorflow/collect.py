@@ -10,7 +10,7 @@ from hpcckpt.core.tensors import Kind
 from hpcckpt.errors import StateError
 from hpcckpt.keras.model.optimizers import is_optimizer
 from hpcckpt.state.tf_variables import is_variable, tensorflow_variable
-from hpcckpt.tensorflow.graph import GENERATOR, VARIABLE, Graph, Node, Value, bind, from_proto, value_key
+from hpcckpt.tensorflow.graph import GENERATOR, VARIABLE, Graph, Node, Value, bind, from_proto, tensor_name, value_key
 
 
 def is_trackable(obj: Any) -> bool:
@@ -116,6 +116,7 @@ def gather(view: View) -> Gathered:
         )
     values = {key: value for part in tensors.values() for key, value in part.items()}
     _refuse_parts(values)
+    _refuse_quantized(values)
     graph = from_proto(proto, {key: odd_dtype(value.dtype) for key, value in values.items()})
     objects = bind(graph, view.root, view.children)
     gathered = Gathered(_with_hidden(graph, objects), objects, values)
@@ -130,11 +131,22 @@ def _refuse_parts(values: Mapping[str, Any]) -> None:
         raise StateError(f"{parts[0]} is spread over devices: save its parts as hpcckpt.Sharded")
 
 
+def _refuse_quantized(values: Mapping[str, Any]) -> None:
+    import tensorflow as tf
+
+    for key, value in values.items():
+        if tf.as_dtype(value.dtype).is_quantized:
+            raise StateError(
+                f"{tensor_name(key)} has the dtype {value.dtype.name}, which cannot be saved: keep its values in a "
+                "variable of whole numbers (tf.bitcast), and their scale beside it"
+            )
+
+
 def odd_dtype(dtype: Any) -> str:
     """Return TensorFlow's name of a dtype that NumPy has nothing like; empty for all others. Pure."""
     import tensorflow as tf
 
-    return tf.as_dtype(dtype).name if dtype in (tf.string, tf.variant) or tf.as_dtype(dtype).is_quantized else ""
+    return tf.as_dtype(dtype).name if dtype in (tf.string, tf.variant) else ""
 
 
 def hidden_generator(obj: Any) -> Any:
