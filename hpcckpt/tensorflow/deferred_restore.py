@@ -22,7 +22,7 @@ from hpcckpt.tensorflow.graph import Graph, to_proto
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-def read(root: Any, graph: Graph, arrays: Mapping[str, Array]) -> Any:
+def read(root: Any, graph: Graph, arrays: Mapping[str, Array], *, is_complete: bool) -> Any:
     """Have TensorFlow restore what is left, now or when it is created; return its status object. Independent.
 
     Parameters
@@ -33,6 +33,8 @@ def read(root: Any, graph: Graph, arrays: Mapping[str, Array]) -> Any:
         The graph of the checkpoint.
     arrays : mapping of str to numpy.ndarray
         What is left, by key; of dtypes that NumPy does not know, as bytes of a serialized tensor.
+    is_complete : bool
+        Whether all objects that these values are for exist.
     """
     import tensorflow as tf
 
@@ -51,10 +53,10 @@ def read(root: Any, graph: Graph, arrays: Mapping[str, Array]) -> Any:
     except BaseException:
         _remove(directory)
         raise
-    if arrays:
-        weakref.finalize(status._checkpoint, _remove, directory)
+    if is_complete:
+        _remove(directory)  # no more values will be read from it
     else:
-        _remove(directory)  # no values will be read from it
+        weakref.finalize(status._checkpoint, _remove, directory)
     return status
 
 

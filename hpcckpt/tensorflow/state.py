@@ -16,6 +16,8 @@ import numpy as np
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, Kind, TensorSpec
 from hpcckpt.errors import StateMismatchError
+from hpcckpt.keras.model.finalize import finalize_layers
+from hpcckpt.keras.model.layers import is_layer
 from hpcckpt.keras.model.state import leaves as keras_leaves
 from hpcckpt.state.tf_variables import VariableLeaf, is_variable, tensorflow_variable, variable_leaf
 from hpcckpt.state.tree import Array, DynamicPart, Finish, Leaf, ObjectLeaf, Resolved, TensorLeaf, declare, join
@@ -140,7 +142,7 @@ class _Part:
             for name, (number, value_name) in self.own.items()
             if is_lenient or (id(gathered.objects.get(number)), value_name) in matched
         ]
-        return Resolved(fitted, dropped, Finish(lambda: self._finish(graph, left)))
+        return Resolved(fitted, dropped, Finish(lambda: self._finish(graph, bound, left)))
 
     def _fitted_leaves(
         self, specs: Mapping[str, TensorSpec], variable: Any, value_name: str, key: str, left: dict[str, Array]
@@ -152,10 +154,19 @@ class _Part:
         if value_name == PYTHON and (own := join(full, OWN)) in specs:
             yield _left_leaf(specs[own], left, key)  # after rank 0's, which it replaces
 
-    def _finish(self, graph: Graph, left: dict[str, Array]) -> None:
+    def _finish(self, graph: Graph, bound: Mapping[int, Any], left: dict[str, Array]) -> None:
         """Let TensorFlow restore the rest."""
         hidden = {node.values[GENERATOR].key for node in graph if GENERATOR in node.values}
-        status = read(self.root, graph, {key: array for key, array in left.items() if key not in hidden})
+        arrays = {key: array for key, array in left.items() if key not in hidden}
+        absent = {
+            key
+            for n, node in enumerate(graph)
+            if n not in bound
+            for value in node.values.values()
+            for key in value.parts
+        }
+        status = read(self.root, graph, arrays, is_complete=absent.isdisjoint(arrays))
+        finalize_layers([obj for obj in bound.values() if is_layer(obj)])
         with contextlib.suppress(AttributeError):  # an object without attributes: its status is not needed
             object.__setattr__(self.root, _STATUS, status)
 

@@ -6,6 +6,7 @@ gives weights new values has to call `finalize` afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hpcckpt.keras.model.layers import named_layers, own_weights
@@ -21,12 +22,16 @@ def finalize(model: Any, *, is_changed: bool = False) -> None:
     is_changed : bool
         Whether layers have changed in other ways, so that the model has to compile its steps again in any case.
     """
-    layers = [model, *(layer for _, layer in named_layers(model))]
+    finalize_layers([model, *(layer for _, layer in named_layers(model))], is_changed=is_changed)
+
+
+def finalize_layers(layers: Sequence[Any], *, is_changed: bool = False) -> None:
+    """Let layers derive what they compute with, and models among them compile their steps again. Independent."""
     derived = [layer for layer in layers if _derives(layer)]
     for layer in derived:
         layer.finalize_state()
     for layer in layers if derived or is_changed else ():
-        compile_again(layer)
+        _compile_again(layer)
 
 
 def _derives(layer: Any) -> bool:
@@ -35,7 +40,7 @@ def _derives(layer: Any) -> bool:
     return maker is not None and maker.__name__ != "Layer" and bool(own_weights(layer))
 
 
-def compile_again(model: Any) -> None:
+def _compile_again(model: Any) -> None:
     """Make a model compile its steps again: what layers derived is a constant in them. Independent."""
     for kind in ("train", "test", "predict"):
         name = f"{kind}_function"

@@ -142,13 +142,43 @@ def test_a_keras_model_that_is_not_built_and_its_optimizer_get_their_values_late
     status.assert_existing_objects_matched()
 
 
-def test_memory_that_nobody_waits_for_any_more_is_given_back(run_dir):
-    def in_memory() -> set[str]:
-        try:
-            return set(tf.io.gfile.glob("ram://hpcckpt-*/*"))
-        except tf.errors.OpError:
-            return set()
+def in_memory() -> set[str]:
+    """Return the files of ours in the file system that TensorFlow keeps in memory."""
+    try:
+        return set(tf.io.gfile.glob("ram://hpcckpt-*/*"))
+    except tf.errors.OpError:
+        return set()
 
+
+def test_memory_is_given_back_at_once_where_everything_exists(run_dir):
+    before = in_memory()
+    iterator = iter(tf.data.Dataset.range(9).shuffle(9))
+    saved = tf.train.Checkpoint(it=iterator, s=tf.Variable("x"), n=Count(3))
+    next(iterator)
+    status = save_and_restore(run_dir, saved, saved)
+    status.assert_consumed()
+    assert in_memory() == before
+
+
+def test_a_quantized_variable_is_refused_by_its_name():
+    variable = tf.Variable(tf.bitcast(tf.zeros((3,), tf.int8), tf.qint8))
+    with pytest.raises(StateError, match=r"part/v has the dtype qint8"):
+        flatten({"c": tf.train.Checkpoint(part=tf.train.Checkpoint(v=variable))})
+
+
+def test_layers_that_were_adapted_compute_with_what_was_restored(run_dir):
+    def model(rows: Any) -> Any:
+        made = keras.Sequential([keras.Input((2,)), keras.layers.Normalization()])
+        made.layers[0].adapt(rows)
+        return made
+
+    rows = np.arange(8, dtype="float32").reshape(4, 2)
+    saved, other = model(rows), model(rows * 3)
+    save_and_restore(run_dir, tf.train.Checkpoint(model=saved), tf.train.Checkpoint(model=other))
+    assert np.array_equal(other(rows), saved(rows))
+
+
+def test_memory_that_nobody_waits_for_any_more_is_given_back(run_dir):
     before = in_memory()
     saved, blank = tf.train.Checkpoint(a=tf.Variable(1.0), s=tf.Variable("x")), tf.train.Checkpoint()
     status = save_and_restore(run_dir, saved, blank)
