@@ -154,7 +154,7 @@ def replica_checksums(tree: StateTree) -> Callable[[], list[int]]:
 def _checksum(array: Array) -> int:
     """Return a CRC32C that is the same for equal values: some bytes of a long double mean nothing on x86. Pure."""
     data = as_bytes(array)
-    if array.dtype.char in "gG" and np.finfo(np.longdouble).nmant == _MANTISSA_X87:
+    if array.dtype.type in (np.longdouble, np.clongdouble) and np.finfo(np.longdouble).nmant == _MANTISSA_X87:
         data = np.ascontiguousarray(data.reshape(-1, np.dtype(np.longdouble).itemsize)[:, :_NBYTES_X87])
     return native.crc32c(data)
 

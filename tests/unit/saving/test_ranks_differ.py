@@ -159,7 +159,6 @@ def halves(comm: Any, begin: Any, end: Any) -> hc.Sharded:
     return hc.Sharded(np.zeros(high - low), (10 * comm.size,), (low,))
 
 
-@pytest.mark.counts(1, 2, 5)
 @pytest.mark.counts(2)
 def test_long_doubles_that_are_equal_do_not_differ_by_their_unused_bytes(ranks, run_dir):
     def body(comm):
@@ -177,6 +176,7 @@ def test_long_doubles_that_are_equal_do_not_differ_by_their_unused_bytes(ranks, 
     ranks(body)
 
 
+@pytest.mark.counts(1, 2, 5)
 def test_shards_that_leave_a_hole_are_refused(ranks, run_dir):
     def state(comm):
         return {"x": halves(comm, lambda c: int(last(c)), lambda c: 0)}
