@@ -121,7 +121,7 @@ def _state_dict_tree(held: Any, load: Callable[[dict[Any, Any]], Any]) -> StateT
             leaves[leaf_name(leaf)] = leaf
         else:
             finishes.append(leaf)
-    return StateTree.of(leaves, tuple(finishes), frozenset(), {})
+    return StateTree({}, {}, tuple(finishes)).with_leaves(leaves)
 
 
 def _unpacked(packed: Array) -> tuple[dict[str, Array], Any]:
