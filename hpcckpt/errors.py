@@ -439,7 +439,8 @@ def as_failure(error: BaseException) -> Failure:
         translated = from_os_error(error)
         return Failure(translated.kind, str(translated))
     if isinstance(error, MemoryError):
-        return Failure(HostMemoryError.kind, printable(f"this host has not enough free memory: {error}"))
+        cause = f": {error}" if str(error) else ""
+        return Failure(HostMemoryError.kind, printable(f"this host has not enough free memory{cause}"))
     return Failure("collective", printable(f"{type(error).__name__}: {error}"))
 
 

@@ -84,7 +84,7 @@ def encode(manifest: Manifest, crc: Crc) -> bytes:
     Raises
     ------
     StateError
-        If readers would refuse it: too large, or with something in it that `validate` finds.
+        If readers would refuse it: too large, or with something beside files and tensors that `validate` finds.
     """
     document = {
         "crc32c": "00000000",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.state.leaves import ObjectLeaf, StateTree, TensorLeaf, item_of
+from hpcckpt.state.state_dict import TYPES
 
 
 class StoredValues(NamedTuple):
@@ -106,6 +107,8 @@ def _joined(stored: StoredValues, tree: StateTree, convert: Convert) -> StoredVa
             below[parent][name[len(parent) + 1 :]] = name
     specs, objects = dict(stored.specs), dict(stored.objects)
     for parent, paths in below.items():
+        if not any(map(_is_container, lists[parent])) and not any(name in specs for name in paths.values()):
+            continue  # of objects: a list of JSON alone is saved as one value
         try:
             objects[parent] = _item(paths, lists[parent], stored, convert)
         except UnknownError:
@@ -122,8 +125,8 @@ def _item(paths: Mapping[str, str], like: Any, stored: StoredValues, convert: Co
         name = paths[""]
         return stored.objects[name] if name in stored.objects else convert(name, like)
     if not _is_container(like):
-        if any("/" in path or path.isdecimal() for path in paths):
-            raise UnknownError  # names do not show whether it is a list or a dict
+        if any("/" in path or path.isdecimal() or path == TYPES for path in paths):
+            raise UnknownError  # names do not show whether it is a list or a dict; an object has types
         like = {}
     parts: dict[str, dict[str, str]] = defaultdict(dict)
     for path, name in paths.items():

@@ -87,7 +87,9 @@ def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Pa
                 fsync_file(Path(directory, file))
             native.fsync_dir(directory)
         if is_overwriting and path.exists():
-            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode != stat.S_IMODE(temporary.stat().st_mode):  # some file systems refuse every chmod
+                temporary.chmod(mode)
             exchange(temporary, path)  # what was there goes with the temporary name
         else:
             check_free(path, is_for_directory=True)
@@ -118,7 +120,9 @@ def fsync_file(path: Path, like: Path | None = None) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         if like is not None and like.is_file() and not like.is_symlink():
-            os.fchmod(fd, stat.S_IMODE(like.stat().st_mode))
+            mode = stat.S_IMODE(like.stat().st_mode)
+            if mode != stat.S_IMODE(os.fstat(fd).st_mode):  # some file systems refuse every chmod
+                os.fchmod(fd, mode)
         native.fsync(fd, str(path))
     finally:
         os.close(fd)

@@ -249,6 +249,7 @@ def moved_aside(directory: Path, steps: Sequence[int], saved: int, files: FileSy
     """
     moves = _moves(directory, directory, Conflicts(tuple(sorted(steps, reverse=True))))
     with contextlib.ExitStack() as undo:
+        undo.callback(files.fsync_dir, directory)  # the last of what is undone
         for source, target in moves:
             files.rename(source, target)
             undo.callback(files.rename, target, source)

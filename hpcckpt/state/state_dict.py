@@ -392,7 +392,7 @@ def _converted(value: Any, path: str, types: Mapping[str, Any], like: Any) -> An
     kind = types.get(path)
     if not isinstance(value, _Node):
         return _as_leaf(value, kind, like)
-    keys = _keys_of(value, kind, path)
+    keys = _keys_of(value, kind, path, like)
     parts = {
         key: _converted(item, join(path, segment), types, item_of(like, key))
         for key, (segment, item) in zip(keys, value.items(), strict=True)
@@ -401,15 +401,17 @@ def _converted(value: Any, path: str, types: Mapping[str, Any], like: Any) -> An
         items = [parts[key] for key in sorted(parts)]
         return tuple_like(items, like) if kind == "tuple" else items
     if isinstance(kind, dict):
-        parts = {key: parts[key] for key in map(_decoded, (encoded for _, encoded in kind["keys"])) if key in parts}
+        order = (_decoded(encoded) for _, encoded in kind["keys"])
+        parts = {key: parts[key] for key in (*order, *parts) if key in parts}  # last what the checkpoint has not
     elif all(isinstance(key, int) for key in parts):
         parts = {key: parts[key] for key in sorted(parts)}
     return dict_like(parts, like)
 
 
-def _keys_of(node: _Node, kind: Any, path: str) -> list[Any]:
+def _keys_of(node: _Node, kind: Any, path: str, like: Any) -> list[Any]:
     if isinstance(kind, dict):
-        keys = {segment: _decoded(encoded) for segment, encoded in kind["keys"]}
+        kept = dict(zip(_segments(like), like, strict=True)) if isinstance(like, Mapping) else {}
+        keys = {**kept, **{segment: _decoded(encoded) for segment, encoded in kind["keys"]}}
         if keys.keys() >= node.keys():
             return [keys[segment] for segment in node]
         raise StateMismatchError(f"the keys of {path!r} in the checkpoint are not known; use an older step")

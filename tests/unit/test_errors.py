@@ -150,6 +150,7 @@ def test_too_little_memory_on_a_rank_is_a_host_memory_error_on_all():
     error = collective_error("save step 1", {1: as_failure(MemoryError("Unable to allocate 8 GiB"))})
     assert isinstance(error, errors.HostMemoryError)
     assert "[rank 1] this host has not enough free memory: Unable to allocate 8 GiB" in str(error)
+    assert not as_failure(MemoryError()).text.endswith(" ")
 
 
 def test_any_other_error_crosses_ranks_as_text():

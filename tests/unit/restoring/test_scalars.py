@@ -243,10 +243,25 @@ def test_arrays_without_axes_in_a_list_are_filled_in_place(run_dir):
     assert after[1] is arrays[1]
 
 
+class Counting:
+    """An object with a ``state_dict``."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def state_dict(self):
+        return {"n": self.n}
+
+    def load_state_dict(self, found):
+        self.n = found["n"]
+
+
 LISTS_THAT_DIFFER = {
     "arrays into an empty list": ([np.zeros(3)], []),
     "lists of NumPy into an empty list": ([[np.float64(1)]], []),
     "dicts whose keys may be paths into an empty list": ([{"a/b": np.float64(1)}], []),
+    "objects into an empty list": ([Counting(np.float64(1)), Counting(np.float64(2))], []),
+    "objects into a list of None": ([Counting(1), Counting(2)], [None, None]),
     "a longer list into arrays": ([1.0, 2.0], [np.array(0.0)]),
     "a list that lacks an item": ({"0": np.float64(1), "2": np.float64(1)}, [0.0]),
     "what float32 cannot hold": ([0.1], [np.float32(0)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -67,3 +68,16 @@ def test_within_a_run_directory_links_are_replaced_not_followed(tmp_path):
     overwrite(tmp_path / "x", "ours", follows_links=False)
     assert (tmp_path / "theirs").read_text(encoding="utf-8") == "theirs"
     assert not (tmp_path / "x").is_symlink()
+
+
+@pytest.mark.parametrize("write", [overwrite, overwrite_directory])
+def test_where_no_mode_can_be_set_what_has_the_right_one_is_overwritten(tmp_path, write, monkeypatch):
+    def refuse(*_args, **_more):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    write(tmp_path / "x", "one")
+    for name in ("chmod", "fchmod"):
+        monkeypatch.setattr(os, name, refuse)
+    write(tmp_path / "x", "two")
+    found = tmp_path / "x" if write is overwrite else tmp_path / "x/file"
+    assert found.read_text(encoding="utf-8") == "two"

@@ -122,6 +122,18 @@ def test_an_ordered_dict_and_a_named_tuple_of_arrays_come_back_as_they_were(run_
     assert (found["point"].x.tolist(), found["point"].y) == ([1, 1], 3)
 
 
+def test_an_ordered_dict_keeps_what_the_checkpoint_has_not(run_dir):
+    def held(**more):
+        return Box(m=OrderedDict(b=np.ones(2), a=np.zeros(1), known=Box(n=1), **more))
+
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"o": held()}).result()
+    now = held(new=Box(n=2))
+    with hc.Checkpointer(run_dir) as ckpt:
+        assert any("o/m/new" in warning for warning in ckpt.restore({"o": now}, strict=False).warnings)
+    assert list(now.held["m"]) == ["b", "a", "known", "new"]
+
+
 def test_items_of_a_set_are_in_the_same_order_on_all_ranks():
     small, large = {"b", 2, None, (3, 1)}, {"b", 2, None, (3, 1), *map(str, range(100))} - {*map(str, range(100))}
     stored = [flatten({"box": Box(seen=value)}).objects["box/seen"].read() for value in (small, large)]
