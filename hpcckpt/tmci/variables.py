@@ -18,6 +18,7 @@ from hpcckpt.keras.model.layer_state import layer_state_leaves
 from hpcckpt.keras.model.layers import is_layer, named_weights
 from hpcckpt.keras.model.optimizers import build, own_variables
 from hpcckpt.keras.model.state import MODEL
+from hpcckpt.state.packing import unpack
 from hpcckpt.state.tf_variables import tensorflow_variable
 from hpcckpt.state.tree import TensorLeaf, flatten, join
 
@@ -40,7 +41,8 @@ def weights_of(model: Any) -> list[Named]:
     """
     if not is_layer(model):
         raise StateError(f"model: a {type(model).__name__} is no Keras model")
-    others = [leaf.declaration.spec.name for leaf in layer_state_leaves(model, MODEL)]
+    states = layer_state_leaves(model, MODEL)
+    others = [leaf.declaration.spec.name for leaf in states if unpack(leaf.read()) != ({}, None)]
     if others:
         raise StateError(
             f"{', '.join(others)}: TMCI takes variables only, and this is none; give the layer its vocabulary or bins "

@@ -25,7 +25,9 @@ from hpcckpt.state.tree import (
     DynamicPart,
     Finish,
     Leaf,
+    ObjectLeaf,
     Resolved,
+    StateTree,
     TensorLeaf,
     declare,
     join,
@@ -136,6 +138,34 @@ def _as_01_named_them(wrapped_leaves: Mapping[str, TensorLeaf], specs: Mapping[s
     return Resolved([*found.values()], [*found])
 
 
+def _others_as_01_named_them(
+    now: Iterable[Leaf],
+    then: Iterable[Leaf],
+    with_prefix: Iterable[str],
+    specs: Mapping[str, TensorSpec],
+    objects: Mapping[str, Any],
+) -> Resolved:
+    """Return the same of what a module has made for its ``state_dict``, in place of the leaves of `now`."""
+    if not any(f"{each}/".startswith(f"{full}/") for full in with_prefix for each in (*specs, *objects)):
+        return Resolved()
+    leaves = {leaf_name(leaf): leaf for leaf in then if isinstance(leaf, TensorLeaf | ObjectLeaf)}
+    parts = tuple(leaf for leaf in then if isinstance(leaf, DynamicPart | Finish))
+    tree = StateTree({}, {}, parts).with_leaves(leaves).resolved(specs, objects)
+
+    def finish_all() -> None:
+        for finish in tree.finishes:
+            if isinstance(finish, Finish):
+                finish.run()
+
+    return Resolved(
+        [*tree.tensors.values(), *tree.objects.values()],
+        [leaf_name(leaf) for leaf in now if isinstance(leaf, TensorLeaf | ObjectLeaf)],
+        Finish(finish_all),
+        tree.ignored,
+        tree.fresh,
+    )
+
+
 def _memories(module: Any) -> dict[Any, Any]:
     """Return how ranks share what is in the memory of parameters and buffers."""
     buffers = {_memory(buffer, name): "root" for name, buffer in module.named_buffers()}
@@ -156,13 +186,20 @@ def _other_leaves(
 
     def load(found: Mapping[Any, Any]) -> None:
         state = copy.copy(held)  # with the versions of the modules, which a new dict would lack
-        state.update({**resized, **{key: found[short] for key, short in keys.items() if short in found}})
+        state.update(
+            {**resized, **{key: found[own] for key, short in keys.items() for own in (short, key) if own in found}}
+        )
         with torch.no_grad():
             module.load_state_dict(state)
 
     if others:
         own = {keys[key]: value for key, value in others.items()}
-        yield from state_dict_leaves(own, name, load, default="torch")
+        now = list(state_dict_leaves(own, name, load, default="torch"))
+        yield from now
+        if own.keys() != others.keys():
+            then = list(state_dict_leaves(others, name, load, default="torch"))
+            with_prefix = [join(name, key) for key in others if key != keys[key]]
+            yield DynamicPart(lambda specs, objects: _others_as_01_named_them(now, then, with_prefix, specs, objects))
     elif any(map(_loads_in_its_own_way, module.modules())):
         yield Finish(lambda: load({}))
 
@@ -255,6 +292,8 @@ def _put_back(module: Any, buffers: Mapping[str, torch.Tensor], found: list[Arra
     packed, _ = unpack(found.pop())
     keys = _plain_keys(module, packed)
     arrays = {keys[key]: array for key, array in packed.items()}
+    now = module.state_dict()  # a module may have replaced its buffers when it was loaded
+    buffers = {short: now[key] for key, short in _plain_keys(module, now).items() if short in buffers}
     with torch.no_grad():
         for key in arrays.keys() & buffers.keys():
             buffers[key].copy_(from_array(arrays[key], buffers[key].dtype))

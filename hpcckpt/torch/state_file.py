@@ -106,6 +106,9 @@ def _load_safetensors(path: Path) -> Any:
 
 def _put(tensor: torch.Tensor, map_location: Any, locations: Mapping[int, str]) -> torch.Tensor:
     """Return a tensor where the `map_location` of ``torch.load`` puts it, given where storages were saved."""
+    if tensor.layout != torch.strided:
+        is_location = map_location is not None and not callable(map_location) and not isinstance(map_location, Mapping)
+        return tensor.to(map_location) if is_location else tensor
     storage = tensor.untyped_storage()
     location = locations.get(storage.data_ptr(), "cpu")
     if isinstance(map_location, Mapping):
@@ -113,7 +116,7 @@ def _put(tensor: torch.Tensor, map_location: Any, locations: Mapping[int, str]) 
     if not callable(map_location):
         return tensor.to(map_location)
     found = map_location(storage, location)
-    if found is None:
+    if found is None or tensor.is_quantized:  # its scale would be lost
         return tensor
     empty = torch.empty(0, dtype=tensor.dtype, device=found.device)
     return empty.set_(found, tensor.storage_offset(), tensor.shape, tensor.stride())

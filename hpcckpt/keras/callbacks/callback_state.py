@@ -94,7 +94,8 @@ def best_weights(callbacks: Mapping[str, Any], model: Any) -> dict[str, Any]:
 def _best_weights(callback: Any, model: Any) -> dict[str, RootOnly | PerRank]:
     held, own = callback.best_weights, numbers_of_own(model)
     arrays = enumerate(model.get_weights() if held is None else held)
-    kept = [(number, array) for number, array in arrays if array.dtype != object]  # a vocabulary is the model's own
+    vocabularies = {number for number, each in enumerate(model.weights) if hasattr(each, "get_tensors")}  # Keras 2.15
+    kept = [(number, array) for number, array in arrays if number not in vocabularies]  # those are the model's own
     return {str(number): (PerRank if number in own else RootOnly)(array) for number, array in kept}
 
 

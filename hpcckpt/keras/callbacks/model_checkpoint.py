@@ -214,6 +214,10 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
             return None
         return np.greater if direction(self.monitor, self.mode, model) == "max" else np.less
 
+    @monitor_op.setter
+    def monitor_op(self, function: Any) -> None:
+        self.mode = "max" if function in (np.greater, np.greater_equal) else "min"
+
     # -- what Keras calls ------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:

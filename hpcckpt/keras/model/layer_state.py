@@ -52,7 +52,7 @@ def layer_state_leaves(model: Any, name: str) -> Iterator[LayerStateLeaf]:
     """Yield the leaves of what the layers of a model keep outside of weights. Independent."""
     for path, layer in (("", model), *named_layers(model)):
         for part, read, write in _states_of(layer):
-            value, full = read(), join(join(name, path), part)
+            value, full = read(), join(name, join(path, part))
             yield LayerStateLeaf(declare(value, full, "root"), value, write)
 
 
@@ -172,19 +172,28 @@ def _own_variables(layer: Any) -> Array:
 
 def _set_own(layer: Any, packed: Array) -> None:
     own, weights = _store(layer, type(layer)), _store(layer, _keras_class(layer))
+    held = [(each, np.array(each)) for each in layer.weights if not hasattr(each, "get_tensors")]
     layer.load_own_variables({key: weights[key] for key in own if key in weights} | unpack(packed)[0])
+    for weight, value in held:  # of a layer that stores another form of them, such as merged ones
+        weight.assign(value)
 
 
 def _store(layer: Any, cls: Any) -> dict[str, Array]:
     found: dict[str, Any] = {}
     cls.save_own_variables(layer, found)
-    arrays = {key: np.asarray(value) for key, value in found.items()}
+    arrays = {key: _as_text(np.asarray(value)) for key, value in found.items()}
     odd = [key for key, array in arrays.items() if array.dtype.hasobject]
     if odd:
         raise StateError(
             f"layer {layer.name}: save_own_variables stores {', '.join(odd)}, which is no array of numbers or text"
         )
     return arrays
+
+
+def _as_text(array: Array) -> Array:
+    """Return an array of texts, which Keras' files take as objects, in a dtype of its own; any other as it is."""
+    is_text = array.dtype.hasobject and array.size > 0 and {*map(type, array.flat)} in ({str}, {bytes})
+    return array.astype(type(array.flat[0])) if is_text else array
 
 
 def _is_weight(key: str, value: Array, weights: Mapping[str, Array]) -> bool:

@@ -113,7 +113,8 @@ def once(wanted: Wanted, directory: TrainingDirectory, environ: Mapping[str, str
         return wanted
     own = {"request": request, "resume": str(wanted)}
     is_done = any(isinstance(job, dict) and own.items() <= job.items() for job in directory.jobs())
-    return Wanted("latest") if is_done else wanted
+    newest = "auto" if wanted.mode == "never" else "latest"  # a new run may have no checkpoint yet
+    return Wanted(newest) if is_done else wanted
 
 
 def begin(

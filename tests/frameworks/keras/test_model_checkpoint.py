@@ -548,3 +548,6 @@ def test_a_deep_copy_of_a_callback_saves_and_reports_by_itself(kind: str, tmp_pa
 def test_monitor_op_compares_as_mode_says(tmp_path: Path) -> None:
     assert ModelCheckpoint(tmp_path / "a", mode="max").monitor_op is np.greater
     assert ModelCheckpoint(tmp_path / "a", mode="min").monitor_op is np.less
+    callback = ModelCheckpoint(tmp_path / "a", mode="min")
+    callback.monitor_op = np.greater
+    assert (callback.mode, callback.monitor_op) == ("max", np.greater)

@@ -195,6 +195,70 @@ def test_what_a_layer_saves_by_save_own_variables_is_restored(run_dir: Path) -> 
         assert layer.sum_of_kernel == float(np.sum(model.layers[0].kernel)) != 0
 
 
+class Merged(layers.Dense):
+    """Stores its kernel as one array that it splits again when it is loaded, and names beside it."""
+
+    def build(self, input_shape: Any) -> None:
+        """Make a second part of the kernel."""
+        super().build(input_shape)
+        self.more = self.add_weight(name="more", shape=self.kernel.shape, initializer="ones")
+        self.names: Any = None
+
+    def save_own_variables(self, store: Any) -> None:
+        """Store the sum of both parts."""
+        store["sum"], store["bias"] = np.array(self.kernel) + np.array(self.more), np.array(self.bias)
+        store["names"] = np.array(["a", "bc"], dtype=object)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Take the sum for the kernel."""
+        self.kernel.assign(store["sum"])
+        self.more.assign(np.zeros(self.more.shape))
+        self.bias.assign(store["bias"])
+        self.names = [*np.asarray(store["names"]).tolist()]
+
+
+def test_weights_are_those_that_were_saved_though_a_layer_stores_another_form(run_dir: Path) -> None:
+    model = keras.Sequential([keras.Input((3,)), Merged(2, name="merged")])
+    other = keras.Sequential([keras.Input((3,)), Merged(2, name="merged")])
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    for one, expected in zip(other.get_weights(), model.get_weights(), strict=True):
+        assert np.array_equal(one, expected)
+    assert other.layers[0].names == ["a", "bc"]
+
+
+class Counted(keras.Model):
+    """A model that saves something by itself."""
+
+    def __init__(self, count: int = 0) -> None:
+        super().__init__()
+        self.dense, self.count = layers.Dense(1), count
+
+    def call(self, inputs: Any) -> Any:
+        """Apply the dense layer."""
+        return self.dense(inputs)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Store the count."""
+        store["count"] = np.array(self.count)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Take the count."""
+        self.count = int(np.array(store["count"]))
+
+
+def test_what_a_model_saves_by_save_own_variables_is_restored(run_dir: Path) -> None:
+    model, other = Counted(5), Counted()
+    for each in (model, other):
+        each(np.zeros((1, 3), "float32"))
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    assert other.count == 5
+    assert np.array_equal(other.dense.kernel, model.dense.kernel)
+
+
 def test_a_checkpoint_without_the_state_of_a_layer_is_restored_with_a_warning(
     run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

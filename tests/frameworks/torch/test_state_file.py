@@ -226,3 +226,9 @@ def test_plain_safetensors_of_others_are_loaded_by_their_names(tmp_path):
 
     save_file({"a/b": torch.ones(1), "3": torch.zeros(1)}, tmp_path / "x.safetensors")
     assert_same(hc.torch.load(tmp_path / "x.safetensors"), {"3": torch.zeros(1), "a/b": torch.ones(1)})
+
+
+def test_sparse_tensors_of_torch_files_may_be_placed(tmp_path):
+    torch.save({"a": torch.eye(2).to_sparse()}, tmp_path / "m.pt")
+    found = hc.torch.load(tmp_path / "m.pt", map_location="cpu")["a"]
+    assert found.to_dense().tolist() == [[1, 0], [0, 1]]

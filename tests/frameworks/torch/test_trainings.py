@@ -276,6 +276,27 @@ def test_a_step_with_the_names_of_wrapped_submodules_can_be_restored(run_dir):
     assert_same(dict(blank.state_dict()), dict(saved.state_dict()))
 
 
+class Extra(torch.nn.Linear):
+    """Has state beside its tensors."""
+
+    n = 0
+
+    def get_extra_state(self) -> Any:
+        return {"n": self.n}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.n = state["n"]
+
+
+def test_extra_state_of_wrapped_submodules_is_restored_from_the_names_of_01(run_dir):
+    saved, blank = (torch.nn.Sequential(torch.nn.DataParallel(Extra(2, 2))) for _ in range(2))
+    saved[0].module.n = 7
+    tensors = {f"model/{key}": value for key, value in saved.state_dict().items() if torch.is_tensor(value)}
+    save_and_restore(run_dir, {**tensors, "model/0.module._extra_state": {"n": 7}}, {"model": blank})
+    assert blank[0].module.n == 7
+    assert_same(dict(blank[0].module.named_parameters()), dict(saved[0].module.named_parameters()))
+
+
 class Versioned(torch.nn.Module):
     """Loads what its own version has saved."""
 

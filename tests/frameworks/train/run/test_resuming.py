@@ -349,6 +349,12 @@ def test_a_request_is_known_by_what_its_jobs_have_recorded(job: Any, once: str, 
     assert resume_point.once(wanted, directory, {}) == wanted
 
 
+def test_a_job_that_began_a_new_run_may_be_requeued_before_its_first_checkpoint(tmp_path: Path) -> None:
+    directory = TrainingDirectory(tmp_path)
+    directory.write("environment.json", {"jobs": [{"request": "42", "resume": "never"}]})
+    assert str(resume_point.once(resume_point.parse("never"), directory, {"HPCCKPT_REQUEST": "42"})) == "auto"
+
+
 def test_a_step_is_gone_back_to_though_a_newer_one_is_on_scratch(run: Run, tmp_path: Path) -> None:
     config = pieces.config(checkpoint={"scratch": str(tmp_path / "scratch"), "max_to_keep": None})
     run(config)
