@@ -1,6 +1,6 @@
 """State of layers that is in no weight: vocabularies, bins, and what a layer saves by Keras' ``save_own_variables``.
 
-Each is one leaf of bytes, and there may be more or fewer of them in a checkpoint. Values are given to the layers after
+Each is one leaf of bytes, and a checkpoint may lack some of them. Values are given to the layers after
 all weights have theirs, because ``load_own_variables`` may use weights.
 """
 
