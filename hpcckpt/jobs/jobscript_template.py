@@ -16,7 +16,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _BIND = "python -m hpcckpt.jobs.binding"
 ADVICE = ": load it in $setup (HPCCKPT_SETUP names another file)"
 SETUP = """\
-setup=${HPCCKPT_SETUP:-$HOME/.hpcckpt.sh} # the site's modules, an environment
+setup=${HPCCKPT_SETUP:-$HOME/.hpcckpt.sh} # modules of the site, an environment
 case $setup in */*) ;; *) setup=./$setup ;; esac # a name alone would be looked up on PATH
 if [ -r "$setup" ]; then
     # shellcheck source=/dev/null

@@ -12,7 +12,7 @@ THETA=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export HPCCKPT_HOME=${HPCCKPT_HOME:-$(cd "$THETA/../.." && pwd)}
 export HPCCKPT_TENSORFLOW_JSON=${HPCCKPT_TENSORFLOW_JSON:-$THETA/tensorflow.json}
 
-setup=${HPCCKPT_SETUP:-$HOME/.hpcckpt.sh} # the site's modules, an environment
+setup=${HPCCKPT_SETUP:-$HOME/.hpcckpt.sh} # modules of the site, an environment
 case $setup in */*) ;; *) setup=./$setup ;; esac # a name alone would be looked up on PATH
 if [ -r "$setup" ]; then
     # shellcheck source=/dev/null
