@@ -69,7 +69,7 @@ B_TESTS=(
     tests/unit/tools/convert/test_{code,round_trips,same_model,stock_files}.py
 )
 # Limits in seconds, in addition to pytest's own time-out per test, for what hangs outside a test.
-QUICK_S=1800 SERIAL_S=3600 MPI_S=600 B_S=1800 NIGHTLY_S=14400
+QUICK_S=1800 SERIAL_S=3900 MPI_S=600 B_S=1800 NIGHTLY_S=14400
 # One test more at a time than there are cores, for some always wait (for Slurm, for a disk, for a process to end); up to
 # four: MPI jobs and thread pools of their own are among them.
 WORKERS=$(($(nproc 2>/dev/null || echo 1) + 1))
