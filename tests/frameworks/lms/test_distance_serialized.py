@@ -79,5 +79,5 @@ def test_distances_are_those_of_the_chained_graph() -> None:
 
 
 def test_what_names_no_levels_is_refused() -> None:
-    with pytest.raises(OptionError, match="'a:b' – a level, or a slice"):
+    with pytest.raises(OptionError, match="'a:b' – a level or a slice"):
         chained(wide(), "a:b")
