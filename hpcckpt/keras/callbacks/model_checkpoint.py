@@ -216,6 +216,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
 
     @monitor_op.setter
     def monitor_op(self, function: Any) -> None:
+        """Set `mode` by a comparison, as Keras' subclasses do."""
         self.mode = "max" if function in (np.greater, np.greater_equal) else "min"
 
     # -- what Keras calls ------------------------------------------------------------------------
