@@ -137,7 +137,7 @@ def _largest(document: Mapping[str, Any], lines: Mapping[str, str]) -> str:
     place, name = max(sizes, key=lambda at: sizes[at])
     return (
         f"{name!r} of {'the state' if place == 'state' else 'objects'} takes {sizes[place, name]} characters of it: "
-        "save it as a NumPy array, as hpcckpt.PerRank(value), or in a file of its own"
+        "save it as a NumPy array, as hpcckpt.PerRank(value), or in a separate file"
     )
 
 

@@ -191,7 +191,7 @@ def _store(layer: Any, cls: Any) -> dict[str, Array]:
 
 
 def _as_text(array: Array) -> Array:
-    """Return an array of texts, which Keras' files take as objects, in a dtype of its own; any other as it is."""
+    """Return an array of texts, which Keras' files take as objects, in a dtype for text; any other as it is."""
     is_text = array.dtype.hasobject and array.size > 0 and {*map(type, array.flat)} in ({str}, {bytes})
     return array.astype(type(array.flat[0])) if is_text else array
 

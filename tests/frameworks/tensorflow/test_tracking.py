@@ -143,7 +143,7 @@ def test_a_keras_model_that_is_not_built_and_its_optimizer_get_their_values_late
 
 
 def in_memory() -> set[str]:
-    """Return the files of ours in the file system that TensorFlow keeps in memory."""
+    """Return the files of hpcckpt in the file system that TensorFlow keeps in memory."""
     try:
         return set(tf.io.gfile.glob("ram://hpcckpt-*/*"))
     except tf.errors.OpError:

@@ -74,7 +74,7 @@ def test_no_sample_is_seen_twice_when_the_ranks_change_within_an_epoch(counts):
     seen = first + second + third
     assert len(set(seen)) == len(seen)
     assert 100 - len(seen) < 4 * counts[2]
-    assert (state["epoch"], state["samples"]) == (1, 0)
+    assert state == {"epoch": 1, "samples": 0, "n_samples": 100, "seed": 3, "shuffle": True}
 
 
 @pytest.mark.parametrize(
