@@ -23,7 +23,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,11 +33,12 @@ from hpcckpt.backends.base import Backend
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.core import failpoints
 from hpcckpt.core.plan import SaveJob, StagingSlot, WriteReport
-from hpcckpt.core.system import FileSystem
+from hpcckpt.core.system import FileSystem, OperatingSystem
 from hpcckpt.errors import HpcckptError, NoSpaceError, StorageError
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest, encode
 from hpcckpt.native.posix_files import POSIX
+from hpcckpt.rundir import pins
 from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.rundir.lock import RunLock
 
@@ -73,11 +74,14 @@ class Conflicts:
         The step of the same number: none, one to exchange, or a damaged one to keep as evidence.
     problem : str
         What is wrong with the damaged one.
+    is_scratch : bool
+        Whether steps are pinned until they are drained, which prevents nothing.
     """
 
     aside: tuple[int, ...] = ()
     existing: Literal["", "good", "bad"] = ""
     problem: str = ""
+    is_scratch: bool = False
 
 
 NO_CONFLICTS = Conflicts()
@@ -205,25 +209,35 @@ def commit_part(
     _write_manifest(staged, manifest, files)
     files.fsync_dir(staged.path)
     failpoints.reached("4-durable", staged.rank)
-    return _rename_to_step(staged, staged.directory / layout.step_dirname(manifest.step), conflicts, files)
+    return _rename_to_step(staged, staged.directory / layout.step_dirname(manifest.step), conflicts, lock.system)
 
 
-def _rename_to_step(staged: Staged, final: Path, conflicts: Conflicts, files: FileSystem) -> contextlib.ExitStack:
-    """Rename a staging directory to its step, durably; if that fails, every name is as it was before."""
+def _rename_to_step(staged: Staged, final: Path, conflicts: Conflicts, system: OperatingSystem) -> contextlib.ExitStack:
+    """Rename a staging directory to its step, durably; if that fails, every name is as it was before.
+
+    A pin is set before its user checks that the step is there, so after a rename one of the two notices the other.
+    """
+    files = system.files
 
     def is_committed() -> bool:
         return _has_save(final, staged.job.save_id, files)
+
+    def refuse_pinned(moved_to: Mapping[int, Path]) -> None:
+        if not conflicts.is_scratch:
+            pins.refuse_pinned(staged.directory, moved_to, moved_to, system)
 
     moves = _moves(staged.directory, final, conflicts)
     with contextlib.ExitStack() as undo:
         for source, target in moves:
             files.rename(source, target)
             undo.callback(files.rename, target, source)
+        refuse_pinned(_aside(moves))
         if conflicts.aside:
             files.fsync_dir(staged.directory)  # else a power loss may show the new step below those moved aside
         if conflicts.existing == "good":
             exchange(staged.path, final, is_committed, files)  # step 5; the replaced step now has the other name
             undo.callback(exchange, final, staged.path, None, files)
+            refuse_pinned({staged.job.step: staged.path})
         else:
             _rename_to_free_name(staged.path, final, is_committed, files)  # step 5
             undo.callback(files.rename, final, staged.path)
@@ -242,17 +256,19 @@ def _has_save(path: Path, save_id: str, files: FileSystem) -> bool:
 
 
 @contextlib.contextmanager
-def moved_aside(directory: Path, steps: Sequence[int], saved: int, files: FileSystem = POSIX) -> Iterator[None]:
+def moved_aside(directory: Path, steps: Sequence[int], saved: int, system: OperatingSystem) -> Iterator[None]:
     """Rename steps beyond the one that a run went back to, newest first, durably; back if the block fails. Root only.
 
     The block commits, in another directory, the step that was saved.
     """
+    files = system.files
     moves = _moves(directory, directory, Conflicts(tuple(sorted(steps, reverse=True))))
     with contextlib.ExitStack() as undo:
         undo.callback(files.fsync_dir, directory)  # the last of what is undone
         for source, target in moves:
             files.rename(source, target)
             undo.callback(files.rename, target, source)
+        pins.refuse_pinned(directory, steps, _aside(moves), system)
         files.fsync_dir(directory)
         yield
         undo.pop_all()
@@ -282,6 +298,15 @@ def _moves(directory: Path, final: Path, conflicts: Conflicts) -> list[tuple[Pat
     if conflicts.existing == "bad":
         moves.append((final, directory / layout.bad_dirname(layout.new_nonce())))
     return moves
+
+
+def _aside(moves: Sequence[tuple[Path, Path]]) -> dict[int, Path]:
+    """Return where the steps are that were moved aside. Pure."""
+    return {
+        step: target
+        for source, target in moves
+        if layout.is_aside(target.name) and (step := layout.parse_step(source.name)) is not None
+    }
 
 
 def _write_manifest(staged: Staged, manifest: Manifest, files: FileSystem) -> None:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from hpcckpt.core.system import FileSystem, OperatingSystem, PathLike
-from hpcckpt.errors import HpcckptError, StepNotFoundError, StorageError, from_os_error, from_read_error
+from hpcckpt.errors import (
+    HpcckptError,
+    PinnedStepError,
+    StepNotFoundError,
+    StorageError,
+    from_os_error,
+    from_read_error,
+)
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import POSIX, REAL
 from hpcckpt.rundir.discovery import read_manifest, step_numbers
@@ -35,15 +42,43 @@ def pins_to_obey(directory: PathLike, system: OperatingSystem = REAL) -> set[int
     return _pinned(directory, system, is_counted=lambda _name: True)
 
 
-def pinned_by_users(directory: PathLike, system: OperatingSystem = REAL) -> set[int]:
+def pinned_by_users(
+    directory: PathLike, system: OperatingSystem = REAL, moved_to: Mapping[int, PathLike] | None = None
+) -> set[int]:
     """Return the steps that users pinned, without those that are merely being read. Independent.
+
+    `moved_to` has where steps are now that do not have their names.
 
     Raises
     ------
     StorageError
         If they cannot be read.
     """
-    return _pinned(directory, system, is_counted=lambda name: "." not in name)
+    return _pinned(directory, system, lambda name: "." not in name, moved_to)
+
+
+def refuse_pinned(
+    directory: PathLike,
+    steps: Collection[int],
+    moved_to: Mapping[int, PathLike] | None = None,
+    system: OperatingSystem = REAL,
+) -> None:
+    """Raise if a user pinned one of these steps; `moved_to` has where they are now. Independent.
+
+    Raises
+    ------
+    PinnedStepError
+        Naming the newest of them.
+    StorageError
+        If the pins cannot be read.
+    """
+    pinned = pinned_by_users(directory, system, moved_to).intersection(steps) if steps else ()
+    if pinned:
+        step, where = max(pinned), os.fspath(directory)
+        raise PinnedStepError(
+            f"step {step} in {where} is pinned, so it is neither replaced nor moved aside: "
+            f"hpcckpt unpin {where} {step}, restore it first, or use another directory"
+        )
 
 
 def is_pinned(directory: PathLike, step: int, path: PathLike, system: OperatingSystem = REAL) -> bool:
@@ -55,11 +90,14 @@ def is_pinned(directory: PathLike, step: int, path: PathLike, system: OperatingS
         If that cannot be read.
     """
     own = layout.step_dirname(step)
-    return bool(_pinned(directory, system, lambda name: name.partition(".")[0] == own, path))
+    return bool(_pinned(directory, system, lambda name: name.partition(".")[0] == own, {step: path}))
 
 
 def _pinned(
-    directory: PathLike, system: OperatingSystem, is_counted: Callable[[str], bool], moved_to: PathLike | None = None
+    directory: PathLike,
+    system: OperatingSystem,
+    is_counted: Callable[[str], bool],
+    moved_to: Mapping[int, PathLike] | None = None,
 ) -> set[int]:
     path = _pins_directory(directory, system.files)
     try:
@@ -80,7 +118,9 @@ def _pins_directory(directory: PathLike, files: FileSystem) -> str:
     return path
 
 
-def _pinned_step(path: str, name: str, system: OperatingSystem, moved_to: PathLike | None = None) -> int | None:
+def _pinned_step(
+    path: str, name: str, system: OperatingSystem, moved_to: Mapping[int, PathLike] | None = None
+) -> int | None:
     """Return the step that a pin keeps; ``None`` if it is of another save than the step of its number now is."""
     head, _, reader = name.partition(".")
     step = layout.parse_step(head)
@@ -88,7 +128,8 @@ def _pinned_step(path: str, name: str, system: OperatingSystem, moved_to: PathLi
         return None if _has_ended(path, reader, system) else step
     if step is None:
         return None
-    where = moved_to or os.path.join(os.path.dirname(os.path.dirname(path)), layout.step_dirname(step))
+    named = os.path.join(os.path.dirname(os.path.dirname(path)), layout.step_dirname(step))
+    where = (moved_to or {}).get(step, named)
     return None if _is_of_another_save(path, where, system.files) else step
 
 

@@ -28,7 +28,6 @@ from hpcckpt.errors import (
     LockLostError,
     NewerStepError,
     NoSpaceError,
-    PinnedStepError,
     StepExistsError,
     StorageError,
     as_failure,
@@ -41,7 +40,7 @@ from hpcckpt.rundir import commit
 from hpcckpt.rundir.commit import Conflicts, Staged
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.lock import RunLock
-from hpcckpt.rundir.pins import pinned_by_users
+from hpcckpt.rundir.pins import refuse_pinned
 from hpcckpt.rundir.reports import Content, RankReport, check_reports, environment
 from hpcckpt.rundir.step_list import StepList
 from hpcckpt.rundir.workspace import Workspace
@@ -302,24 +301,18 @@ class RunDirectory:
             )
         self._check_pins(newer)
         if step in newer or step not in self.steps.numbers():
-            return Conflicts(newer)
+            return Conflicts(newer, is_scratch=self.is_scratch)
         problem = self._problem_of(step)
         if not problem and not overwrite:
             raise StepExistsError(f"step {step} is in {self.path} already; pass overwrite=True to replace it")
         if not problem:
             self._check_pins([step])
-        return Conflicts(newer, "bad" if problem else "good", problem)
+        return Conflicts(newer, "bad" if problem else "good", problem, self.is_scratch)
 
     def _check_pins(self, steps: Sequence[int]) -> None:
         """Raise if a user pinned one of these steps in the run directory. Root only."""
-        if not steps or self.is_scratch:  # on scratch steps are pinned until they are drained
-            return
-        pinned = sorted(pinned_by_users(self.path, self.system) & set(steps))
-        if pinned:
-            raise PinnedStepError(
-                f"step {pinned[-1]} in {self.path} is pinned, so it is neither replaced nor moved aside: "
-                f"hpcckpt unpin {self.path} {pinned[-1]}, restore it first, or use another directory"
-            )
+        if not self.is_scratch:  # there steps are pinned until they are drained
+            refuse_pinned(self.path, steps, system=self.system)
 
     def _newer_steps(self, step: int) -> tuple[int, ...]:
         """Return the steps after those that the run continues from or saves, if one is restorable. Root only."""

@@ -249,7 +249,7 @@ class ScratchTier:
                 newer = persistent.check_conflicts(step, overwrite=True).aside
                 if newer:
                     persistent.open()  # checks the lock: if it was lost, newer steps may be another job's
-                    held.enter_context(commit.moved_aside(persistent.path, newer, step, self._files))
+                    held.enter_context(commit.moved_aside(persistent.path, newer, step, persistent.system))
                 else:
                     held.close()  # a drain may be committed meanwhile
             yield

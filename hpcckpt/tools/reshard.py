@@ -34,6 +34,7 @@ from hpcckpt.rundir import commit
 from hpcckpt.rundir.discovery import inspect_step, step_numbers
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.lock import RunLock
+from hpcckpt.rundir.pins import refuse_pinned
 from hpcckpt.rundir.run_directory import make_directory
 from hpcckpt.rundir.workspace import Workspace
 from hpcckpt.state.tree import as_bytes
@@ -235,6 +236,7 @@ def _check_conflicts(reader: StepReader, directory: Path, *, is_replacing: bool)
         raise StepExistsError(f"step {step} is in {directory} already; give another --out, or --in-place to replace it")
     if found.manifest is None or found.manifest.save_id != reader.manifest.save_id:
         raise StepExistsError(f"step {step} of {directory} was replaced or damaged meanwhile; look at it again")
+    refuse_pinned(directory, [step])
     return commit.Conflicts(existing="good")
 
 

@@ -52,7 +52,7 @@ def _visible_before_it_is_whole() -> None:
 
     def commit_step(staged: Any, manifest: Any, lock: Any, conflicts: Any = commit.NO_CONFLICTS, **_: Any) -> Path:
         final: Path = staged.directory / layout.step_dirname(manifest.step)
-        commit._rename_to_step(staged, final, conflicts, lock.system.files)
+        commit._rename_to_step(staged, final, conflicts, lock.system)
         commit._write_manifest(dataclasses.replace(staged, name=final.name), manifest, lock.system.files)
         return final
 

@@ -14,13 +14,13 @@ from hpcckpt.collective.planner import SavePlan
 from hpcckpt.core import failpoints
 from hpcckpt.core.plan import FileRecord, Index, StoredEntry
 from hpcckpt.core.results import Progress
-from hpcckpt.core.system import FileSystem
+from hpcckpt.core.system import OperatingSystem
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepExistsError, StorageError, from_os_error
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest
-from hpcckpt.native.posix_files import POSIX
+from hpcckpt.native.posix_files import POSIX, REAL
 from hpcckpt.restoring.segments import held_step
-from hpcckpt.rundir import commit, discovery
+from hpcckpt.rundir import commit, discovery, pins
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.lock import RunLock
 from hpcckpt.rundir.run_directory import make_directory
@@ -148,7 +148,7 @@ def planned(source: Path, destination: Path, *, is_replacing: bool = False) -> b
     """
     manifest = discovery.read_manifest(source, POSIX)
     discovery.check_files(source, manifest, POSIX)
-    return _conflicts(manifest, destination, POSIX, is_replacing=is_replacing) is not None
+    return _conflicts(manifest, destination, REAL, is_replacing=is_replacing) is not None
 
 
 class _Resources(ExitStack):
@@ -169,7 +169,7 @@ def _begin(resources: _Resources, source: Path, destination: Path, rules: Rules)
     resources.workspace = Workspace.at(destination, system)
     resources.callback(resources.workspace.release_all, resources)
     reader = resources.enter_context(held_step(source, rules.jobs))
-    resources.conflicts = _conflicts(reader.manifest, destination, files, is_replacing=rules.is_replacing)
+    resources.conflicts = _conflicts(reader.manifest, destination, system, is_replacing=rules.is_replacing)
     if resources.conflicts is None:
         return _Task(reader.manifest, reader.index if rules.is_replacing else {}, None)
     return _staged(resources, destination, reader.manifest, reader.index, rules)
@@ -210,9 +210,10 @@ def _begin_again(resources: _Resources, destination: Path, task: _Task, rules: R
 
 
 def _conflicts(
-    manifest: Manifest, destination: Path, files: FileSystem, *, is_replacing: bool
+    manifest: Manifest, destination: Path, system: OperatingSystem, *, is_replacing: bool
 ) -> commit.Conflicts | None:
     """Return which step the copy replaces; ``None`` if this save is there already. Root only."""
+    files = system.files
     if manifest.step not in discovery.step_numbers(destination, files):
         return commit.NO_CONFLICTS
     found = discovery.inspect_step(destination, manifest.step, files=files)
@@ -223,6 +224,7 @@ def _conflicts(
     if found.manifest.save_id == manifest.save_id:
         return None
     if is_replacing:
+        pins.refuse_pinned(destination, [manifest.step], system=system)
         return commit.Conflicts(existing="good")
     raise StepExistsError(
         f"step {manifest.step} of {destination} is another save ({found.manifest.save_id}, this one is "

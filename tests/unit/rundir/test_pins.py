@@ -12,11 +12,15 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors
+from hpcckpt.collective.communicator import SerialCommunicator
+from hpcckpt.core import failpoints
 from hpcckpt.core.options import Options
 from hpcckpt.errors import PinnedStepError
 from hpcckpt.format import layout
-from hpcckpt.rundir import discovery, journal, pins, retention
-from hpcckpt.tools import prune
+from hpcckpt.restoring.reader import open_step
+from hpcckpt.rundir import commit, discovery, journal, pins, retention
+from hpcckpt.tiers.copy import Rules, copy_step
+from hpcckpt.tools import prune, reshard
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -155,6 +159,70 @@ def test_a_pin_is_not_reported_as_set_if_the_step_was_replaced_meanwhile(run_dir
     with pytest.raises(errors.StepNotFoundError, match="cannot pin step 1"):
         pins.pin(run_dir, 1, save_id="0" * 32)
     assert not (run_dir / layout.PINS).exists()
+
+
+@pytest.fixture
+def pin_before_the_rename(run_dir):
+    """Pins a step when a commit has checked the pins, and has renamed nothing."""
+
+    def install(step: int) -> None:
+        def act(phase: str, _rank: int) -> None:
+            if phase == "4-durable":
+                pins.pin_save(run_dir, step)
+
+        failpoints.install_hook(act)
+
+    yield install
+    failpoints.install_hook(None)
+
+
+def test_a_pin_that_is_set_just_before_an_overwrite_holds(run_dir, pin_before_the_rename):
+    save(run_dir, 1)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.restore(state(0))
+        pin_before_the_rename(1)
+        with pytest.raises(PinnedStepError, match=r"step 1 in .* is pinned"):
+            ckpt.save(1, state(-1), overwrite=True).result()
+    assert value_of(run_dir, 1) == 1.0
+    assert pins.pinned_by_users(run_dir) == {1}
+    assert discovery.step_numbers(run_dir) == [1]
+
+
+@pytest.mark.parametrize("is_tiered", [False, True])
+def test_a_pin_that_is_set_just_before_a_step_is_moved_aside_holds(
+    run_dir, tmp_path, pin_before_the_rename, is_tiered, monkeypatch
+):
+    save(run_dir, 1, 2, 3)
+    tiers = {"scratch": tmp_path / "scratch"} if is_tiered else {}
+    with hc.Checkpointer(run_dir, on_newer="aside", **tiers) as ckpt:
+        ckpt.restore(state(0), 1)
+        if is_tiered:
+            moves = commit._moves
+            monkeypatch.setattr(commit, "_moves", lambda *args: pins.pin_save(run_dir, 3) or moves(*args))
+        else:
+            pin_before_the_rename(3)
+        with pytest.raises(PinnedStepError, match=r"step 3 in .* is pinned"):
+            ckpt.save(2, state(-2)).result()
+    assert [value_of(run_dir, step) for step in (1, 2, 3)] == [1.0, 2.0, 3.0]
+    assert not [path for path in run_dir.iterdir() if layout.is_aside(path.name)]
+
+
+def test_a_pinned_step_is_not_replaced_by_a_copy(run_dir, tmp_path):
+    save(run_dir, 1)
+    save(tmp_path / "other", 1)
+    pins.pin_save(run_dir, 1)
+    with pytest.raises(PinnedStepError, match=r"step 1 in .* is pinned"):
+        copy_step(SerialCommunicator(), tmp_path / "other" / layout.step_dirname(1), run_dir, Rules(is_replacing=True))
+    assert pins.pinned_by_users(run_dir) == {1}
+
+
+def test_a_pinned_step_is_not_resharded_in_place(run_dir):
+    save(run_dir, 1)
+    pins.pin_save(run_dir, 1)
+    reader = open_step(run_dir)
+    with pytest.raises(PinnedStepError, match=r"step 1 in .* is pinned"):
+        reshard.reshard(reader, reshard.plan_reshard(reader, 2), run_dir, is_replacing=True)
+    assert pins.pinned_by_users(run_dir) == {1}
 
 
 def test_a_step_that_is_only_being_read_may_be_replaced(run_dir):
