@@ -46,7 +46,7 @@ import numpy.typing as npt
 
 from hpcckpt.core.moved import renamed
 from hpcckpt.core.plan import DamagedBlock, FileRecord, FullPlan, Index, SaveJob, StoredEntry, WriteItem, WriteReport
-from hpcckpt.errors import BackendNotFoundError, OptionError, Problem, list_problems
+from hpcckpt.errors import BackendError, BackendNotFoundError, OptionError, Problem, list_problems
 from hpcckpt.format.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -300,8 +300,23 @@ class Backend(ABC):
             The staging directory.
         reports : sequence of WriteReport
             What `write` returned, of every rank in order.
+
+        Raises
+        ------
+        BackendError
+            If two ranks report the same file, and it has no feature ``shared-file``.
         """
-        files = {record.path: record for report in reports for record in report.files}
+        files: dict[str, FileRecord] = {}
+        writers: dict[str, int] = {}
+        for rank, report in enumerate(reports):
+            for record in report.files:
+                first = writers.setdefault(record.path, rank)
+                if first != rank and "shared-file" not in self.features:
+                    raise BackendError(
+                        f"backend {self.name!r}: ranks {first} and {rank} both reported {record.path}, and it has no "
+                        "feature shared-file; nothing was committed: let each rank write other files"
+                    )
+                files[record.path] = record
         return tuple(files[path] for path in sorted(files))
 
     # -- reading -----------------------------------------------------------------------------------

@@ -241,6 +241,19 @@ def test_a_foreign_backend_that_reports_what_it_did_not_write_commits_nothing(ra
     assert_nothing_is_committed(ranks, run_dir, f"backend 'mine': .*{text}")
 
 
+@pytest.mark.counts(2)
+def test_a_file_that_two_ranks_report_without_sharing_files_commits_nothing(ranks, run_dir, install):
+    source = f"""{COPY}
+    def write(self, job, path, rank, payloads, base=None):
+        report = super().write(job, path, rank, payloads, base)
+        (path / "data/all").write_bytes(b"1234")
+        return replace(report, files=(*report.files, FileRecord("data/all", 4, 0)))
+"""
+    imports = "from dataclasses import replace\nfrom hpcckpt.core.plan import FileRecord\n"
+    install("one", "mine", "one_backend:Backend", f"{imports}{source}")
+    assert_nothing_is_committed(ranks, run_dir, "backend 'mine': ranks 0 and 1 both reported data/all")
+
+
 REFUSED = {
     "a directory": "replace(file, path='data/sub/x')",
     "a blank": "replace(file, path='data/a b')",
