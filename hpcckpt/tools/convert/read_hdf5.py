@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ from hpcckpt.tools.convert.contents import Contents, refuse_claim, with_note
 
 Layout = Literal["weights", "model", "vars"]
 _LEARNING_RATE = "optimizer/learning_rate"
+_ALWAYS_FINE = 1 << 26
+_MOST_IN_CHUNK = 4
 
 
 def layout_of(path: Path) -> Layout | None:
@@ -100,7 +103,14 @@ def _check(file: Any, where: str) -> None:
 def _check_dataset(dataset: Any, where: str) -> None:
     if dataset.external or dataset.is_virtual:
         raise ForeignFormatError(f"{where} is refused: its data lie in another file")
-    refuse_claim(where, dataset.size * dataset.dtype.itemsize if dataset.size else 0, dataset.id.get_storage_size())
+    width, nbytes = dataset.dtype.itemsize, dataset.nbytes if dataset.size else 0
+    refuse_claim(where, nbytes, dataset.id.get_storage_size())
+    chunk = math.prod(dataset.chunks or ()) * width if nbytes else 0
+    if chunk > max(_MOST_IN_CHUNK * nbytes, _ALWAYS_FINE):  # HDF5 unpacks a whole chunk for any value in it
+        raise CorruptError(
+            f"{where} is refused: it has {nbytes} bytes, in chunks of {chunk}, which take that much memory; write it "
+            "again with smaller chunks (h5repack)"
+        )
 
 
 def _is_numbered(file: Any, name: str) -> bool:

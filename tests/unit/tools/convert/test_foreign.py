@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +443,10 @@ def hostile_hdf5(path: Path, kind: str) -> None:
             layout = h5py.VirtualLayout((2,), "f8")
             layout[:] = h5py.VirtualSource(str(path.with_name("other.h5")), "w", (2,))
             file.create_virtual_dataset("dense/dense/bias:0", layout)
+        elif kind == "chunk bomb":
+            options = {"maxshape": (None,), "chunks": (1 << 24,), "compression": "gzip"}
+            bias = file.create_dataset("dense/dense/bias:0", (3,), "f8", **options)
+            bias.id.write_direct_chunk((0,), zlib.compress(bytes(1 << 27), 1))
         else:
             file.create_dataset("dense/dense/bias:0", (1 << 40,), "f8", chunks=(1 << 10,))
 
@@ -453,6 +458,7 @@ def hostile_hdf5(path: Path, kind: str) -> None:
         ("soft link", ForeignFormatError, "is a link, not data"),
         ("external data", ForeignFormatError, "its data lie in another file"),
         ("virtual", ForeignFormatError, "its data lie in another file"),
+        ("chunk bomb", CorruptError, "bias:0 is refused: it has 24 bytes, in chunks of 134217728"),
         ("nothing stored", CorruptError, "says that it has 8796093022208 bytes, and 0 are there"),
     ],
 )
