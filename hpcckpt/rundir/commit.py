@@ -222,7 +222,7 @@ def _rename_to_step(staged: Staged, final: Path, conflicts: Conflicts, system: O
     def is_committed() -> bool:
         return _has_save(final, staged.job.save_id, files)
 
-    def refuse_pinned(moved_to: Mapping[int, Path]) -> None:
+    def check_pins(moved_to: Mapping[int, Path]) -> None:
         if not conflicts.is_scratch:
             pins.refuse_pinned(staged.directory, moved_to, moved_to, system)
 
@@ -231,13 +231,13 @@ def _rename_to_step(staged: Staged, final: Path, conflicts: Conflicts, system: O
         for source, target in moves:
             files.rename(source, target)
             undo.callback(files.rename, target, source)
-        refuse_pinned(_aside(moves))
+        check_pins(_aside(moves))
         if conflicts.aside:
             files.fsync_dir(staged.directory)  # else a power loss may show the new step below those moved aside
         if conflicts.existing == "good":
             exchange(staged.path, final, is_committed, files)  # step 5; the replaced step now has the other name
             undo.callback(exchange, final, staged.path, None, files)
-            refuse_pinned({staged.job.step: staged.path})
+            check_pins({staged.job.step: staged.path})
         else:
             _rename_to_free_name(staged.path, final, is_committed, files)  # step 5
             undo.callback(files.rename, final, staged.path)
