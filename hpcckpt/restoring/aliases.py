@@ -1,18 +1,21 @@
 """Tensors of a state that have the same memory now, and other values each in the step.
 
 ``best = model.state_dict()`` shares the memory of the model until it is copied. Of two values only one can be restored
-into one memory. Equal values, as those of tied weights, can.
+into one memory. Equal values, as those of tied weights, can. The same holds for arrays that share a part of their
+memory, such as views of one buffer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import Problem
-from hpcckpt.restoring.reader import StepReader
+from hpcckpt.restoring.reader import Array, StepReader
 from hpcckpt.state.leaves import StateTree, TensorLeaf
 
 _BOX_BYTES = 64 << 20
@@ -42,6 +45,10 @@ def separate_aliases(tree: StateTree, names: Sequence[str], reader: StepReader) 
             leaves[name] = leaf
     if leaves:
         tree = replace(tree, tensors={**tree.tensors, **leaves})
+    unfit = {problem.loc for problem in problems}
+    arrays = _arrays(tree, [name for name in names if repr(name) not in unfit])
+    for group in _overlapping(arrays):
+        problems += _overwritten({name: arrays[name] for name in group}, tree, reader)
     return tree, problems
 
 
@@ -75,3 +82,58 @@ def _boxes(spec: TensorSpec) -> Iterator[Extent]:
     for start in range(0, n_rows, step):
         offset, shape = (start, *(0 for _ in rest)), (min(step, n_rows - start), *rest)
         yield Extent(offset, shape) if spec.shape else Extent.whole(())
+
+
+# -- arrays that share a part of their memory ------------------------------------------------------
+
+
+def _arrays(tree: StateTree, names: Sequence[str]) -> dict[str, Array]:
+    """Return the arrays that are restored in place, one for each memory. Independent."""
+    arrays: dict[str, Array] = {}
+    places: set[Hashable] = set()
+    for name in names:
+        leaf = tree.tensors[name]
+        place = leaf.place()
+        if isinstance(leaf.source, np.ndarray) and leaf.source.flags.writeable and leaf.source.size:
+            if place is None or place not in places:
+                arrays[name] = leaf.source
+            places.add(place)
+    return arrays
+
+
+def _overlapping(arrays: Mapping[str, Array]) -> Iterator[list[str]]:
+    """Yield the names of arrays whose memory may overlap, two or more at a time. Pure."""
+    group: list[str] = []
+    end = 0
+    for (low, high), name in sorted((_bounds(array), name) for name, array in arrays.items()):
+        if low >= end:
+            if len(group) > 1:
+                yield group
+            group = []
+        group.append(name)
+        end = max(end, high)
+    if len(group) > 1:
+        yield group
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """Return the addresses of the first byte of an array, and after the last. Pure."""
+    spans = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    first = array.ctypes.data
+    return first + sum(min(0, span) for span in spans), first + sum(max(0, span) for span in spans) + array.itemsize
+
+
+def _overwritten(group: Mapping[str, Array], tree: StateTree, reader: StepReader) -> Iterator[Problem]:
+    """Yield arrays that would not have their values, when all of a group are restored into memory like theirs."""
+    start, stop = min(_bounds(a)[0] for a in group.values()), max(_bounds(a)[1] for a in group.values())
+    room = np.zeros(stop - start, np.uint8)
+    restored: list[tuple[str, Array, Array]] = []
+    for name, own in group.items():
+        view: Array = np.ndarray(own.shape, own.dtype, room, own.ctypes.data - start, own.strides)
+        view[...] = value = reader.load(name, tree.tensors[name].declaration.extent).astype(own.dtype)
+        restored.append((name, view, value))
+    for name, view, value in restored:
+        if view.tobytes() != value.tobytes():
+            other = next(each for each in group if each != name and np.may_share_memory(group[each], group[name]))
+            text = f"has the memory of {other!r}, or a part of it, in the state and another value in the checkpoint"
+            yield Problem(repr(name), text)

@@ -258,7 +258,7 @@ def sharded_leaf(value: Sharded, name: str, assign: Assign) -> TensorLeaf:
     extent = Extent(tuple(value.offset), tuple(map(int, array.shape)))
     inner = array_leaf(value.array, name, lambda new: assign(Sharded(new, value.global_shape, value.offset)))
     declaration = declare(array, name, "sharded", extent, value.global_shape)
-    return TensorLeaf(declaration, inner.read, inner.assign, inner.target)
+    return TensorLeaf(declaration, inner.read, inner.assign, inner.target, array)
 
 
 def root_only_leaf(value: RootOnly, name: str) -> TensorLeaf:

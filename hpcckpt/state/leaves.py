@@ -51,7 +51,7 @@ class TensorLeaf:
     target : callable
         Returns memory to restore into directly (a writable, C-contiguous array that is not shared), or ``None``.
     source : object
-        What `holder` holds, or `stager` copies.
+        What `holder` holds, or `stager` copies, or the NumPy array itself.
     holder : callable, optional
         Holds the values of many leaves at once, without a copy where that is possible; a leaf without one is copied.
     stager : callable, optional

@@ -282,6 +282,38 @@ def test_names_that_share_memory_are_restored_if_their_values_are_equal(ranks, r
     assert all(ranks(body))
 
 
+def _views(x, pair):
+    """Return two arrays that share a part of their memory."""
+    pairs = {
+        "parts": (x[:5], x[3:]),
+        "whole and part": (x, x[2:6]),
+        "reversed": (x, x[::-1]),
+        "transposed": (x[:4].reshape(2, 2), x[:4].reshape(2, 2).T),
+        "shards": (hc.Sharded(x, (8,), (0,)), hc.Sharded(x, (8,), (0,))),
+        "another type": (x, x.view(np.int64)),
+    }
+    return pairs[pair]
+
+
+@pytest.mark.parametrize(
+    "pair", ["parts", "whole and part", "reversed", "transposed", "shards", "another type"], ids=str
+)
+def test_arrays_that_share_a_part_of_their_memory_get_their_values_or_are_refused(run_dir, pair):
+    x = np.arange(8.0)
+    one, other = (_views(source, pair)[n] for n, source in enumerate((x, x + 1)))
+    now = np.zeros(8)
+    a, b = _views(now, pair)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"a": one, "b": other}).result()
+        with pytest.raises(errors.StateMismatchError, match=r"has the memory of .*give each its own"):
+            ckpt.restore({"a": a, "b": b})
+        assert not now.any()
+        same = _views(x, pair)
+        ckpt.save(2, {"a": same[0], "b": same[1]}).result()
+        ckpt.restore({"a": a, "b": b})
+    np.testing.assert_array_equal(now[:4], x[:4])
+
+
 def test_views_of_one_array_that_do_not_share_elements_are_restored(run_dir):
     x = np.arange(8.0)
     with hc.Checkpointer(run_dir) as ckpt:
