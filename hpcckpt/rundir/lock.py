@@ -310,9 +310,15 @@ class RunLock:
             )
 
     def _lost(self) -> LockLostError:
+        directory, holder = self.path.parent, read_holder(self.path, self.system)
+        if holder is not None:
+            cause = f"{self.path} is now held by {holder}: this job was taken for dead"
+            return LockLostError(f"{cause}; nothing was committed, stop one of the two jobs")
+        if self.system.files.is_dir(directory):
+            return LockLostError(f"{self.path} was removed or damaged; nothing was committed, save again")
         return LockLostError(
-            f"{self.path} is now held by {read_holder(self.path, self.system) or 'no job'}: this job was taken for "
-            "dead; nothing was committed, stop one of the two jobs"
+            f"{directory} was removed or renamed while this job used it; nothing was committed: restore its name, or "
+            "restart the job"
         )
 
     def reclaim(self) -> bool:
@@ -340,6 +346,8 @@ class RunLock:
     def _reclaim(self, silent: Seen | None) -> bool:
         if self.is_mine():
             return False
+        if not self.system.files.is_dir(self.path.parent):
+            raise self._lost()
         before = self.holder, self._stop
         self.holder, self._stop = this_holder(self.system), self.system.executor.flag()
         try:

@@ -364,6 +364,27 @@ def test_a_save_that_lost_its_lock_publishes_nothing(ranks, run_dir):
     assert ranks.on_root(lambda: leftovers(run_dir)) == []
 
 
+def test_a_job_whose_run_directory_is_renamed_says_so_until_it_has_its_name_again(run_dir):
+    moved = run_dir.with_name("moved")
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(10)}).result()
+        run_dir.rename(moved)
+        for step in (2, 3):
+            with pytest.raises(errors.LockLostError, match=r"/run was removed or renamed .*: restore its name"):
+                ckpt.save(step, {"w": np.ones(10)}).result()
+        moved.rename(run_dir)
+        assert ckpt.save(4, {"w": np.ones(10)}).result().step == 4
+
+
+def test_a_job_whose_lock_was_removed_by_hand_says_so_and_the_next_save_works(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(10)}).result()
+        (run_dir / layout.LOCK).unlink()
+        with pytest.raises(errors.LockLostError, match=r"\.lock was removed or damaged; .* save again"):
+            ckpt.save(2, {"w": np.ones(10)}).result()
+        assert ckpt.save(3, {"w": np.ones(10)}).result().step == 3
+
+
 @pytest.mark.parametrize("phase", ["1-begin", "2-write", "2-synced"])
 def test_a_lock_lost_while_a_step_is_written_keeps_it_from_being_published(ranks, run_dir, faults, phase):
     def body(comm):
