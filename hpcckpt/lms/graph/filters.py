@@ -23,7 +23,8 @@ EXCLUDED_TYPES = VARIABLES | {
     "Range", "RandomUniform", "TruncatedNormal", "Assign", "AssignAdd", "AssignSub",
 }  # fmt: skip
 EXCLUDED_PREFIXES = ("ResourceScatter", "Scatter", "Queue")
-_IN_VARIABLES = VARIABLES | {"ReadVariableOp", "_ReadVariablesOp", "Assign", "AssignAdd", "AssignSub"}
+_READS = frozenset({"ReadVariableOp", "_ReadVariablesOp"})
+_IN_VARIABLES = VARIABLES | _READS | {"Assign", "AssignAdd", "AssignSub"}
 _IN_VARIABLES_PREFIXES = ("Apply", "SparseApply", "ResourceApply", "ResourceSparseApply", "Ref", "Scatter")
 _NOT_BY_PREFIX = frozenset({"ScatterNd"})
 _COLLECTIVE = re.compile(
@@ -51,6 +52,14 @@ def is_in_variable(op: Op) -> bool:
     """Return True if the outputs of this op are the memory of a variable, not of the step."""
     by_prefix = op.type.startswith(_IN_VARIABLES_PREFIXES) and op.type not in _NOT_BY_PREFIX
     return op.type in _IN_VARIABLES or by_prefix
+
+
+def is_reference(op: Op) -> bool:
+    """Return True if an op's outputs are a variable's memory whose values may change within the step.
+
+    ``ReadVariableOp`` is none: a resource variable is written elsewhere while somebody has what was read.
+    """
+    return is_in_variable(op) and op.type not in _READS
 
 
 # -- where ops are

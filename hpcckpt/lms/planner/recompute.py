@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpcckpt.lms.graph.aliases import OTHER_VIEW, SAME_VIEW
+from hpcckpt.lms.graph.filters import is_reference
 from hpcckpt.lms.graph.graph import Op, Use
 from hpcckpt.lms.graph.graph_context import GraphContext
 from hpcckpt.lms.graph.levels import SWITCH
@@ -77,7 +78,10 @@ class RecomputeFinder:
         if not self._is_cheap(op) or len(found.ops) >= MAX_OPS:
             return False
         for use in op.inputs:
-            number = self._numbers.get(self._context.aliases.root(use))
+            root = self._context.aliases.root(use)
+            if is_reference(self._context.graph.ops[root.op]):  # a later step of the optimizer may have written over it
+                return False
+            number = self._numbers.get(root)
             if number is None:
                 continue
             if self._is_stored(number, step):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpcckpt.lms.graph.graph import Use
+from hpcckpt.lms.graph.graph import Op, Output, Use
 from hpcckpt.lms.graph.op_times import Rates
 from hpcckpt.lms.planner.build_plan import emit
 from hpcckpt.lms.planner.edited_graph import check, edited
@@ -45,6 +45,18 @@ def test_what_chance_made_is_not_computed_again():
     g = layers(6, norm=True)
     ops = {**g.ops, "n02": replace(g.ops["n02"], is_stateful=True)}
     assert "n02" not in recipe_of(steps(graph(*ops.values())), "z02").ops
+
+
+@pytest.mark.parametrize(("type_", "is_recomputed"), [("VariableV2", False), ("VarHandleOp", True)])
+def test_what_takes_a_reference_variable_is_not_computed_again(type_: str, is_recomputed: bool) -> None:
+    """Its memory may have been written over since: an optimizer's step is no input of what is computed again."""
+    g = layers(6, norm=True)
+    small = (Output("float32", (4,)),)
+    read = "Identity" if type_ == "VariableV2" else "ReadVariableOp"
+    made = [Op("var", type_, outputs=small), Op("var/read", read, inputs=(Use("var", 0),), outputs=small)]
+    norm = replace(g.ops["n02"], inputs=(*g.ops["n02"].inputs, Use("var/read", 0)))
+    recomputation = recipe_of(steps(graph(*{**g.ops, "n02": norm}.values(), *made)), "z02")
+    assert ("n02" in recomputation.ops if recomputation else False) is is_recomputed
 
 
 def test_over_a_slow_disk_activations_are_computed_again():
