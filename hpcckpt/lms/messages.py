@@ -57,6 +57,15 @@ EAGER = (
 )
 EAGER_RUN = "There is no graph to edit"
 EAGER_MODEL = "The model runs eagerly (run_eagerly=True): compile it without"
+EAGER_FUNCTIONS = "tf.config.run_functions_eagerly(True) is set: functions run without a graph"
+INNER = (
+    "{function} is called within another function or graph, and becomes a part of that one, so its tensors are not "
+    "swapped: call lms.watch on the outermost tf.function, which your program calls"
+)
+NO_GRADIENTS = (
+    "{function} has no gradients, so it is taken for a function that does not train, and its tensors are not swapped: "
+    "set lms.is_training = False if it only predicts, or jit_compile=False if XLA compiles what it calls"
+)
 JIT = (
     "{what} is compiled by XLA (jit_compile=True), which plans its memory itself: no graph is left to edit. Use "
     "jit_compile=False to have its tensors swapped"

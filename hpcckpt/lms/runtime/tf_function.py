@@ -53,13 +53,12 @@ class FunctionPath:
     def __init__(self, options_of: Callable[[], LmsOptions], nbytes_learned: Callable[[], int] = lambda: 0) -> None:
         self._options_of, self._nbytes_learned = options_of, nbytes_learned
         self._watch: MemoryWatch | None = None
-        self._target: int | None = None
         self._level: int | None = None
         self._left = 0
         self._trials = Trials()
         self._is_settled = False
         self._decided: tuple[Graph, PlanResult] | None = None
-        self._is_ready = self._is_alone = False
+        self._is_ready = self._is_alone = self._is_without_gradients = False
         self.outcome: LmsOutcome | None = None
         self.notes: list[str] = []
 
@@ -93,6 +92,11 @@ class FunctionPath:
             self.notes.append(text)
         self._options_of().lms_log.warn_once(text)
 
+    @property
+    def has_no_gradients(self) -> bool:
+        """Whether all functions that were compiled were left alone, for none has gradients."""
+        return self._is_without_gradients and self.outcome is None
+
     # -- within the call that makes a function ready to run
 
     def _plan(self, graph: Graph, info: Any) -> Plan | None:
@@ -101,6 +105,7 @@ class FunctionPath:
             return None
         options = self._options_of()
         if options.is_training and not trains(graph):
+            self._is_without_gradients = True
             return None
         return self._planned(graph, info.name, alone(options) if self._is_alone else options)
 
@@ -112,14 +117,15 @@ class FunctionPath:
         context = graph_context_of(options, graph, is_optimized=True)
         if self.outcome is None:
             describe(context, self._nbytes_learned(), options.lms_log, is_gpu=gpu_name(options.settings) is not None)
-        result = self._kept_for(graph) or decide(options, context, self._nbytes_learned(), self._target)
+        kept = self._kept_for(graph)
+        result = kept or decide(options, context, self._nbytes_learned())
         self._is_alone = True  # a short batch may make one rank retrace: it must not wait for the others then
         log_plan(options, context, result)
         n_attempts = max(1, len(self._trials.all) + (not self._is_settled))
         mode: Mode = "none" if result.failure else "pass" if result.is_necessary else "off"
         self.outcome = LmsOutcome(mode, name, context, result, n_attempts=n_attempts)
-        if self._is_settled and self._trials.all:
-            self.outcome = replace(self.outcome, measured=self._trials.best.measured)
+        if self._is_settled:  # another trace, for other shapes, is planned but not measured
+            self.outcome = replace(self.outcome, measured=self._trials.best.measured if kept else None)
         elif options.settings.verify:
             self._begin_to_read(gpu_name(options.settings))
         return result.plan if result.is_necessary and result.plan else None
@@ -127,7 +133,7 @@ class FunctionPath:
     def _kept_for(self, graph: Graph) -> PlanResult | None:
         """Return the plan that was decided after a step, if it is for this graph: the function is traced again."""
         decided, self._decided = self._decided, None
-        return decided[1] if decided is not None and decided[0].ops.keys() == graph.ops.keys() else None
+        return decided[1] if decided is not None and decided[0] == graph else None
 
     def _begin_to_read(self, gpu: str | None) -> None:
         """Read memory above the level before the first step; tracing again is no part of a step."""
@@ -149,7 +155,7 @@ class FunctionPath:
         again = decide_again(options, outcome.context, self._nbytes_learned(), self._trials) or self._best(options)
         if again is None:
             return False
-        self._target, self._decided = again.target, (outcome.context.graph, again)
+        self._decided = (outcome.context.graph, again)
         return True
 
     def _best(self, options: LmsOptions) -> PlanResult | None:

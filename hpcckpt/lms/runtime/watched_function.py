@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -30,14 +31,33 @@ class WatchedFunction:
 
     def __init__(self, function: Any, path: FunctionPath, pattern: str, remake: Callable[[], Any]) -> None:
         self._function, self.path, self._pattern, self._remake = function, path, pattern, remake
+        self._methods: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
+        why = _trouble_of_call(self._name)
+        if why:
+            self.path.note(why)
+            return self._function(*args, **kwargs)
         with self.path.armed(self._pattern):
             result = self._function(*args, **kwargs)
+        if self.path.has_no_gradients:
+            self.path.note(messages.NO_GRADIENTS.format(function=self._name))
         if self.path.check_step():
             self._function = self._remake()
         return result
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the method of an object, planned when it is called, as a `tf.function` in a class does."""
+        if instance is None:
+            return self
+        if instance not in self._methods:
+            self._methods[instance] = plan_on_first_call(self._function.__get__(instance, owner), self.path)
+        return self._methods[instance]
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self, "__name__", "the function"))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -50,8 +70,15 @@ def plan_on_first_call(function: Any, path: FunctionPath) -> Any:
     if why:
         path.note(why)
         return function
-    made = WatchedFunction(function, path, function_pattern(name), lambda: tf.function(function.python_function))
+    made = WatchedFunction(function, path, function_pattern(name), lambda: function._clone(None))
     return functools.update_wrapper(made, function)
+
+
+def _trouble_of_call(name: str) -> str:
+    """Return why a call cannot be planned, and what to do; empty if it can."""
+    if tf.config.functions_run_eagerly():
+        return messages.EAGER.format(what=messages.EAGER_FUNCTIONS)
+    return "" if tf.executing_eagerly() else messages.INNER.format(function=name)
 
 
 def _trouble(function: Any, name: str) -> str:

@@ -275,7 +275,85 @@ def test_the_first_step_is_measured(lines: Any) -> None:
     assert json.loads(report.to_json())["memory_budget"] == 1 << 30
 
 
+def trained(weight: Any, x: Any) -> Any:
+    """Train a chain of three layers by one step, with one weight."""
+    with tf.GradientTape() as tape:
+        h = x
+        for _ in range(3):
+            h = tf.tanh(h @ weight)
+        loss = tf.reduce_mean(h * h)
+    weight.assign_sub(tape.gradient(loss, weight))
+    return loss
+
+
+class Trainer:
+    """Has a step that is a method."""
+
+    def __init__(self) -> None:
+        self.weight = tf.Variable(tf.eye(16))
+
+    @tf.function
+    def step(self, x: Any) -> Any:
+        return trained(self.weight, x)
+
+
+def test_methods_of_a_class_are_watched_for_each_object() -> None:
+    lms = LMS(**GIVEN)
+    kind = type("Watched", (Trainer,), {"step": lms.watch(Trainer.__dict__["step"])})
+    one, other = kind(), kind()
+    assert float(one.step(tf.ones((8, 16)))) == float(other.step(tf.ones((8, 16))))
+    assert lms.report().mode == "pass"
+    assert one.step is one.step
+
+
+def test_a_function_that_is_made_again_keeps_its_options(monkeypatch: Any) -> None:
+    heavier(monkeypatch, 30 << 20, 10 << 20)
+    lms, weight = LMS(memory_budget="20 MiB", min_bytes=1), tf.Variable(tf.eye(16))
+    lms.batch_size = 8
+    signature = [tf.TensorSpec((None, 16))]
+    step = lms.watch(tf.function(lambda x: trained(weight, x), input_signature=signature, reduce_retracing=True))
+    for _ in range(2):
+        step(tf.ones((8, 16)))
+    assert lms.report().n_attempts == 2
+    assert step.get_concrete_function().structured_input_signature[0][0].shape == (None, 16)
+
+
+def test_only_the_shapes_that_were_measured_are_verified() -> None:
+    lms, weight = LMS(memory_budget="1 GiB"), tf.Variable(tf.eye(16))
+    step = lms.watch(tf.function(lambda x: trained(weight, x)))
+    step(tf.ones((8, 16)))
+    assert lms.report().is_verified
+    step(tf.ones((512, 16)))
+    assert lms.report().is_verified is None
+
+
 # -- where it cannot act
+
+
+def test_a_function_within_another_one_is_not_planned_and_that_is_said(lines: Any) -> None:
+    inner, outer, weight = LMS(**GIVEN), LMS(**GIVEN), tf.Variable(tf.eye(16))
+    step = inner.watch(tf.function(lambda x: trained(weight, x)))
+    outer.watch(tf.function(lambda x: step(x)))(tf.ones((8, 16)))
+    assert (inner.report().mode, outer.report().mode) == ("none", "pass")
+    assert sum("call lms.watch on the outermost tf.function" in line for line in lines()) == 1
+
+
+def test_a_function_without_gradients_is_not_planned_and_that_is_said(lines: Any) -> None:
+    lms = LMS(**GIVEN)
+    lms.watch(tf.function(lambda x: tf.tanh(x)))(tf.ones((8, 16)))
+    assert "set lms.is_training = False if it only predicts" in lms.report().notes[0]
+    assert len(lines()) == 1
+
+
+def test_functions_that_run_eagerly_are_not_planned_and_that_is_said(lines: Any) -> None:
+    lms, weight = LMS(**GIVEN), tf.Variable(tf.eye(16))
+    step = lms.watch(tf.function(lambda x: trained(weight, x)))
+    tf.config.run_functions_eagerly(True)
+    try:
+        step(tf.ones((8, 16)))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert "tf.config.run_functions_eagerly(True) is set" in lines()[0]
 
 
 def test_a_model_for_xla_is_left_alone_and_the_remedy_said_once(lines: Any) -> None:
