@@ -33,7 +33,8 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
     """Train with less memory: tensors are swapped out while not needed, and back in time. Collective.
 
     As `TFLMSv2` is used: ``LMS().run()`` before a session, ``hooks=[lms]`` for an Estimator, ``callbacks=[lms]`` for
-    Keras; and ``step = lms.watch(step)`` for a `tf.function`. Losses and weights are the same to the bit.
+    Keras; and ``step = lms.watch(step)`` for a `tf.function`. Losses and weights are the same to the bit, with two
+    exceptions (docs/lms.md).
 
     Parameters
     ----------
