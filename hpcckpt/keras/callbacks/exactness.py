@@ -17,6 +17,7 @@ from typing import Any
 from hpcckpt.errors import StateError
 from hpcckpt.keras.callbacks.callback_state import is_known, may_call_program
 from hpcckpt.keras.model.layers import named_layers, unbuilt_layers
+from hpcckpt.keras.model.optimizers import held_optimizers, is_built
 from hpcckpt.keras.program.captured_variables import named_variables, owners
 from hpcckpt.keras.program.declarations import is_stateless
 from hpcckpt.keras.program.python_values import Values, holds_program
@@ -85,7 +86,8 @@ class Exactness:
         StateError
             If the model cannot be built for this data; with what Keras or the program raised.
         """
-        if element_spec is None or not unbuilt_layers(self.model):
+        is_built_already = all(is_built(optimizer) for _, optimizer in held_optimizers(self.model))
+        if element_spec is None or (is_built_already and not unbuilt_layers(self.model)):
             return
         error = trace_eager(self.model, element_spec) if self._is_eager() else self._trace(element_spec)
         if error is not None and unbuilt_layers(self.model):
@@ -137,9 +139,11 @@ class Exactness:
         derived_from : tuple, optional
             On another number of ranks, what new states of generators are derived from.
         """
-        gone = []
+        gone, variables = [], self.variables
+        if arrays.keys() - variables.keys():  # 0.2.0 had some here that now belong to the model
+            variables = named_variables(self.model, inspect(getattr(self.model, "train_function", None)).variables)
         for name, array in arrays.items():
-            variable = self.variables.get(name)
+            variable = variables.get(name)
             if variable is None or not variable.shape.is_compatible_with(array.shape):
                 gone.append(name)
             elif derived_from and variable.name.partition(":")[0].endswith(_GENERATOR_STATES):

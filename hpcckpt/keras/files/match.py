@@ -111,8 +111,11 @@ def find_prefix(wanted: Sequence[str], stored: Sequence[str]) -> str:
     there = set(stored)
     ends = [(name, one) for name in stored for one in wanted if f"/{name}".endswith(f"/{one}")]
     counts: dict[str, int] = {}
+    optimizers = _optimizers_among(there)
     for prefix in sorted({name[: -len(one)].rstrip("/") for name, one in ends}):
-        if any(part.endswith(OPTIMIZER) for part in prefix.split("/")):
+        if _parents(prefix.rpartition("/")[0]) & optimizers or any(
+            part.endswith(OPTIMIZER) for part in prefix.split("/")
+        ):
             continue  # its slots are named after the weights
         counts[prefix] = sum(_join(prefix, one) in there for one in wanted)
     whole = [prefix for prefix, count in counts.items() if count == len(wanted)]
@@ -153,7 +156,23 @@ def weights_below(prefix: str, names: Iterable[str]) -> list[str]:
     """Return the names below `prefix`, but for optimizers, which are there if the model is not called ``model``."""
     start = len(prefix) + 1 if prefix else 0
     below = [name for name in names if not prefix or name.startswith(f"{prefix}/")]
-    return [name for name in below if not name[start:].partition("/")[0].endswith("optimizer")]
+    optimizers = _optimizers_among(below) - {prefix}
+    return [
+        name
+        for name in below
+        if not (name[start:].partition("/")[0].endswith("optimizer") or _parents(name) & optimizers)
+    ]
+
+
+def _optimizers_among(names: Iterable[str]) -> set[str]:
+    """Return the paths of optimizers: those that count iterations. Pure."""
+    return {name.rpartition("/")[0] for name in names if name.rpartition("/")[2] == "iteration"}
+
+
+def _parents(name: str) -> set[str]:
+    """Return the paths that a name is below: ``a`` and ``a/b`` of ``a/b/c``, and the name itself. Pure."""
+    parts = name.split("/")
+    return {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
 def _mismatch(there: TensorSpec, leaf: TensorLeaf) -> Problem | None:

@@ -18,6 +18,8 @@ from hpcckpt.state.tf_variables import is_variable, variable_leaf
 from hpcckpt.state.tree import TensorLeaf, join
 
 _NOT_SLOTS = {"_variables", "_trainable_variables", "_weights"}
+_OF_TRACKING = {"_tracked", "_tracker"}
+"""Where Keras lists what a model holds."""
 
 
 class _Trained(NamedTuple):
@@ -32,11 +34,35 @@ def is_optimizer(obj: Any) -> bool:
     return hasattr(obj, "apply_gradients") and hasattr(type(obj), "iterations")
 
 
+def held_optimizers(model: Any) -> list[tuple[str, Any]]:
+    """Return the optimizers that a model holds beside the compiled one (GANs), each with its path. Independent."""
+    compiled, attributes = getattr(model, "optimizer", None), sorted(vars(model).items())
+    found = [(name.strip("_"), value) for name, value in attributes if value is not compiled and is_optimizer(value)]
+    seen = {id(compiled), *(id(value) for _, value in found)}
+    for name, value in sorted(attributes, key=lambda item: item[0].startswith("_")):
+        if name not in _OF_TRACKING and not name.startswith("_self_"):
+            found += _optimizers_in(value, name.strip("_"), seen)
+    return found
+
+
+def _optimizers_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the optimizers in a list, tuple or dict, and in those within it, each once."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        if id(item) in seen or not (is_optimizer(item) or isinstance(item, Mapping | list | tuple)):
+            continue
+        seen.add(id(item))
+        if is_optimizer(item):
+            yield join(path, str(key)), item
+        else:
+            yield from _optimizers_in(item, join(path, str(key)), seen)
+
+
 def build(optimizer: Any, model: Any) -> None:
     """Create the optimizer's variables for the weights that a model trains, if it has not done so."""
     if hasattr(optimizer, "_create_all_weights"):  # legacy optimizers, and their loss scaling
         optimizer._create_all_weights(model.trainable_variables)
-    elif not _is_built(optimizer):
+    elif not is_built(optimizer):
         optimizer.build(model.trainable_variables)
 
 
@@ -62,7 +88,7 @@ def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) 
         yield from optimizer_leaves(inner, name, weights)
         yield from _loss_scale_leaves(optimizer, join(name, "loss_scale"))
         return
-    if not _is_built(optimizer):
+    if not is_built(optimizer):
         raise StateError(
             f"{name}: {type(optimizer).__name__} has no variables yet; call "
             "optimizer.build(model.trainable_variables) first, or pass the compiled model"
@@ -74,8 +100,9 @@ def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) 
             yield variable_leaf(variable, join(name, namer.take(path)))
 
 
-def _is_built(optimizer: Any) -> bool:
+def is_built(optimizer: Any) -> bool:
     """Return True if the optimizer has its variables; Keras 2.15, Keras 3 and legacy optimizers differ in names."""
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     return any(getattr(optimizer, flag, False) for flag in ("_built", "built", "_hypers_created"))
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from hpcckpt.core.tensors import TensorSpec
+from hpcckpt.errors import Problem
 
 from hpcckpt.keras.model.batch_norm import weight_leaves
 from hpcckpt.keras.model.layer_state import layer_state_leaves, restoring_parts
 from hpcckpt.keras.model.layers import Weight, is_layer, named_weights
 from hpcckpt.keras.model.naming import variable_name
-from hpcckpt.keras.model.optimizers import build, is_optimizer, optimizer_leaves
+from hpcckpt.keras.model.optimizers import build, held_optimizers, is_built, is_optimizer, optimizer_leaves
 from hpcckpt.state.tf_variables import is_variable, variable_leaf
-from hpcckpt.state.tree import Leaf, join
+from hpcckpt.state.tree import DynamicPart, Leaf, Resolved, join
 
+_log = logging.getLogger("hpcckpt")
 MODEL, OPTIMIZER = "model", "optimizer"
 
 
@@ -60,6 +65,23 @@ def _optimizer_leaves(model: Any, base: str, weights: list[Weight]) -> Iterator[
     if compiled is not None:
         build(compiled, model)
         yield from optimizer_leaves(compiled, join(base, OPTIMIZER), weights)
-    for attribute, value in sorted(vars(model).items()):
-        if value is not compiled and is_optimizer(value):
-            yield from optimizer_leaves(value, join(base, attribute.strip("_")), weights)
+    for path, optimizer in held_optimizers(model):
+        yield from _held_leaves(optimizer, join(base, path), weights)
+
+
+def _held_leaves(optimizer: Any, name: str, weights: list[Weight]) -> Iterator[Leaf]:
+    """Yield the leaves of an optimizer that a model holds; one without variables has none yet."""
+    own = [*optimizer_leaves(optimizer, name, weights)] if is_built(optimizer) else []
+
+    def resolve(specs: Mapping[str, TensorSpec], _objects: Mapping[str, Any]) -> Resolved:
+        stored = [each for each in specs if each.startswith(f"{name}/")]
+        if stored and not own:
+            text = "has no variables yet; call its build(variables) with the variables that it trains, then restore"
+            return Resolved(ignored=stored, problems=[Problem(name, f"{type(optimizer).__name__} {text}")])
+        if own and not stored:
+            _log.warning("hpcckpt: %s is not in the checkpoint: the optimizer keeps what it has", name)
+            return Resolved(dropped=[leaf.declaration.spec.name for leaf in own])
+        return Resolved()
+
+    yield from own
+    yield DynamicPart(resolve)

@@ -213,3 +213,59 @@ def test_distributed_variables_are_refused() -> None:
         variable = tf.Variable(1.0)
     with pytest.raises(StateError, match=r"tf\.distribute"):
         flatten({"v": variable})
+
+
+def with_optimizers(*, is_built: bool = True, is_direct: bool = False) -> Any:
+    """Return a model that holds optimizers in a list and in a dict, as GANs do; or one as an attribute."""
+    model = small("sgd")
+    one, two = keras.optimizers.SGD(0.25, momentum=0.9), keras.optimizers.Adam(0.5)
+    if is_direct:
+        model.critic = one
+    else:
+        model.pair, model.by_name = [one], {"critic": (two,)}
+    for optimizer in (one, two) if is_built else ():
+        optimizer.build(model.trainable_variables)
+        gradients = [tf.ones(variable.shape) for variable in model.trainable_variables]
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return model
+
+
+def test_optimizers_in_lists_and_dicts_of_a_model_are_restored(run_dir: Path) -> None:
+    model, other = with_optimizers(), with_optimizers()
+    slot = "momentum" if IS_KERAS_3 else "m"
+    assert {"pair/0/iteration", f"by_name/critic/0/{slot}/dense/kernel"} <= set(values(model))
+    for leaf in flatten({"model": other}).tensors.values():
+        leaf.assign(np.zeros_like(leaf.read()))
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    assert_equal(values(other), values(model))
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_restore_into_held_optimizers_without_variables_says_what_to_do(run_dir: Path, is_direct: bool) -> None:
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": with_optimizers(is_direct=is_direct)}).result()
+        with pytest.raises(StateMismatchError, match=r"critic.* has no variables yet; call its build\(variables\)"):
+            ckpt.restore({"model": with_optimizers(is_built=False, is_direct=is_direct)})
+
+
+def test_steps_without_optimizers_that_a_model_holds_are_restored(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = with_optimizers()
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": with_optimizers(is_built=False)}).result()
+        ckpt.restore({"model": model})
+    assert int(model.pair[0].iterations) == 1
+    assert "pair/0 is not in the checkpoint: the optimizer keeps what it has" in caplog.text
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_weights_are_found_beside_the_slots_of_held_optimizers(run_dir: Path, is_direct: bool) -> None:
+    model, other = with_optimizers(is_direct=is_direct), small("sgd", seed=2)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"gan": model}).result()
+    hc.keras.load_weights(other, run_dir, optimizer=False)
+    for one, expected in zip(other.get_weights(), model.get_weights(), strict=True):
+        assert np.array_equal(one, expected)

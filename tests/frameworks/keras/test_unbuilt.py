@@ -196,3 +196,51 @@ class ReadsNumbers(Subclassed):
 def test_a_model_that_cannot_be_built_before_its_first_batch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"training step cannot be traced .*numpy.*; build the model before fit"):
         train(ReadsNumbers, {**arrays(), "run_eagerly": True}, tmp_path / "run", 1)
+
+
+class Adversarial(keras.Model):
+    """Two parts that are built, trained by two optimizers that are not."""
+
+    def __init__(self, *, is_list: bool) -> None:
+        super().__init__()
+        self.one, self.two = (keras.Sequential([keras.Input((4,)), layers.Dense(1)]) for _ in range(2))
+        self.built, self.is_list = True, is_list
+
+    def compile(self, *optimizers: Any) -> None:
+        """Take both optimizers, as the GANs of Keras' examples do."""
+        super().compile()
+        if self.is_list:
+            self.optimizers = [*optimizers]
+        else:
+            self.first, self.second = optimizers
+
+    def train_step(self, data: Any) -> Any:
+        """Train each part with its optimizer."""
+        inputs, targets = data
+        optimizers = self.optimizers if self.is_list else (self.first, self.second)
+        for part, optimizer in zip((self.one, self.two), optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((part(inputs) - targets) ** 2)
+            weights = part.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def adversarial(*, is_list: bool, seed: int = 1) -> Any:
+    keras.utils.set_random_seed(seed)
+    model = Adversarial(is_list=is_list)
+    model.compile(keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, momentum=0.9))
+    return model
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_model_with_several_unbuilt_optimizers_is_resumed(is_list: bool, run_dir: Path) -> None:
+    def fit(model: Any, epochs: int, directory: Path) -> Any:
+        backup = BackupAndRestore(directory, delete_checkpoint=False, verbose=0)
+        model.fit(*rows(), batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=[backup])
+        return model.get_weights()
+
+    straight = fit(adversarial(is_list=is_list), 2, run_dir / "straight")
+    fit(adversarial(is_list=is_list), 1, run_dir / "killed")
+    resumed = fit(adversarial(is_list=is_list, seed=5), 2, run_dir / "killed")
+    assert all(map(np.array_equal, resumed, straight))
