@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hpcckpt.core.tensors import Kind
 from hpcckpt.errors import StateError
-from hpcckpt.keras.model.layer_state import layer_state_leaves
+from hpcckpt.keras.model.layer_state import LayerStateLeaf, layer_state_leaves
 from hpcckpt.keras.model.layers import is_layer, named_weights
 from hpcckpt.keras.model.optimizers import build, own_variables
 from hpcckpt.keras.model.state import MODEL
@@ -41,7 +41,7 @@ def weights_of(model: Any) -> list[Named]:
     """
     if not is_layer(model):
         raise StateError(f"model: a {type(model).__name__} is no Keras model")
-    states = layer_state_leaves(model, MODEL)
+    states = [leaf for leaf in layer_state_leaves(model, MODEL) if not leaf.is_given]
     others = [leaf.declaration.spec.name for leaf in states if unpack(leaf.read()) != ({}, None)]
     if others:
         raise StateError(
@@ -85,7 +85,8 @@ def variables_of(model: Any, *, include_optimizer: bool, everything: bool) -> li
 def _all(model: Any) -> list[Named]:
     """Return all variables of a model and its optimizers, sorted by name."""
     leaves: Iterable[TensorLeaf] = flatten({MODEL: model}).tensors.values()
-    return [Named(leaf.declaration.spec.name, leaf.source, leaf.declaration.spec.kind) for leaf in leaves]
+    variables = [leaf for leaf in leaves if not isinstance(leaf, LayerStateLeaf)]
+    return [Named(leaf.declaration.spec.name, leaf.source, leaf.declaration.spec.kind) for leaf in variables]
 
 
 def named(variables: Mapping[str, Any] | Iterable[Any]) -> list[Named]:

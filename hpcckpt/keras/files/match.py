@@ -67,7 +67,7 @@ def compare(
     weights = {name: leaf for name, leaf in own.items() if not _is_absent(name, leaf, names)}
     prefix = find_prefix(list(weights), names)
     if not is_partial:
-        warn_of_absent(_join(prefix, n) for n in own if n not in weights and not _is_random_state(n))
+        warn_of_absent({_join(prefix, name): leaf for name, leaf in own.items() if name not in weights})
     wanted = {_join(prefix, name): leaf for name, leaf in weights.items()}
     below = weights_below(prefix, names) if prefix else []
     more = [name for name in below if name not in wanted and not _is_random_state(name)]  # Keras 2.15 has no states

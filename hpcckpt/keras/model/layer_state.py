@@ -1,4 +1,4 @@
-"""State of layers that is in no weight: vocabularies, bins, and what a layer saves by Keras' ``save_own_variables``.
+"""State of layers in no weight: vocabularies, bins, what layers save by ``save_own_variables`` and ``save_assets``.
 
 Each is one leaf of bytes, and a checkpoint may lack some of them. Values are given to the layers after
 all weights have theirs, because ``load_own_variables`` may use weights.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, TensorSpec
-from hpcckpt.errors import StateError
+from hpcckpt.errors import CorruptError, StateError
 from hpcckpt.keras.model.finalize import finalize
 from hpcckpt.keras.model.layers import named_layers
 from hpcckpt.state.packing import pack, unpack
@@ -25,12 +28,17 @@ from hpcckpt.state.tree import Array, DynamicPart, Finish, Leaf, Resolved, Tenso
 _log = logging.getLogger("hpcckpt")
 _Read = Callable[[], Array]
 _Write = Callable[[Array], None]
+_OWN, _ASSETS = ("save_own_variables", "load_own_variables"), ("save_assets", "load_assets")
 
 
 class LayerStateLeaf(TensorLeaf):
-    """The leaf of such a state. `assign` keeps a value, and `finish` gives it to the layer."""
+    """The leaf of such a state. `assign` keeps a value, and `finish` gives it to the layer.
 
-    def __init__(self, declaration: Declaration, value: Array, write: _Write) -> None:
+    It `is_given` where the program made the layer with it, so that it is there without a checkpoint too.
+    """
+
+    def __init__(self, declaration: Declaration, value: Array, write: _Write, *, is_given: bool = False) -> None:
+        self.is_given = is_given
         self.value: Array | None = None
         super().__init__(declaration, lambda: value, self._keep)
         self._write = write
@@ -40,7 +48,8 @@ class LayerStateLeaf(TensorLeaf):
 
     def fitted(self, spec: TensorSpec) -> LayerStateLeaf:
         """Return a leaf for the same state as a checkpoint has it. Pure."""
-        return LayerStateLeaf(Declaration(spec, Extent.whole(spec.shape)), self.read(), self._write)
+        declaration = Declaration(spec, Extent.whole(spec.shape))
+        return LayerStateLeaf(declaration, self.read(), self._write, is_given=self.is_given)
 
     def finish(self) -> None:
         """Give the layer the value that was assigned, if one was. Independent."""
@@ -53,7 +62,8 @@ def layer_state_leaves(model: Any, name: str) -> Iterator[LayerStateLeaf]:
     for path, layer in (("", model), *named_layers(model)):
         for part, read, write in _states_of(layer):
             value, full = read(), join(name, join(path, part))
-            yield LayerStateLeaf(declare(value, full, "root"), value, write)
+            is_given = part == "vocabulary" and _has_fixed_vocabulary(layer)
+            yield LayerStateLeaf(declare(value, full, "root"), value, write, is_given=is_given)
 
 
 def finish(model: Any, leaves: Iterable[TensorLeaf]) -> None:
@@ -91,30 +101,65 @@ def restoring_parts(model: Any, leaves: Iterable[TensorLeaf]) -> Iterator[Leaf]:
     def resolve(specs: Mapping[str, TensorSpec], _objects: Mapping[str, Any]) -> Resolved:
         now.update({name: fitted(leaf, specs[name]) for name, leaf in own.items() if name in specs})
         absent = [name for name in own if name not in specs and isinstance(own[name], LayerStateLeaf)]
-        warn_of_absent(absent)
+        warn_of_absent({name: own[name] for name in absent})
         return Resolved([leaf for name, leaf in now.items() if leaf is not own[name]], absent)
 
     yield DynamicPart(resolve)
     yield Finish(lambda: finish(model, now.values()))
 
 
-def warn_of_absent(names: Iterable[str]) -> None:
+def warn_of_absent(leaves: Mapping[str, TensorLeaf]) -> None:
     """Log which states of layers a checkpoint has not: older versions did not save them. Independent."""
-    for name in names:
-        _log.warning("hpcckpt: %s is not in the checkpoint: the layer keeps what it has", name)
+    for name, leaf in leaves.items():
+        if isinstance(leaf, LayerStateLeaf) and not leaf.is_given:
+            _log.warning("hpcckpt: %s is not in the checkpoint: the layer keeps what it has", name)
 
 
 def _states_of(layer: Any) -> Iterator[tuple[str, _Read, _Write]]:
     """Yield the states of one layer: their names, and functions that read and write them."""
-    if hasattr(layer, "_lookup_table_from_tokens") and layer.input_vocabulary is None:
+    if _has_fixed_vocabulary(layer):
+        yield "vocabulary", functools.partial(_fixed_tokens, layer), functools.partial(_replace_tokens, layer)
+    elif _is_lookup(layer):
         yield "vocabulary", functools.partial(_tokens, layer), functools.partial(_set_tokens, layer)
     if _keeps_bins(layer):
         yield "bins", lambda: pack({}, layer.bin_boundaries), functools.partial(_set_bins, layer)
-    if _keras_class(layer) is not None:
+    if _keras_class(layer, *_OWN) is not None:
         yield "own_variables", functools.partial(_own_variables, layer), functools.partial(_set_own, layer)
+    if _keras_class(layer, *_ASSETS) is not None:
+        yield "assets", functools.partial(_assets, layer), functools.partial(_set_assets, layer)
 
 
 # -- vocabularies ----------------------------------------------------------------------------------
+
+
+_FIXED: weakref.WeakKeyDictionary[Any, Array] = weakref.WeakKeyDictionary()
+"""Vocabularies that layers were given when they were made, as bytes: they do not change from save to save."""
+
+
+def _is_lookup(layer: Any) -> bool:
+    return hasattr(layer, "_lookup_table_from_tokens")
+
+
+def _has_fixed_vocabulary(layer: Any) -> bool:
+    """Return True for a layer that was given its vocabulary when it was made."""
+    return _is_lookup(layer) and layer.input_vocabulary is not None
+
+
+def _fixed_tokens(layer: Any) -> Array:
+    if layer not in _FIXED:
+        _FIXED[layer] = _tokens(layer)
+    return _FIXED[layer]
+
+
+def _replace_tokens(layer: Any, packed: Array) -> None:
+    """Give a layer the vocabulary of a checkpoint if it was made with another one, in its configuration too."""
+    if np.array_equal(packed, _fixed_tokens(layer)):
+        return
+    _log.warning("hpcckpt: layer %s has the vocabulary of the checkpoint, not the one it was made with", layer.name)
+    _set_tokens(layer, packed)
+    layer.input_vocabulary = layer.get_vocabulary(include_special_tokens=False)
+    layer.input_idf_weights = unpack(packed)[0].get("idf_weights")
+    _FIXED[layer] = packed
 
 
 def _tokens(layer: Any) -> Array:
@@ -154,24 +199,24 @@ def _set_bins(layer: Any, packed: Array) -> None:
 # -- what a layer saves itself ---------------------------------------------------------------------
 
 
-def _keras_class(layer: Any) -> type[Any] | None:
-    """Return the class of Keras that a layer of the program derives from, if it saves variables in its own way."""
+def _keras_class(layer: Any, *methods: str) -> type[Any] | None:
+    """Return the class of Keras that a layer of the program derives from, if the program has one of the methods."""
     for cls in type(layer).__mro__:
         if cls.__module__.partition(".")[0] == "keras":
             return None
-        if "save_own_variables" in vars(cls) or "load_own_variables" in vars(cls):
+        if any(method in vars(cls) for method in methods):
             break
     return next((cls for cls in type(layer).__mro__ if cls.__module__.partition(".")[0] == "keras"), None)
 
 
 def _own_variables(layer: Any) -> Array:
     """Return what a layer saves, as bytes, without the weights among it: these are leaves themselves."""
-    own, weights = _store(layer, type(layer)), _store(layer, _keras_class(layer))
+    own, weights = _store(layer, type(layer)), _store(layer, _keras_class(layer, *_OWN))
     return pack({key: value for key, value in own.items() if not _is_weight(key, value, weights)})
 
 
 def _set_own(layer: Any, packed: Array) -> None:
-    own, weights = _store(layer, type(layer)), _store(layer, _keras_class(layer))
+    own, weights = _store(layer, type(layer)), _store(layer, _keras_class(layer, *_OWN))
     held = [(each, np.array(each)) for each in layer.weights if not hasattr(each, "get_tensors")]
     layer.load_own_variables({key: weights[key] for key in own if key in weights} | unpack(packed)[0])
     for weight, value in held:  # of a layer that stores another form of them, such as merged ones
@@ -198,3 +243,25 @@ def _as_text(array: Array) -> Array:
 
 def _is_weight(key: str, value: Array, weights: Mapping[str, Array]) -> bool:
     return key in weights and value.dtype == weights[key].dtype and value.tobytes() == weights[key].tobytes()
+
+
+# -- files that a layer saves itself -----------------------------------------------------------------
+
+
+def _assets(layer: Any) -> Array:
+    """Return the files that a layer saves by ``save_assets``, as bytes."""
+    with tempfile.TemporaryDirectory(prefix="hpcckpt-assets-") as name:
+        layer.save_assets(name)
+        files = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
+        return pack({str(path.relative_to(name)): np.frombuffer(path.read_bytes(), np.uint8) for path in files})
+
+
+def _set_assets(layer: Any, packed: Array) -> None:
+    with tempfile.TemporaryDirectory(prefix="hpcckpt-assets-") as name:
+        for file, content in unpack(packed)[0].items():
+            path = Path(name, file)
+            if ".." in path.parts or not path.is_relative_to(name):
+                raise CorruptError(f"layer {layer.name}: the checkpoint has an asset outside of its directory: {file}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.tobytes())
+        layer.load_assets(name)

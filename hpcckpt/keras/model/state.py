@@ -8,7 +8,6 @@ from typing import Any
 
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import Problem
-
 from hpcckpt.keras.model.batch_norm import weight_leaves
 from hpcckpt.keras.model.layer_state import layer_state_leaves, restoring_parts
 from hpcckpt.keras.model.layers import Weight, is_layer, named_weights

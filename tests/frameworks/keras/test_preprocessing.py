@@ -13,6 +13,8 @@ import tensorflow as tf
 
 import hpcckpt as hc
 import hpcckpt.keras
+from hpcckpt.errors import CorruptError
+from hpcckpt.state.packing import pack
 
 layers = keras.layers
 ROWS = np.random.default_rng(0).normal(5, 3, size=(32, 3)).astype("float32")
@@ -285,3 +287,103 @@ def test_best_weights_are_kept_beside_a_vocabulary(run_dir: Path) -> None:
     fit(1)
     best, weights = fit(1)  # nothing is left to train
     assert [np.shape(array) for array in best] == [np.shape(array) for array in weights]
+
+
+def made_with(vocabulary: list[str] | None) -> Any:
+    """Return a model whose `StringLookup` and `TextVectorization` are made with a vocabulary, or not."""
+    keras.utils.set_random_seed(1)
+    entry = keras.Input((1,), dtype="string")
+    words = layers.TextVectorization(vocabulary=vocabulary, output_sequence_length=2)(entry)
+    both = layers.Concatenate()([layers.StringLookup(vocabulary=vocabulary)(entry), words])
+    return keras.Model(entry, layers.Embedding(9, 2)(both))
+
+
+def adapted() -> Any:
+    model = made_with(None)
+    for layer in model.layers:
+        if hasattr(layer, "adapt"):
+            layer.adapt(np.array([["b"], ["b"], ["a"]]))
+    return model
+
+
+def of_class(model: Any, cls: Any) -> Any:
+    return next(layer for layer in model.layers if isinstance(layer, cls))
+
+
+MAKERS = {"adapted": adapted, "given": lambda: made_with(["b", "a"]), "other": lambda: made_with(["a", "x", "b"])}
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"), [("adapted", "given"), ("given", "adapted"), ("given", "given"), ("adapted", "other")]
+)
+def test_given_and_adapted_vocabularies_are_restored_into_each_other(
+    saved: str, restored: str, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, (one, two) = MAKERS[saved](), (MAKERS[restored]() for _ in range(2))
+    data = np.array([["a"], ["b"], ["x"]])
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": one})
+    hc.keras.load_weights(two, run_dir)
+    for each in (one, two):
+        assert np.array_equal(each(tf.constant(data)), model(tf.constant(data)))
+    assert ("the vocabulary of the checkpoint, not the one it was made with" in caplog.text) == (restored == "other")
+    lookup = of_class(one, layers.StringLookup)
+    assert restored != "other" or [*lookup.get_config()["vocabulary"]] == ["b", "a"]
+
+
+def test_a_step_without_a_vocabulary_that_was_given_is_restored_silently(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = made_with(["b", "a"])
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": {"embedding": {"embeddings": model.layers[-1].embeddings}}}).result()
+        ckpt.restore({"model": model})
+    hc.keras.load_weights(model, run_dir)
+    assert "vocabulary" not in caplog.text
+
+
+class WithFiles(layers.Layer):
+    """Keeps a table that Keras saves as files."""
+
+    def __init__(self, words: tuple[str, ...] = (), **more: Any) -> None:
+        super().__init__(**more)
+        self.words = words
+
+    def call(self, inputs: Any) -> Any:
+        """Change nothing."""
+        return inputs
+
+    def save_assets(self, directory: str) -> None:
+        """Write a file for each word."""
+        for number, word in enumerate(self.words):
+            path = Path(directory, "words", f"{number}.txt")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(word, encoding="utf-8")
+
+    def load_assets(self, directory: str) -> None:
+        """Read them."""
+        self.words = tuple(path.read_text(encoding="utf-8") for path in sorted(Path(directory, "words").glob("*")))
+
+
+def with_files(*words: str) -> Any:
+    return keras.Sequential([keras.Input((3,)), WithFiles(words, name="files"), layers.Dense(1)])
+
+
+def test_what_a_layer_saves_by_save_assets_is_restored(run_dir: Path) -> None:
+    one, two = with_files("c"), with_files()
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": with_files("a", "b")}).result()
+        ckpt.restore({"model": one})
+    hc.keras.load_weights(two, run_dir)
+    assert one.layers[-2].words == two.layers[-2].words == ("a", "b")
+
+
+def test_assets_outside_of_their_directory_are_refused(run_dir: Path) -> None:
+    assets = pack({"../outside.txt": np.zeros(1, "uint8")})
+    model = with_files("a")
+    dense = {"kernel": model.layers[-1].kernel, "bias": model.layers[-1].bias}
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": {"files": {"assets": assets}, "dense": dense}}).result()
+        with pytest.raises(CorruptError, match=r"files.*asset outside of its directory"):
+            ckpt.restore({"model": model})
