@@ -17,14 +17,16 @@ from typing import Any
 
 from hpcckpt.core.durations import ctime_s, duration_s
 from hpcckpt.errors import OptionError, RetryError
-from hpcckpt.jobs.schedulers import REQUEST, Command, Requeue, Scheduler, act
+from hpcckpt.jobs.schedulers import ATTEMPT, REQUEST, Command, Requeue, Scheduler, act
 from hpcckpt.preemption.walltime import JobEnd, JobEndResult
 
 RESTARTS = "HPCCKPT_RESTARTS"
 SCRIPT = "HPCCKPT_SCRIPT"
 """The variable in which the batch script exports its path."""
 ASKING_S = 20.0
-_OF_THIS_JOB = frozenset({REQUEST, RESTARTS, SCRIPT, "HPCCKPT_DRY_RUN", "HPCCKPT_JOB_END", "HPCCKPT_JOB_START"})
+_OF_THIS_JOB = frozenset(
+    {ATTEMPT, REQUEST, RESTARTS, SCRIPT, "HPCCKPT_DRY_RUN", "HPCCKPT_JOB_END", "HPCCKPT_JOB_START"}
+)
 _RESOURCES = ("select", "place", "walltime", "filesystems")
 
 

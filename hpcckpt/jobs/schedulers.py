@@ -23,6 +23,8 @@ Environment = Mapping[str, str]
 Command = tuple[str, ...]
 REQUEST = "HPCCKPT_REQUEST"
 """The variable with the id of what the user submitted: ``hpcckpt train`` goes back to an older step once for each."""
+ATTEMPT = "HPCCKPT_ATTEMPT"
+"""The variable with the id of this start of the job: the same command given twice in one start goes back twice."""
 ANSWER_S = 60.0
 """How long a scheduler may take for an answer: busy ones need half a minute."""
 

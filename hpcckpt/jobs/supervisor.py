@@ -49,7 +49,7 @@ from hpcckpt.errors import LockedError, RetryError
 from hpcckpt.jobs import latest_checkpoint
 from hpcckpt.jobs.child_process import Deadline, Log, SignalPipe, StepResult, started
 from hpcckpt.jobs.requeue_policy import JobCircumstances, RequeueDecision, decide
-from hpcckpt.jobs.schedulers import REQUEST, JobState, Scheduler, act, may_be_done
+from hpcckpt.jobs.schedulers import ATTEMPT, REQUEST, JobState, Scheduler, act, may_be_done
 from hpcckpt.preemption import EXIT_CODE
 from hpcckpt.preemption.walltime import JobEnd, seconds_left
 from hpcckpt.tools.doctor.scratch import find_scratch, free_space
@@ -213,6 +213,8 @@ def step_environment_of(settings: SuperviseSettings, scheduler: Scheduler, end: 
     kept = {name: os.environ.get(name) or value for name, value in found.items()}
     kept["HPCCKPT_RESTART_COUNT"] = str(scheduler.restarts)
     kept[REQUEST] = settings.chain or scheduler.request  # the jobs of a chain are one request too
+    # a count may be unknown, so the session of the batch script is named too
+    kept[ATTEMPT] = f"{scheduler.job_id}/{scheduler.restarts}/{socket.gethostname()}/{os.getsid(0)}"
     if end is not None:
         kept["HPCCKPT_JOB_END"] = f"{end.at:.0f}"
     if settings.run is not None:
@@ -242,6 +244,7 @@ def _run_step(
         if ended.code != LockedError.exit_code or ended.asked_by or time.monotonic() > patience_ends:
             return ended
         log(f"the run is locked by another job, which may be dead: the step is started again in {BUSY_PAUSE_S:.0f} s")
+        environ = {**environ, ATTEMPT: f"{environ[ATTEMPT]}+"}  # of a step that had begun, and lost the lock
         asked = _wait_before_restart(signals, deadline)
         if asked:
             log(f"signal={asked}: the step is not started again")

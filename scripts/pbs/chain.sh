@@ -12,7 +12,7 @@ N=${1:?how many jobs? scripts/pbs/chain.sh 5 -A PROJECT scripts/pbs/polaris.pbs}
 case $N in *[!0-9]* | 0*) echo "chain.sh: '$N' is no number of jobs" >&2 && exit 2 ;; esac
 [ $# -gt 1 ] || { echo "chain.sh: which script? scripts/pbs/chain.sh $N -A PROJECT scripts/pbs/polaris.pbs" >&2 && exit 2; }
 # within a job, these variables are of that job
-unset HPCCKPT_JOB_END HPCCKPT_JOB_START HPCCKPT_REQUEST HPCCKPT_RESTARTS HPCCKPT_RESTART_COUNT HPCCKPT_SCRIPT
+unset HPCCKPT_ATTEMPT HPCCKPT_JOB_END HPCCKPT_JOB_START HPCCKPT_REQUEST HPCCKPT_RESTARTS HPCCKPT_RESTART_COUNT HPCCKPT_SCRIPT
 export HPCCKPT_CHAIN=${HPCCKPT_CHAIN:-hpcckpt-$(date +%Y%m%d-%H%M%S)-$$}
 submit=(qsub -N "$HPCCKPT_CHAIN" -v "$(compgen -e HPCCKPT_ | grep -v DRY_RUN | paste -sd,)")
 after=()

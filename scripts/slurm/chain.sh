@@ -10,7 +10,7 @@ N=${1:?how many jobs? scripts/slurm/chain.sh 5 --time=02:00:00 scripts/slurm/tra
 case $N in '' | *[!0-9]* | 0*) echo "chain.sh: '$N' is no number of jobs" >&2 && exit 2 ;; esac
 [ $# -gt 1 ] || { echo "chain.sh: which script? scripts/slurm/chain.sh $N scripts/slurm/train.sbatch CONFIG" >&2 && exit 2; }
 # sbatch passes on what is exported here; within a job, these variables are of that job
-unset HPCCKPT_JOB_END HPCCKPT_JOB_START HPCCKPT_REQUEST HPCCKPT_RESTARTS HPCCKPT_RESTART_COUNT HPCCKPT_SCRIPT
+unset HPCCKPT_ATTEMPT HPCCKPT_JOB_END HPCCKPT_JOB_START HPCCKPT_REQUEST HPCCKPT_RESTARTS HPCCKPT_RESTART_COUNT HPCCKPT_SCRIPT
 export HPCCKPT_CHAIN=${HPCCKPT_CHAIN:-hpcckpt-chain-$(date +%Y%m%d-%H%M%S)-$$}
 SUBMIT=(sbatch --parsable "--job-name=$HPCCKPT_CHAIN" --dependency=singleton "${@:2}")
 if [[ ! ${HPCCKPT_DRY_RUN:-0} =~ ^(0|no|false|off)$ ]]; then SUBMIT=(echo "HPCCKPT_CHAIN=$HPCCKPT_CHAIN" "${SUBMIT[@]}"); fi

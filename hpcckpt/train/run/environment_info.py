@@ -16,10 +16,11 @@ from typing import Any
 
 from hpcckpt._version import __version__
 from hpcckpt.train.loop.distribution import Team
-from hpcckpt.train.run.resume_point import REQUEST
+from hpcckpt.train.run.resume_point import ATTEMPT, REQUEST
 from hpcckpt.train.run.run_directory import now
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "horovod", "mpi4py", "h5py", "tensorboard", "hjson")
+_SUBMITTED = {"request": REQUEST, "attempt": ATTEMPT}
 _GIT_S = 5.0
 
 
@@ -31,7 +32,7 @@ def job_facts(team: Team, resume: str) -> dict[str, Any]:
         "command": shlex.join([sys.executable, *sys.argv]),
         "directory": os.getcwd(),
         "resume": resume,
-        **({"request": os.environ[REQUEST]} if os.environ.get(REQUEST) else {}),
+        **{key: os.environ[name] for key, name in _SUBMITTED.items() if os.environ.get(name)},
         "ranks": team.size,
         "hosts": dict(Counter(hosts)),
         "distributed": team.kind,

@@ -33,6 +33,8 @@ _RESUMING = {"latest", "best", "step"}
 """Modes that need a checkpoint."""
 REQUEST = "HPCCKPT_REQUEST"
 """The variable with the id of what the user has submitted, which stays the same when a job is requeued."""
+ATTEMPT = "HPCCKPT_ATTEMPT"
+"""The variable with the id of this start of the job, which is another one whenever the job is started again."""
 _STEP = re.compile(r"(?:([1-9][0-9]*):)?([0-9]{1,18})")
 
 
@@ -101,7 +103,8 @@ def parse(resume: str | int) -> Wanted:
 def once(wanted: Wanted, directory: TrainingDirectory, environ: Mapping[str, str] = os.environ) -> Wanted:
     """Return where this job begins: a job that was requeued after it had gone back resumes the newest step. Root only.
 
-    A job that has not come so far is not recorded in the run directory, so it still goes back.
+    A job that has not come so far is not recorded in the run directory, so it still goes back. So does the same command
+    given twice within one start of a job: the user has asked for it again.
 
     Raises
     ------
@@ -111,8 +114,9 @@ def once(wanted: Wanted, directory: TrainingDirectory, environ: Mapping[str, str
     request = environ.get(REQUEST)
     if not request or wanted.mode in {"auto", "latest"}:
         return wanted
-    own = {"request": request, "resume": str(wanted)}
-    is_done = any(isinstance(job, dict) and own.items() <= job.items() for job in directory.jobs())
+    own, attempt = {"request": request, "resume": str(wanted)}, environ.get(ATTEMPT)
+    done = [job for job in directory.jobs() if isinstance(job, dict) and own.items() <= job.items()]
+    is_done = any(attempt is None or job.get("attempt") != attempt for job in done)
     newest = "auto" if wanted.mode == "never" else "latest"  # a new run may have no checkpoint yet
     return Wanted(newest) if is_done else wanted
 

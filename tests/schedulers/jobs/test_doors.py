@@ -98,7 +98,7 @@ def test_a_rehearsed_chain_shows_each_submission(pbs: BatchServer) -> None:
 
 
 def test_a_chain_that_a_job_submits_does_not_inherit_what_is_of_that_job(pbs: BatchServer) -> None:
-    own = dict.fromkeys(("JOB_END", "JOB_START", "REQUEST", "RESTARTS", "RESTART_COUNT", "SCRIPT"), "1")
+    own = dict.fromkeys(("ATTEMPT", "JOB_END", "JOB_START", "REQUEST", "RESTARTS", "RESTART_COUNT", "SCRIPT"), "1")
     of_job = {f"HPCCKPT_{name}": value for name, value in own.items()}
     done = pbs.run(str(PBS / "chain.sh"), "1", "x.pbs", HPCCKPT_DRY_RUN="1", HPCCKPT_CHAIN="us", **of_job)
     assert done.stdout == "qsub -N us -v HPCCKPT_CHAIN x.pbs\n", done.stderr

@@ -163,12 +163,13 @@ def test_ranks_find_the_run_the_end_of_the_job_and_the_count_in_their_environmen
 
 def test_a_step_that_finds_its_run_locked_by_a_lost_job_is_started_again(tmp_path):
     count = tmp_path / "count"
-    step = f"echo x >>{count}; [ $(wc -l <{count}) -gt 2 ] || exit 8"
+    step = f"echo $HPCCKPT_ATTEMPT >>{count}; [ $(wc -l <{count}) -gt 2 ] || exit 8"
     hasty = PROGRAM.replace("stepping\n", "stepping, supervisor\nsupervisor.BUSY_PAUSE_S = 0.2\n", 1)
     words = [sys.executable, "-c", hasty.format(young=0), "supervise", "--", "sh", "-c", step]
     found = subprocess.run(words, env=clean(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert found.returncode == 0
     assert found.stderr.count("the run is locked by another job") == 2
+    assert len(set(count.read_text().split())) == 3  # each is another start of the step
 
 
 def test_a_step_whose_run_stays_locked_has_failed(tmp_path):

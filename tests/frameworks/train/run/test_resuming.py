@@ -349,6 +349,27 @@ def test_a_request_is_known_by_what_its_jobs_have_recorded(job: Any, once: str, 
     assert resume_point.once(wanted, directory, {}) == wanted
 
 
+@pytest.mark.parametrize(("attempt", "once"), [("42/0", "6"), ("42/1", "latest"), (None, "latest")])
+def test_a_step_asked_for_again_within_one_start_of_a_job_is_gone_back_to(
+    attempt: str | None, once: str, tmp_path: Path
+) -> None:
+    directory = TrainingDirectory(tmp_path)
+    directory.write("environment.json", {"jobs": [{"request": "42", "resume": "6", "attempt": "42/0"}]})
+    environ = {"HPCCKPT_REQUEST": "42"} | ({} if attempt is None else {"HPCCKPT_ATTEMPT": attempt})
+    assert str(resume_point.once(resume_point.parse("6"), directory, environ)) == once
+
+
+def test_a_job_records_the_start_in_which_it_went_back(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pieces.config())
+    monkeypatch.setenv("HPCCKPT_REQUEST", "42")
+    for attempt, resumed in (("42/0", [6]), ("42/0", [6, 6]), ("42/1", [6, 6])):
+        monkeypatch.setenv("HPCCKPT_ATTEMPT", attempt)
+        run(pieces.config(), 6)
+        assert [each["step"] for each in pieces.log(tmp_path / "run", "resumed")] == resumed
+
+
 def test_a_job_that_began_a_new_run_may_be_requeued_before_its_first_checkpoint(tmp_path: Path) -> None:
     directory = TrainingDirectory(tmp_path)
     directory.write("environment.json", {"jobs": [{"request": "42", "resume": "never"}]})
