@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError, StepNotFoundError
+from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError, OptionError, StepNotFoundError
 from hpcckpt.keras.files.import_model import ModelValues, observed
 from hpcckpt.keras.model.naming import slot_path
 from hpcckpt.keras.model.state import MODEL, OPTIMIZER
@@ -55,6 +56,33 @@ def import_tensorflow() -> Any:
 
 
 # -- writing -------------------------------------------------------------------------------------
+
+
+def refuse_unknown(dtypes: Mapping[str, str]) -> None:
+    """Raise if a tensor has a dtype that TensorFlow does not know; `dtypes` has those of all, by name. Independent.
+
+    Raises
+    ------
+    ConfigError
+        If TensorFlow is not installed.
+    OptionError
+        If there are such tensors; names them.
+    """
+    tf = import_tensorflow()
+    unknown = [f"{name} ({dtype})" for name, dtype in dtypes.items() if not _is_known(tf, dtype)]
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise OptionError(
+            f"TensorFlow has no dtype for {', '.join(unknown[:5])}{more}; use --to npz, or leave them out with --only"
+        )
+
+
+def _is_known(tf: Any, dtype: str) -> bool:
+    try:
+        tf.convert_to_tensor(np.empty(0, numpy_dtype(dtype)))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def write_bundle(

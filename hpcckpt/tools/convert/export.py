@@ -298,8 +298,8 @@ def _refuse_other_directory(path: Path) -> None:
 def _write_tf(job: ExportJob) -> ExportOutcome:
     from hpcckpt.keras.files import tf_checkpoint
 
-    tf_checkpoint.import_tensorflow()
     wanted = job.wanted
+    tf_checkpoint.refuse_unknown({each.name: each.spec.dtype for each in wanted})
     arrays = {each.name: _array(job, each) for each in wanted}
     counters = [each for each in wanted if each.name == tf_checkpoint.SAVE_COUNTER]  # or it passes for TensorFlow's
     note = encode(note_of(job.reader.manifest, wanted, counters))

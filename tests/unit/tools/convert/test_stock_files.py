@@ -13,7 +13,9 @@ import tensorflow as tf
 from safetensors.numpy import save_file
 
 import hpcckpt as hc
+from hpcckpt.errors import OptionError
 from hpcckpt.keras import load_model, load_weights
+from hpcckpt.tools.convert.export import export_checkpoint
 from tests.support.convert import small_models
 
 pytestmark = pytest.mark.one_case
@@ -151,3 +153,20 @@ def test_a_network_of_pytorch_computes_the_same(kind: str, tmp_path: Path) -> No
     found.pop("hpcckpt")
     third.load_state_dict(found["model"] if kind == "pt" else found)
     assert torch.equal(expected, third.eval()(rows))
+
+
+def test_tensors_of_dtypes_that_tensorflow_does_not_know_are_named(tmp_path: Path) -> None:
+    state = {
+        "day": np.array(["2026-11-27"], "datetime64[D]"),
+        "eight": np.arange(2).astype("float8_e4m3b11fnuz"),
+        "half": np.arange(2).astype("bfloat16"),
+        "text": np.array(["ä"]),
+    }
+    with hc.Checkpointer(tmp_path / "run", async_save=False) as ckpt:
+        ckpt.save(1, state)
+    step = hc.latest_checkpoint(tmp_path / "run")
+    (tmp_path / "tf").mkdir()
+    unknown = r"no dtype for day \(<M8\[D\]\), eight \(float8_e4m3b11fnuz\); use --to npz, or leave them out"
+    with pytest.raises(OptionError, match=unknown):
+        export_checkpoint(step, tmp_path / "tf" / "cp.ckpt", "tf")
+    assert export_checkpoint(step, tmp_path / "tf" / "cp.ckpt", "tf", only=["half", "text"]).tensors == 2
