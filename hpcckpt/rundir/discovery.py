@@ -370,11 +370,18 @@ def find_step(
     NoRestorableStepError
         If the latest is asked for, and none can be restored.
     """
-    name = os.path.basename(os.path.normpath(directory))
-    own = layout.parse_step(name)
+    whole = os.path.normpath(directory)
+    if os.path.basename(whole) in {os.curdir, os.pardir}:  # which may be a step
+        whole = os.path.abspath(whole)
+    own = layout.parse_step(os.path.basename(whole))
     is_step = own is not None and files.exists(os.path.join(directory, layout.MANIFEST))
     if own is not None and which is None and (is_step or not step_numbers(directory, files)):
-        return _existing(os.path.dirname(os.path.normpath(directory)) or ".", own, files)
+        return _existing(os.path.dirname(whole) or ".", own, files)
+    if is_step:
+        raise StepNotFoundError(
+            f"{os.fspath(directory)} is the directory of one step: give no step with it, or give that of the run, "
+            f"{os.path.dirname(whole) or '.'}"
+        )
     if which is None or which == "latest":
         return _or_absent(newest_to_resume(directory, files), directory)
     if which == "best":

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import hpcckpt as hc
+
 Cli = Callable[..., Any]
 KEYS = {
     "step", "epoch", "path", "save_id", "run_id", "parent", "created", "ranks", "backend", "level", "nbytes",
@@ -29,6 +33,24 @@ def test_best_latest_and_a_step_directory_name_a_step(cli: Cli, saved: Path) -> 
     assert cli("info", saved, "best", "--metric", "max:acc", "--json").json["step"] == 30
     assert cli("info", saved, "latest", "--json").json["step"] == 30
     assert cli("info", saved / "step-0000000010", "--json").json["step"] == 10
+
+
+def test_a_relative_path_from_within_a_step_names_that_step(
+    cli: Cli, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved / "step-0000000010" / "data")
+    assert cli("info", "..", "--json").json["step"] == 10
+    monkeypatch.chdir(saved / "step-0000000020")
+    assert cli("info", ".", "--json").json["step"] == 20
+    assert hc.info(".").step == 20
+
+
+@pytest.mark.parametrize("step", ["10", "20", "latest", "best"])
+def test_a_step_directory_with_a_step_is_refused_and_the_run_named(cli: Cli, saved: Path, step: str) -> None:
+    for verb in ("info", "verify"):
+        found = cli(verb, saved / "step-0000000010", step)
+        assert found.code == 4
+        assert f"give no step with it, or give that of the run, {saved}" in found.err
 
 
 def test_text_for_people(cli: Cli, saved: Path) -> None:
