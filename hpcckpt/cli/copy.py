@@ -73,7 +73,7 @@ class _Line:
 
 @click.command("copy", cls=OnEveryRank)
 @click.argument("source", type=PathType())
-@click.argument("destination", type=PathType())
+@click.argument("destination", type=PathType(file_okay=False))
 @options.step_argument
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads of each rank.")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import click
 
 
 class PathType(click.Path):
-    """A path that is not empty: `pathlib` takes "" for the current directory, and a script's variable may be empty."""
+    """A path that is not empty: `pathlib` takes "" for the current directory, and a script's variable may be empty.
+
+    One that is a file only, or a directory only, is to be written: what it is below must be a directory.
+    """
 
     def __init__(self, path_type: type[str | Path] = Path, **rules: Any) -> None:
         super().__init__(path_type=path_type, **rules)
@@ -19,7 +23,19 @@ class PathType(click.Path):
         """Return the path."""
         if not str(value):
             self.fail("is empty; write . for the current directory", param, ctx)
+        if not (self.file_okay and self.dir_okay):
+            problem = self._problem_above(Path(value))
+            if problem:
+                self.fail(problem, param, ctx)
         return super().convert(value, param, ctx)
+
+    def _problem_above(self, path: Path) -> str:
+        above = next(each for each in (*path.parents, Path()) if os.path.lexists(each))
+        if not above.is_dir():
+            return f"{above} is no directory; choose another path"
+        if not self.dir_okay and above != path.parent:
+            return f"{path.parent} does not exist; make it first"
+        return ""
 
 
 class FiniteRange(click.FloatRange):

@@ -23,7 +23,7 @@ def pin(directory: Path, steps: tuple[str, ...], metric: str | None, *, is_json:
     Each STEP is a number, 'latest' or 'best'.
     """
     options.existing_run(directory)
-    chosen = [options.find(directory, step, metric).step for step in steps]
+    chosen = list(dict.fromkeys(options.find(directory, step, metric).step for step in steps))
     for step in chosen:
         pins.pin_save(directory, step)
     _write_result(directory, "pinned", chosen, is_json=is_json, is_quiet=is_quiet)

@@ -40,7 +40,7 @@ class ReshardResult:
 @options.directory_argument
 @options.step_argument
 @click.option("--files", "n_files", type=click.IntRange(1, 100_000), required=True, metavar="M", help="How many files.")
-@click.option("-o", "--out", type=PathType(), metavar="DIR", help="The run directory for the new step.")
+@click.option("-o", "--out", type=PathType(file_okay=False), metavar="DIR", help="The run directory for the new step.")
 @click.option("--in-place", "is_in_place", is_flag=True, help="Replace the step by the new one, atomically.")
 @click.option(
     "--drop-per-rank", "is_dropping", is_flag=True, help="Leave out what each rank had for itself if M is another."

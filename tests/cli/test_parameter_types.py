@@ -44,6 +44,26 @@ def test_an_empty_path_is_a_usage_error_and_not_the_current_directory(cli: Cli, 
     assert (result.code, "is empty" in result.err) == (2, True)
 
 
+BELOW_NOTHING = [
+    (["report", "run", "-o", "none/x.html"], "none does not exist; make it first"),
+    (["report", "run", "--png", "none/x.png"], "none does not exist; make it first"),
+    (["report", "run", "-o", "file/x.html"], "file is no directory; choose another path"),
+    (["copy", "run", "file/x"], "file is no directory; choose another path"), (["copy", "run", "file"], "is a file"),
+    (["reshard", "run", "--files", "2", "-o", "file/x"], "file is no directory; choose another path"),
+    (["train", "-c", "x.hjson", "--check", "--run", "file/x"], "file is no directory; choose another path"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "text"), BELOW_NOTHING)
+def test_a_path_that_cannot_be_made_is_a_usage_error_with_the_next_action(
+    cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    result = cli(*(saved if word == "run" else word for word in words))
+    assert (result.code, text in result.err) == (2, True), result.err
+
+
 @pytest.mark.parametrize(
     "words",
     [

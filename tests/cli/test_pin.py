@@ -20,6 +20,10 @@ def test_pin_and_unpin(cli: Cli, saved: Path) -> None:
     assert (result.code, result.json["unpinned"], result.json["pins"]) == (0, [10], [20])
 
 
+def test_a_step_that_is_named_twice_is_pinned_once(cli: Cli, saved: Path) -> None:
+    assert cli("pin", saved, "latest", 30, "--json").json["pinned"] == [30]
+
+
 def test_messages(cli: Cli, saved: Path) -> None:
     assert cli("pin", saved, "latest").err == "pinned 30; pinned now: 30\n"
     assert cli("unpin", saved, 30).err == "unpinned 30; pinned now: none\n"

@@ -68,15 +68,13 @@ def test_a_new_report_takes_the_place_of_an_older_one(cli: Cli, tmp_path: Path) 
     assert "Time line" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("words", "code"), [(["--png", "a.jpg"], 2), (["--json", "-o", "-"], 2), (["-o", "no/such/place.html"], 1)]
-)
+@pytest.mark.parametrize("words", [["--png", "a.jpg"], ["--json", "-o", "-"], ["-o", "no/such/place.html"]])
 def test_what_makes_no_sense_writes_nothing(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     short_run(tmp_path / "run")
-    assert cli("report", "run", *words).code == code
+    assert cli("report", "run", *words).code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
