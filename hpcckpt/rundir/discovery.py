@@ -371,8 +371,8 @@ def find_step(
         If the latest is asked for, and none can be restored.
     """
     whole = os.path.normpath(directory)
-    if os.path.basename(whole) in {os.curdir, os.pardir}:  # which may be a step
-        whole = os.path.abspath(whole)
+    if os.path.basename(whole) in {".", ".."}:  # which may be a step
+        whole = files.real_path(whole)
     own = layout.parse_step(os.path.basename(whole))
     is_step = own is not None and files.exists(os.path.join(directory, layout.MANIFEST))
     if own is not None and which is None and (is_step or not step_numbers(directory, files)):
