@@ -30,7 +30,7 @@ class PathType(click.Path):
         return super().convert(value, param, ctx)
 
     def _problem_above(self, path: Path) -> str:
-        above = next(each for each in (*path.parents, Path()) if os.path.lexists(each))
+        above = next(each for each in (*path.parents, Path(path.anchor)) if os.path.lexists(each))
         if not above.is_dir():
             return f"{above} is no directory; choose another path"
         if not self.dir_okay and above != path.parent:

@@ -48,6 +48,7 @@ BELOW_NOTHING = [
     (["report", "run", "-o", "none/x.html"], "none does not exist; make it first"),
     (["report", "run", "--png", "none/x.png"], "none does not exist; make it first"),
     (["report", "run", "-o", "file/x.html"], "file is no directory; choose another path"),
+    (["report", "run", "-o", "/"], "is a directory"),
     (["copy", "run", "file/x"], "file is no directory; choose another path"), (["copy", "run", "file"], "is a file"),
     (["reshard", "run", "--files", "2", "-o", "file/x"], "file is no directory; choose another path"),
     (["train", "-c", "x.hjson", "--check", "--run", "file/x"], "file is no directory; choose another path"),

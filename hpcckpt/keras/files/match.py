@@ -111,19 +111,24 @@ def find_prefix(wanted: Sequence[str], stored: Sequence[str]) -> str:
     there = set(stored)
     ends = [(name, one) for name in stored for one in wanted if f"/{name}".endswith(f"/{one}")]
     counts: dict[str, int] = {}
-    optimizers = _optimizers_among(there)
     for prefix in sorted({name[: -len(one)].rstrip("/") for name, one in ends}):
-        if _parents(prefix.rpartition("/")[0]) & optimizers or any(
-            part.endswith(OPTIMIZER) for part in prefix.split("/")
-        ):
+        if any(part.endswith(OPTIMIZER) for part in prefix.split("/")):
             continue  # its slots are named after the weights
         counts[prefix] = sum(_join(prefix, one) in there for one in wanted)
-    whole = [prefix for prefix, count in counts.items() if count == len(wanted)]
+    whole = _outside_optimizers([prefix for prefix, count in counts.items() if count == len(wanted)], there)
     if MODEL in whole or len(whole) == 1:
         return MODEL if MODEL in whole else whole[0]
     if whole:
         raise StateMismatchError(f"the model fits {', '.join(map(repr, whole))}; choose one with --only '{whole[0]}/*'")
-    return max(counts, key=lambda prefix: (counts[prefix], prefix == MODEL), default=MODEL)
+    places = _outside_optimizers([*counts], there)
+    return max(places, key=lambda prefix: (counts[prefix], prefix == MODEL), default=MODEL)
+
+
+def _outside_optimizers(prefixes: list[str], names: Iterable[str]) -> list[str]:
+    """Return the prefixes that are not below something that counts iterations; all, if each is. Pure."""
+    counting = {name.rpartition("/")[0] for name in names if name.endswith("/iteration")}
+    outside = [prefix for prefix in prefixes if not _parents(prefix.rpartition("/")[0]) & counting]
+    return outside or prefixes
 
 
 def _join(prefix: str, name: str) -> str:
@@ -156,7 +161,7 @@ def weights_below(prefix: str, names: Iterable[str]) -> list[str]:
     """Return the names below `prefix`, but for optimizers, which are there if the model is not called ``model``."""
     start = len(prefix) + 1 if prefix else 0
     below = [name for name in names if not prefix or name.startswith(f"{prefix}/")]
-    optimizers = _optimizers_among(below) - {prefix}
+    optimizers = _optimizers_below(prefix, set(below))
     return [
         name
         for name in below
@@ -164,9 +169,21 @@ def weights_below(prefix: str, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _optimizers_among(names: Iterable[str]) -> set[str]:
-    """Return the paths of optimizers: those that count iterations. Pure."""
-    return {name.rpartition("/")[0] for name in names if name.rpartition("/")[2] == "iteration"}
+def _optimizers_below(prefix: str, names: set[str]) -> set[str]:
+    """Return the paths of a model's optimizers: they count iterations, and have a rate or slots for weights. Pure."""
+    counting = {name.rpartition("/")[0] for name in names if name.endswith("/iteration")} - {prefix}
+    return {
+        path
+        for path in counting
+        if f"{path}/learning_rate" in names
+        or f"{path}/current_learning_rate" in names
+        or any(_join(prefix, _slot_of(name, path)) in names for name in names if name.startswith(f"{path}/"))
+    }
+
+
+def _slot_of(name: str, optimizer: str) -> str:
+    """Return the weight that a slot is for: ``dense/kernel`` of ``opt/m/dense/kernel``. Pure."""
+    return name[len(optimizer) + 1 :].partition("/")[2]
 
 
 def _parents(name: str) -> set[str]:

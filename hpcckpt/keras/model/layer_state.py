@@ -125,15 +125,15 @@ def _states_of(layer: Any) -> Iterator[tuple[str, _Read, _Write]]:
         yield "bins", lambda: pack({}, layer.bin_boundaries), functools.partial(_set_bins, layer)
     if _keras_class(layer, *_OWN) is not None:
         yield "own_variables", functools.partial(_own_variables, layer), functools.partial(_set_own, layer)
-    if _keras_class(layer, *_ASSETS) is not None:
+    if _keras_class(layer, *_ASSETS) is not None and all(hasattr(layer, method) for method in _ASSETS):
         yield "assets", functools.partial(_assets, layer), functools.partial(_set_assets, layer)
 
 
 # -- vocabularies ----------------------------------------------------------------------------------
 
 
-_FIXED: weakref.WeakKeyDictionary[Any, Array] = weakref.WeakKeyDictionary()
-"""Vocabularies that layers were given when they were made, as bytes: they do not change from save to save."""
+_FIXED: weakref.WeakKeyDictionary[Any, tuple[Any, Array]] = weakref.WeakKeyDictionary()
+"""Vocabularies that layers were given when they were made, as bytes, each with its table: another one has a new one."""
 
 
 def _is_lookup(layer: Any) -> bool:
@@ -146,9 +146,11 @@ def _has_fixed_vocabulary(layer: Any) -> bool:
 
 
 def _fixed_tokens(layer: Any) -> Array:
-    if layer not in _FIXED:
-        _FIXED[layer] = _tokens(layer)
-    return _FIXED[layer]
+    table, packed = _FIXED.get(layer, (None, None))
+    if packed is None or table is not layer.lookup_table:
+        packed = _tokens(layer)
+        _FIXED[layer] = layer.lookup_table, packed
+    return packed
 
 
 def _replace_tokens(layer: Any, packed: Array) -> None:
@@ -159,7 +161,6 @@ def _replace_tokens(layer: Any, packed: Array) -> None:
     _set_tokens(layer, packed)
     layer.input_vocabulary = layer.get_vocabulary(include_special_tokens=False)
     layer.input_idf_weights = unpack(packed)[0].get("idf_weights")
-    _FIXED[layer] = packed
 
 
 def _tokens(layer: Any) -> Array:

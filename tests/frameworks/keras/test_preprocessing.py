@@ -379,6 +379,32 @@ def test_what_a_layer_saves_by_save_assets_is_restored(run_dir: Path) -> None:
     assert one.layers[-2].words == two.layers[-2].words == ("a", "b")
 
 
+def test_a_layer_that_only_writes_assets_is_saved_and_restored_without_them(run_dir: Path) -> None:
+    class OnlyWrites(layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return inputs
+
+        def save_assets(self, directory: str) -> None:
+            raise AssertionError(directory)
+
+    model = keras.Sequential([keras.Input((3,)), OnlyWrites(), layers.Dense(1)])
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": model})
+
+
+def test_a_vocabulary_that_the_program_replaces_between_saves_is_saved(run_dir: Path) -> None:
+    layer = layers.StringLookup(vocabulary=["a", "b"])
+    model = keras.Sequential([keras.Input((1,), dtype="string"), layer])
+    with hc.Checkpointer(run_dir) as ckpt:
+        for step, words in enumerate((["a", "b"], ["x", "y", "z"])):
+            layer.set_vocabulary(words)
+            ckpt.save(step, {"model": model}).result()
+        layer.set_vocabulary(["q"])
+        ckpt.restore({"model": model})
+    assert layer.get_vocabulary(include_special_tokens=False) == ["x", "y", "z"]
+
+
 def test_assets_outside_of_their_directory_are_refused(run_dir: Path) -> None:
     assets = pack({"../outside.txt": np.zeros(1, "uint8")})
     model = with_files("a")

@@ -269,3 +269,28 @@ def test_weights_are_found_beside_the_slots_of_held_optimizers(run_dir: Path, is
     hc.keras.load_weights(other, run_dir, optimizer=False)
     for one, expected in zip(other.get_weights(), model.get_weights(), strict=True):
         assert np.array_equal(one, expected)
+
+
+@pytest.mark.parametrize("held", [{"net": None}, {"net": None, "iteration": np.int64(7)}], ids=["alone", "counted"])
+def test_weights_are_found_beside_a_counter_of_the_program(run_dir: Path, held: dict[str, Any]) -> None:
+    model, other = small("sgd"), small("sgd", seed=2)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"run": {**held, "net": model}}).result()
+    hc.keras.load_weights(other, run_dir, optimizer=False)
+    for one, expected in zip(other.get_weights(), model.get_weights(), strict=True):
+        assert np.array_equal(one, expected)
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2.15 has no variables of a loss scale to build")
+def test_a_loss_scale_comes_back_around_an_optimizer_that_is_built(run_dir: Path) -> None:
+    def scaled(initial: float) -> Any:
+        model, inner = small("sgd"), keras.optimizers.Adam()
+        inner.build(model.trainable_variables)
+        model.compile(keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=initial), "mse")
+        return model
+
+    model, other = scaled(256.0), scaled(2.0)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    assert float(other.optimizer.dynamic_scale) == 256.0
