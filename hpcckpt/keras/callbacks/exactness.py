@@ -140,8 +140,9 @@ class Exactness:
             On another number of ranks, what new states of generators are derived from.
         """
         gone, variables = [], self.variables
-        if arrays.keys() - variables.keys():  # 0.2.0 had some here that now belong to the model
-            variables = named_variables(self.model, inspect(getattr(self.model, "train_function", None)).variables)
+        if arrays.keys() - variables.keys():  # older steps have some here that now belong to the model
+            used = inspect(getattr(self.model, "train_function", None)).variables
+            variables = named_variables(self.model, used) | variables
         for name, array in arrays.items():
             variable = variables.get(name)
             if variable is None or not variable.shape.is_compatible_with(array.shape):
