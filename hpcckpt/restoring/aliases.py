@@ -88,16 +88,19 @@ def _boxes(spec: TensorSpec) -> Iterator[Extent]:
 
 
 def _arrays(tree: StateTree, names: Sequence[str]) -> dict[str, Array]:
-    """Return the arrays that are restored in place, one for each memory. Independent."""
+    """Return the arrays that are restored in place, one for each memory; none if no two can overlap. Independent."""
+    leaves = {name: tree.tensors[name] for name in names}
+    found = {name: leaf.source for name, leaf in leaves.items() if isinstance(leaf.source, np.ndarray)}
+    n_different = len({id(array) for array in found.values()})
+    if n_different == len(found) and all(array.flags.owndata for array in found.values()):
+        return {}
     arrays: dict[str, Array] = {}
     places: set[Hashable] = set()
-    for name in names:
-        leaf = tree.tensors[name]
-        place = leaf.place()
-        if isinstance(leaf.source, np.ndarray) and leaf.source.flags.writeable and leaf.source.size:
-            if place is None or place not in places:
-                arrays[name] = leaf.source
-            places.add(place)
+    for name, array in found.items():
+        place = leaves[name].place()
+        if array.flags.writeable and array.size and (place is None or place not in places):
+            arrays[name] = array
+        places.add(place)
     return arrays
 
 
@@ -118,8 +121,10 @@ def _overlapping(arrays: Mapping[str, Array]) -> Iterator[list[str]]:
 
 def _bounds(array: Array) -> tuple[int, int]:
     """Return the addresses of the first byte of an array, and after the last. Pure."""
-    spans = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
     first = array.ctypes.data
+    if array.flags.c_contiguous:
+        return first, first + array.nbytes
+    spans = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
     return first + sum(min(0, span) for span in spans), first + sum(max(0, span) for span in spans) + array.itemsize
 
 
