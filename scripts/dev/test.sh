@@ -44,7 +44,7 @@ B_TESTS=(
     tests/conformance/test_hdf5_suite.py::TestDirect::test_{every_dtype_comes_back_to_the_bit,any_memory_layout_can_be_saved}
     tests/conformance/test_hdf5_suite.py::TestDirect::test_{names_are_free_text,scalars_and_empty_tensors_come_back}
     tests/format/{test_golden,test_hdf5_golden}.py tests/format/fuzz/test_found.py
-    tests/frameworks/keras/test_{exact_resume,exactness,examples,holding,names,pipelines,state,unbuilt}.py
+    tests/frameworks/keras/test_{exact_resume,exactness,examples,holding,names,pipelines,preprocessing,state,unbuilt}.py
     tests/frameworks/keras/test_backup_and_restore.py::test_{a_run_killed_between_epochs_ends_as_if_never_killed,the_train_counter_goes_on}
     tests/frameworks/keras/test_backup_and_restore.py::test_with_a_pipeline_with_a_position_a_kill_within_an_epoch_changes_nothing
     tests/frameworks/keras/test_backup_options.py::test_where_all_is_deterministic_the_level_is_exact

@@ -282,7 +282,7 @@ def test_weights_are_found_beside_a_counter_of_the_program(run_dir: Path, held: 
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2.15 has no variables of a loss scale to build")
-def test_a_loss_scale_comes_back_around_an_optimizer_that_is_built(run_dir: Path) -> None:
+def test_the_loss_scale_of_a_built_optimizer_is_restored(run_dir: Path) -> None:
     def scaled(initial: float) -> Any:
         model, inner = small("sgd"), keras.optimizers.Adam()
         inner.build(model.trainable_variables)
