@@ -102,7 +102,7 @@ def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) 
 
 def is_built(optimizer: Any) -> bool:
     """Return True if the optimizer has its variables; Keras 2.15, Keras 3 and legacy optimizers differ in names."""
-    if not hasattr(optimizer, "built"):  # Keras 2.15 scales the loss without variables of its own to build
+    if not hasattr(optimizer, "built"):  # Keras 2.15 builds only the optimizer that is wrapped
         optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     return any(getattr(optimizer, flag, False) for flag in ("_built", "built", "_hypers_created"))
 
