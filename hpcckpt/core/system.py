@@ -1,10 +1,10 @@
 """The interfaces to the system: clock, file system, threads, and which process this is.
 
 `collective`, `rundir`, `saving`, `restoring` and `tiers` use nothing else of the operating system: no `time`, no
-`threading`, no call of `os` that touches a file (`tests/unit/core/test_system.py`).  The fourth interface is
-`hpcckpt.collective.communicator.Communicator`.  All are passed at construction, so that ranks can be simulated in one
-process, with time, storage and the order of threads under the control of a test.  There is one implementation of
-each: here, and for files in `hpcckpt.native.posix_files`.
+`threading`, no call of `os` that touches a file (`tests/unit/core/test_system.py`).  The interface to the other
+ranks is `hpcckpt.collective.communicator.Communicator`.  All are passed at construction, so that ranks can be
+simulated in one process, with time, storage and the order of threads under the control of a test.  There is one
+implementation of each: here, and for files in `hpcckpt.native.posix_files`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 //    however the process ends.
 // 2. Space is allocated before anything is written: a full file system fails the swap-out, not a later write-back.
 // 3. O_DIRECT avoids the page cache, where tensors would only be in memory once more. Where the file system does not
-// support it, the file is used without, and `notes` reports it. 4. `shrink` returns free space at the end of the file
-// to the file system.
+//    support it, the file is used without, and `notes` reports it.
+// 4. `shrink` returns free space at the end of the file to the file system.
 #pragma once
 
 #include <sys/types.h>
