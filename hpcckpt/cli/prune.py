@@ -61,7 +61,7 @@ def command(
     """Remove old checkpoints and what killed jobs left.
 
     Without options only the temporary directories of killed jobs are removed. With a --keep option, the
-    newest step, pinned steps and damaged ones (they are evidence) are kept whatever the options say.
+    newest step, pinned steps and damaged ones are kept whatever the options say.
     --aside and --bad remove what 'hpcckpt list' shows as moved aside, and as damaged and replaced.
     It takes the run's lock, and exits with 8 while a job is writing, with 4 if the checkpoints are in
     directories below.

@@ -64,8 +64,8 @@ def command(
     """Rebuild lost or damaged manifests from the data files.
 
     STEP is a number; without it every step that lacks a valid manifest is repaired. A manifest is rebuilt only from
-    one complete set of files of one save, after every byte was compared with its checksum; what stood in the manifest
-    alone (objects, metrics, environment) is gone. DIRECTORY may also be one that was moved aside (.bad-*, .aside-*):
+    one complete set of files of one save, after every byte was compared with its checksum; what only the manifest had
+    (objects, metrics, environment) is gone. DIRECTORY may also be one that was moved aside (.bad-*, .aside-*):
     if it is whole, it gets its name back, if that is free. Exits with 3 if nothing can be repaired, with 4 if there
     is no step, with 6 if only a part can, and with 8 while a job is writing.
     """

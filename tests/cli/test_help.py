@@ -55,7 +55,7 @@ def test_each_verb_prints_json_on_request(verb: Verb) -> None:
 def test_the_pages_have_the_verbs_of_the_table() -> None:
     page = (ROOT / "docs" / "cli.md").read_text("utf-8")
     listed = (ROOT / "README.md").read_text("utf-8").rpartition("\n`list`, ")[2].partition("See\n")[0]
-    table = page.partition("## Manners")[0]
+    table = page.partition("## Conventions")[0]
     for name in (verb.name for verb in VERBS):
         assert f"[`{name}`](#" in table, "docs/cli.md has a row for each verb"
         assert re.search(rf"^## .*\b{name}\b", page, re.MULTILINE), "docs/cli.md has a section for each verb"
