@@ -175,3 +175,11 @@ def test_a_planted_directory_does_not_keep_other_runs_from_scratch(ranks, places
     refused(other, ranks)
     save_steps(places, ranks, 2, on_newer="aside")
     assert are_whole(places, [1, 2])
+
+
+def test_an_owner_that_cannot_be_read_is_a_typed_error_of_its_kind(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(errors.UnsafeDirectoryError, match="is a symbolic link"):
+        scratch_dir.owner_id_on_scratch(tmp_path / "link")
+    with pytest.raises(errors.StorageError, match="read the owner of scratch"):
+        scratch_dir.owner_id_of(tmp_path / ("x" * 5000))
