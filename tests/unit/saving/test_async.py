@@ -600,9 +600,9 @@ def test_shards_that_change_on_one_rank_and_leave_a_hole_are_told_on_all(ranks, 
             ckpt.save(1, shard(0))
             failure = told(ckpt.save(2, shard(int(last(comm)))).result)
             ckpt.save(3, shard(0)).result()
-            return failure[0], ckpt.all_steps()
+            return failure[0], "other ranks did not" in failure[1], ckpt.all_steps()
 
-    assert ranks(body) == [("ShardingError", [1, 3])] * ranks.size
+    assert ranks(body) == [("ShardingError", ranks.size > 1, [1, 3])] * ranks.size
 
 
 @pytest.mark.counts(1, 2, 5)
