@@ -177,7 +177,7 @@ def test_a_planted_directory_does_not_keep_other_runs_from_scratch(ranks, places
     assert are_whole(places, [1, 2])
 
 
-def test_an_owner_that_cannot_be_read_is_a_typed_error_of_its_kind(tmp_path):
+def test_an_owner_file_on_scratch_that_cannot_be_read_is_a_typed_error(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(errors.UnsafeDirectoryError, match="is a symbolic link"):
         scratch_dir.owner_id_on_scratch(tmp_path / "link")
