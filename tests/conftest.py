@@ -11,7 +11,9 @@ import contextlib
 import gc
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,14 +58,30 @@ def _mpi_size(config: pytest.Config) -> int:
     return int(MPI.COMM_WORLD.Get_size())
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare our markers, and forget the caller's environment; not in a process that only deals out the tests."""
+    if is_with_mpi(config) and config.option.basetemp is None:
+        _take_own_directory(config)
     if getattr(config.option, "dist", "no") == "no":
         caller.forget(is_under_mpi=is_with_mpi(config))
     for line in MARKERS:
         config.addinivalue_line("markers", line)
     if not config.pluginmanager.hasplugin("pytest_mpi"):
         config.addinivalue_line("markers", "mpi(min_size): runs under mpirun only (pytest-mpi)")
+
+
+def _take_own_directory(config: pytest.Config) -> None:
+    """Keep each rank's temporary files apart: pytest's cleanup fails now and then where processes do it at once."""
+    from mpi4py import MPI
+
+    config.option.basetemp = tempfile.mkdtemp(prefix=f"hpcckpt-rank-{MPI.COMM_WORLD.Get_rank()}-")
+
+    def remove() -> None:
+        MPI.COMM_WORLD.Barrier()  # all ranks work in the directory of rank 0
+        shutil.rmtree(config.option.basetemp, ignore_errors=True)
+
+    config.add_cleanup(remove)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -121,6 +121,11 @@ total() {
         awk '{n[$2] += $1} END {printf "total: %d passed, %d failed, %d skipped\n", n["passed"], n["failed"] + n["error"] + n["errors"], n["skipped"]}'
 }
 
+# The tests that failed, by name: the output of the part that holds them may be far above.
+failures() {
+    find "$RESULTS" -name '*.log' -exec grep -hoE '^(FAILED|ERROR|\[rank [0-9]+\]) [^ ]*::.*' {} + | cut -c1-300 | sort -u | head -n 40
+}
+
 existing() { local path; for path in "$@"; do if [ -e "${path%%::*}" ]; then echo "$path"; fi; done; }
 
 pytest_under_mpi() { # ranks
@@ -183,4 +188,7 @@ done
 say ""
 printf '== %s\n' "${summary[@]}"
 total
-[ "$failed" = 0 ] || die "tests failed; the whole output is in build/logs/test"
+if [ "$failed" != 0 ]; then
+    failures || true
+    die "tests failed; the whole output is in build/logs/test"
+fi

@@ -246,7 +246,8 @@ def test_a_file_that_two_ranks_report_without_sharing_files_commits_nothing(rank
     source = f"""{COPY}
     def write(self, job, path, rank, payloads, base=None):
         report = super().write(job, path, rank, payloads, base)
-        (path / "data/all").write_bytes(b"1234")
+        with open(path / "data/all", "ab") as file:  # which is never empty again, unlike with "wb"
+            file.truncate(4)
         return replace(report, files=(*report.files, FileRecord("data/all", 4, 0)))
 """
     imports = "from dataclasses import replace\nfrom hpcckpt.core.plan import FileRecord\n"
