@@ -258,7 +258,7 @@ class PluginError(BackendError, OSError):
 
 
 class MpiError(ConfigError):
-    """MPI is absent where it is needed, or two MPI libraries meet in one process."""
+    """MPI is absent where it is needed, finalized too early, or two MPI libraries meet in one process."""
 
     kind = "mpi"
     exit_code = 1

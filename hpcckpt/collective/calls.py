@@ -56,6 +56,10 @@ class Carrier(Protocol):
     def is_root(self) -> bool:
         """Whether this is rank 0."""
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether messages can be sent."""
+
     def send(self, dest: int, value: Any, channel: str = "") -> None:
         """Post a message to a rank. Independent."""
 
@@ -67,6 +71,9 @@ class Carrier(Protocol):
 
     def abort(self, code: int) -> None:
         """End the whole job. Independent."""
+
+    def lasting(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which messages can be sent and received. Independent."""
 
 
 class Calls:
@@ -139,7 +146,7 @@ class Calls:
         CollectiveError
             If another rank left this call by an exception.
         """
-        with interrupts.deferred(self._comm.size):
+        with interrupts.deferred(self._comm.size), self._comm.lasting():
             try:
                 self._enter(text, key)
                 yield

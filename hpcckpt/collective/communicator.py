@@ -82,6 +82,10 @@ class Communicator(ABC):
         """Whether messages can be sent."""
         return True
 
+    def lasting(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which what carries the messages is not ended by another thread. Independent."""
+        return contextlib.nullcontext()
+
     # -- the transport -----------------------------------------------------------------------------
 
     @abstractmethod

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import logging
 import re
 import sys
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +35,59 @@ _unsent: list[MPI.Request] = []
 _LIBMPI = re.compile(r"/lib(?:mpi|mpich|mpi_cray|mpi_intel)\.so[.\d]*$")
 
 
+class _Use:
+    """Keeps MPI from being finalized by another thread while it is used here.
+
+    Where Horovod has initialized MPI, its background thread finalizes it, on all ranks, as soon as one has ended.
+
+    Attributes
+    ----------
+    changed : threading.Condition
+        To be held while MPI is called outside of `lasting`.
+    is_over : bool
+        Whether MPI must not be called any more.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.is_over = False
+        self._n_lasting = 0
+
+    @contextlib.contextmanager
+    def lasting(self) -> Iterator[None]:
+        """Let MPI last as long as the block, unless it is over. Independent."""
+        with self.changed:
+            self._n_lasting += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._n_lasting -= 1
+                self.changed.notify_all()
+
+    def end(self) -> None:
+        """Wait for the calls of this rank; send and receive what is under way; let MPI not be called again."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._n_lasting == 0)
+            _send_all()
+            for comm in tuple(_open):
+                comm.take_in_all()
+            self.is_over = True
+
+
+_use = _Use()
+
+
+@functools.cache
+def _end_before_mpi() -> None:
+    """Let `_use` end before MPI: its finalization deletes the attributes of COMM_SELF first."""
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _use.end()), True)
+
+
+def _is_usable() -> bool:
+    return not _use.is_over and not MPI.Is_finalized()
+
+
 class MpiCommunicator(Communicator):
     """A duplicate of an MPI communicator.
 
@@ -49,6 +105,7 @@ class MpiCommunicator(Communicator):
     def __init__(self, comm: MPI.Intracomm, patience: Patience | None = None) -> None:
         super().__init__(patience)
         abort_on_uncaught()
+        _end_before_mpi()
         check_one_library(comm)
         world_is(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
         self._found: MPI.Message | None = None
@@ -56,8 +113,10 @@ class MpiCommunicator(Communicator):
         self._sends: list[MPI.Request] = []
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        self._comm = self._duplicated(comm)
-        _open.add(self)
+        with _use.lasting():
+            self._comm = self._duplicated(comm)
+        with _use.changed:
+            _open.add(self)
         weakref.finalize(self, _unsent.extend, self._sends).atexit = False
 
     def _duplicated(self, comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -71,7 +130,11 @@ class MpiCommunicator(Communicator):
     @property
     def is_usable(self) -> bool:
         """Whether messages can be sent: MPI is not finalized."""
-        return not MPI.Is_finalized()
+        return _is_usable()
+
+    def lasting(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which MPI is not finalized by another thread. Independent."""
+        return _use.lasting()
 
     @property
     def mpi(self) -> MPI.Intracomm:
@@ -83,12 +146,20 @@ class MpiCommunicator(Communicator):
         return MPI.Info.Create(dict(values))
 
     def _post(self, dest: int, message: tuple[str, Any]) -> None:
-        # without a step of Python's between, in which an interrupt could drop the request and with it the buffer
-        self._sends.extend(map(self._comm.isend, (message,), (dest,)))
+        with _use.changed:
+            if not _use.is_over:  # else no rank can receive it
+                # in one step, in which no interrupt can drop the request and with it the buffer
+                self._sends.extend(map(self._comm.isend, (message,), (dest,)))
 
     def _take_in(self) -> None:
         if self.size == 1:
             return
+        with _use.changed:
+            if not _use.is_over:
+                self._take_in_one()
+
+    def _take_in_one(self) -> bool:
+        """Take in a message if one has come; return whether one had. Independent."""
         if _unsent:
             _drop_sent()
         if self._sends:
@@ -98,6 +169,12 @@ class MpiCommunicator(Communicator):
         found = self._found
         if found is not None:  # in one line: an interrupt neither loses nor doubles a message
             self._found = self._raw.append((self._status.Get_source(), found.recv()))  # type: ignore[func-returns-value]
+        return found is not None
+
+    def take_in_all(self) -> None:
+        """Take in all messages that have come: MPI ends. Independent."""
+        while self.size > 1 and self._take_in_one():
+            pass
 
     def duplicate(self) -> MpiCommunicator:
         """Return another duplicate. Collective."""
@@ -105,12 +182,13 @@ class MpiCommunicator(Communicator):
 
     def free(self) -> None:
         """Free the duplicate, unless MPI is finalized already. Collective."""
-        _open.discard(self)
-        if self.calls.failure is not None:
-            return  # messages that other ranks will never receive cannot be waited for
-        if not MPI.Is_finalized() and self._comm != MPI.COMM_NULL:
-            MPI.Request.Waitall(self._sends)
-            self._comm.Free()
+        with _use.changed:
+            _open.discard(self)
+            if self.calls.failure is not None:
+                return  # messages that other ranks will never receive cannot be waited for
+            if _is_usable() and self._comm != MPI.COMM_NULL:
+                MPI.Request.Waitall(self._sends)
+                self._comm.Free()
 
     def abort(self, code: int) -> None:
         """End the whole job. Independent."""
@@ -128,10 +206,14 @@ def _drop_sent() -> None:
 def _send_all() -> None:
     """Let messages leave before the program ends: afterwards their buffers are gone. Independent."""
     until = CLOCK.monotonic() + EXIT_S
-    for comm in _open:
+    for comm in tuple(_open):
         if comm.calls.failure is None:
             _unsent.extend(comm._sends)
-    while not MPI.Is_finalized() and not MPI.Request.Testall(_unsent) and CLOCK.monotonic() < until:
+            comm._sends.clear()
+    while CLOCK.monotonic() < until:
+        with _use.changed:
+            if not _is_usable() or MPI.Request.Testall(_unsent):
+                return
         CLOCK.sleep(POLL_S)
 
 
@@ -168,14 +250,14 @@ def abort_on_uncaught() -> None:
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         earlier(kind, error, trace)
         flush_or_discard()
-        if MPI.Is_finalized():
+        if not _is_usable():
             return
         if not isinstance(error, CollectiveError):
             for comm in tuple(_open):
                 comm.calls.end(f"ended with {kind.__name__}: {str(error)[:200]}")
         if _open or isinstance(error, CollectiveError):
             CLOCK.sleep(GRACE_S)
-        if not MPI.Is_finalized():
+        if _is_usable():
             rank = MPI.COMM_WORLD.Get_rank()
             _log.critical("hpcckpt: [rank %d] ended with %s; the job is ended", rank, kind.__name__)
             MPI.COMM_WORLD.Abort(getattr(error, "exit_code", 1))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hpcckpt.collective import interrupts
 from hpcckpt.collective.calls import Carrier
 from hpcckpt.collective.deadlines import Waited
-from hpcckpt.errors import Failure, PeerTimeoutError
+from hpcckpt.errors import Failure, MpiError, PeerTimeoutError
 
 _log = logging.getLogger("hpcckpt")
 
@@ -48,19 +48,31 @@ def wait_until(
 
     Raises
     ------
+    MpiError
+        If MPI is finalized before.
     KeyboardInterrupt
         Some time after Ctrl-C within a call of several ranks; at once elsewhere.
     """
     waited = Waited(comm.patience, comm.clock)
-    while True:
-        comm.pump()
-        if comm.calls.failure is None and is_done():
-            return
-        comm.calls.check()
-        (idle or waited.idle)()
-        _tick(comm, waited, missing, doing, is_busy, text, give_up)
-        if interrupts.is_noted() and waited.is_interrupted_for_long():
-            interrupts.raise_noted()
+    with comm.lasting():
+        while True:
+            comm.pump()
+            if comm.calls.failure is None and is_done():
+                return
+            comm.calls.check()
+            _check_usable(comm)
+            (idle or waited.idle)()
+            _tick(comm, waited, missing, doing, is_busy, text, give_up)
+            if interrupts.is_noted() and waited.is_interrupted_for_long():
+                interrupts.raise_noted()
+
+
+def _check_usable(comm: Carrier) -> None:
+    if not comm.is_usable:
+        raise MpiError(
+            f"[rank {comm.rank}] MPI is finalized and the checkpointer still used: close the checkpointer on all ranks "
+            "before any of them finalizes MPI, ends its program, or calls hvd.shutdown()"
+        )
 
 
 def wait_for_all(comm: Carrier, is_done: Callable[[], bool]) -> None:
