@@ -244,3 +244,23 @@ class TimeNeeded:
 def seconds_left(end: JobEnd | None) -> float | None:
     """Return the seconds until the job ends; None if that is unknown. Independent."""
     return None if end is None else end.at - time.time()
+
+
+class TimeLeft:
+    """The seconds until a moment, of which the wall clock may be set back meanwhile: then time has passed all the same.
+
+    Parameters
+    ----------
+    at : float or None
+        The moment, by the wall clock as it is now; None if it is unknown.
+    """
+
+    def __init__(self, at: float | None) -> None:
+        self._at = at
+        self._ends = None if at is None else time.monotonic() + at - time.time()
+
+    def seconds(self) -> float | None:
+        """Return the seconds that are left; None if that is unknown. Independent."""
+        if self._at is None or self._ends is None:
+            return None
+        return min(self._at - time.time(), self._ends - time.monotonic())

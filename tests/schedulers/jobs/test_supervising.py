@@ -243,6 +243,16 @@ def test_the_end_of_the_job_is_watched_while_a_lock_is_waited_for(site: Site) ->
     assert sum(line.startswith("step: ") for line in site.said) == 1
 
 
+def test_a_step_is_asked_to_stop_in_time_though_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time
+    deadline = child_process.Deadline(now() + 3600.0, lead_s=3599.0)
+    monkeypatch.setattr(time, "time", lambda: now() - 7200.0)
+    left_s = deadline.left_s()
+    assert left_s is not None
+    assert left_s <= 1.0
+    assert not deadline.is_near()
+
+
 # -- what the scheduler is told --------------------------------------------------------------------
 
 
