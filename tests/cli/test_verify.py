@@ -157,3 +157,12 @@ def test_if_no_step_can_be_restored_all_are_checked_and_what_was_repaired_is_lif
     assert result.code == 0
     assert result.err.count("was recorded as damaged and is whole: the record is removed") == len(files)
     assert hc.latest_checkpoint(saved) == saved / "step-0000000030"
+
+
+def test_a_step_that_may_not_be_read_is_left_out_and_the_others_are_checked(cli: Any, unreadable: Path) -> None:
+    result = cli("verify", unreadable, "--all", "--json")
+    assert result.code == 6
+    assert [each["step"] for each in result.json["steps"] if each["ok"]] == [10, 30]
+    (skipped,) = result.json["skipped"]
+    assert skipped["step"] == 20
+    assert skipped["problem"].endswith("make it readable for this user")
