@@ -136,6 +136,8 @@ def _needs_repair(path: Path) -> bool:
         return bool(manifest_problem(path))
     except StorageError:
         return True
+    except StepNotFoundError:  # a running job has just retired it
+        return False
 
 
 def is_aside(name: str) -> bool:

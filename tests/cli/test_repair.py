@@ -11,6 +11,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.format import layout
+from hpcckpt.native.posix_files import PosixFileSystem
 
 Cli = Callable[..., Any]
 
@@ -185,3 +186,16 @@ def test_a_step_that_may_not_be_read_keeps_no_other_from_being_repaired(cli: Any
     (failed,) = result.json["failed"]
     assert failed["path"].endswith(layout.step_dirname(20))
     assert failed["problems"][0].endswith("make it readable for this user")
+
+
+def test_a_step_that_a_running_job_retires_meanwhile_needs_no_repair(cli: Cli, saved: Path, monkeypatch: Any) -> None:
+    names = PosixFileSystem.names
+
+    def retire(files: PosixFileSystem, directory: Any) -> Any:
+        found = names(files, directory)
+        shutil.rmtree(step(saved, 10), ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(PosixFileSystem, "names", retire)
+    result = cli("repair", saved)
+    assert (result.code, result.out) == (0, "")
