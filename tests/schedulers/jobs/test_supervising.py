@@ -8,16 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import hpcckpt as hc
+from hpcckpt import native
 from hpcckpt.errors import RetryError
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import encode
 from hpcckpt.jobs import child_process, latest_checkpoint, requeue_policy, slurm, supervisor
 from hpcckpt.jobs.schedulers import Scheduler, act, detect
 from hpcckpt.jobs.supervisor import SuperviseSettings, step_environment_of, supervise
 from hpcckpt.preemption import Halt, write_halt
 from hpcckpt.preemption.walltime import JobEnd
+from hpcckpt.rundir.discovery import read_manifest
 from tests.support.paths import ROOT
 
 LIMIT_S = 240.0
@@ -251,6 +257,20 @@ def test_a_step_is_asked_to_stop_in_time_though_the_clock_is_set_back(monkeypatc
     assert left_s is not None
     assert left_s <= 1.0
     assert not deadline.is_near()
+
+
+def test_the_newest_checkpoint_is_that_also_in_a_copy_of_the_run_with_other_times(tmp_path: Path) -> None:
+    paths = []
+    for number in (1, 2):
+        with hc.Checkpointer(tmp_path / f"cycle-{number}") as ckpt:
+            paths.append(ckpt.save(5, {"w": 1.0}).result().path)
+    place = paths[0] / layout.MANIFEST
+    earlier = replace(read_manifest(paths[0]), created="2026-01-01T00:00:00+00:00")
+    place.write_bytes(encode(earlier, native.crc32c))
+    os.utime(paths[0], (time.time() + 60.0,) * 2)
+    found = latest_checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found.path == paths[1]
 
 
 # -- what the scheduler is told --------------------------------------------------------------------
