@@ -206,8 +206,8 @@ class Checkpointer:
                 ).check(),
             )
             self._options = options
-            self._directory = Path(os.path.abspath(directory))
-            check_equal(group, self._directory, options, backend_options or {})
+            check_equal(group, Path(os.path.abspath(directory)), options, backend_options or {})
+            self._directory = Path(os.path.realpath(directory))  # the lock is that of this one, wherever a link leads
             self._session = open_session(group, self._directory, options, backend_options or {})
         self._release = release_when_forgotten(self, self._session)
 

@@ -18,7 +18,14 @@ from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.train import OnEveryRank
 from hpcckpt.collective.communicator import SerialCommunicator, launched_rank, launched_size
 from hpcckpt.core.units import nbytes_text, parse_nbytes
-from hpcckpt.errors import CollectiveError, OlderStepError, StepExistsError, StepNotFoundError
+from hpcckpt.errors import (
+    CollectiveError,
+    HpcckptError,
+    OlderStepError,
+    StepExistsError,
+    StepNotFoundError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from hpcckpt.collective.communicator import Communicator
@@ -161,15 +168,22 @@ def _chosen(source: Path, destination: Path, step: str | None, metric: str | Non
 
 def _copy(comm: Communicator, order: _Order, info: StepInfo, *, is_only: bool) -> _Line:
     """Copy one step, or in a dry run only check it; a failure among several steps is reported. Collective."""
+    if info.is_unread and not is_only:
+        return _failed(comm, order, info, StorageError(info.problem))
     try:
         act = _planned if order.is_dry_run else _copied
         return _alone(comm, lambda: act(comm, order, info))
     except (OlderStepError, StepExistsError) as error:
         if is_only:
             raise
-        if comm.is_root:
-            output.log(f"hpcckpt: {error}")
-        return _Line(info.step, "failed", order.destination / info.path.name, problem=str(error), kind=error.kind)
+        return _failed(comm, order, info, error)
+
+
+def _failed(comm: Communicator, order: _Order, info: StepInfo, error: HpcckptError) -> _Line:
+    """Log on root why a step was not copied. Independent."""
+    if comm.is_root:
+        output.log(f"hpcckpt: {error}")
+    return _Line(info.step, "failed", order.destination / info.path.name, problem=str(error), kind=error.kind)
 
 
 def _planned(comm: Communicator, order: _Order, info: StepInfo) -> _Line:
@@ -205,7 +219,7 @@ def _exit_code(lines: Sequence[_Line]) -> int:
         return ExitCode.OK
     if len(kinds) < len(lines):
         return ExitCode.PARTLY_DONE
-    return ExitCode.ERROR if set(kinds) == {StepExistsError.kind} else ExitCode.CORRUPT
+    return ExitCode.ERROR if set(kinds) <= {StepExistsError.kind, StorageError.kind} else ExitCode.CORRUPT
 
 
 def _write_result(order: _Order, lines: Sequence[_Line], *, is_json: bool) -> None:

@@ -79,7 +79,7 @@ def read_moment(text: str, now: float) -> float:
     OptionError
         If it is not understood, or past.
     """
-    from hpcckpt.core.durations import LATEST_S, duration_s, moment_s, moment_text
+    from hpcckpt.core.durations import LATEST_S, coming_s, duration_s, moment_text
 
     text = text.strip()
     if text.startswith("+"):
@@ -91,8 +91,8 @@ def read_moment(text: str, now: float) -> float:
     if clock is not None:
         here = datetime.fromtimestamp(now)  # noqa: DTZ006 - a local clock, which may be changed before that time
         then = here.replace(hour=clock[0], minute=clock[1], second=0, microsecond=0)
-        return at if (at := then.timestamp()) > now else (then + timedelta(days=1)).timestamp()
-    at = moment_s(text)
+        return at if (at := coming_s(then.isoformat(), now)) > now else (then + timedelta(days=1)).timestamp()
+    at = coming_s(text, now)
     if at <= now:
         raise OptionError(f"--at: {moment_text(at)} is past; leave it out to stop now")
     return at

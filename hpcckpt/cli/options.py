@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
@@ -190,11 +190,10 @@ def ask(question: str) -> None:
         raise Declined("nothing was changed")
 
 
-def next_move(info: discovery.StepInfo) -> str:
-    """Say which step to use instead of a damaged one."""
-    others = [
-        other.step for other in discovery.scan(info.path.parent) if other.is_restorable and other.step != info.step
-    ]
+def next_move(info: discovery.StepInfo, damaged: Collection[int] = ()) -> str:
+    """Say which step to use instead of a damaged one; others that were found `damaged` may not be recorded."""
+    there = discovery.scan(info.path.parent)
+    others = [other.step for other in there if other.is_restorable and other.step not in {info.step, *damaged}]
     if not others:
         return "no other step there can be restored"
     older = [step for step in others if step < info.step] or others

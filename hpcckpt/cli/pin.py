@@ -8,6 +8,7 @@ import click
 
 from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
+from hpcckpt.cli.text import readers_text
 from hpcckpt.rundir import pins
 
 
@@ -46,6 +47,8 @@ def unpin(directory: Path, steps: tuple[int, ...], *, is_json: bool, is_quiet: b
     absent = [str(step) for step in steps if step not in taken]
     if absent:
         output.log(f"not pinned: {', '.join(absent)}{elsewhere.hint(directory)}", is_quiet=is_quiet)
+        if files := pins.pins_of_readers(directory, steps):
+            output.log(readers_text(files), is_quiet=is_quiet)
     return ExitCode.NOTHING_FOUND if absent else ExitCode.OK
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hpcckpt.cli import options, output, prune
-from hpcckpt.cli.text import count_text
+from hpcckpt.cli.text import count_text, readers_text
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import PinnedStepError
 from hpcckpt.rundir import discovery, pins
@@ -66,12 +66,14 @@ def _plan(directory: Path, chosen: set[int]) -> PrunePlan:
     PinnedStepError
         If a step is pinned.
     """
-    pinned = sorted(chosen & pins.pins_to_obey(directory))
+    pinned = sorted(chosen & pins.pinned_by_users(directory))
     if pinned:
         numbers = " ".join(map(str, pinned))
         raise PinnedStepError(
             f"step {numbers} is pinned: 'hpcckpt unpin {directory} {numbers}' before it can be removed"
         )
+    if files := pins.pins_of_readers(directory, chosen):
+        raise PinnedStepError(readers_text(files))
     there = discovery.scan(directory)
     going = [Removal(info.path, tree_nbytes(info.path), info.step) for info in there if info.step in chosen]
     return PrunePlan(tuple(info.step for info in there if info.step not in chosen), tuple(going))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -67,3 +68,9 @@ def labelled(step: int | None, problem: str) -> str:
         return f"a save: {problem}"
     label = f"step {step}: "
     return problem if problem.startswith(label) else label + problem
+
+
+def readers_text(files: Sequence[str]) -> str:
+    """Say of pins that readers hold which step is read, and what to do."""
+    step = os.path.basename(files[0]).partition(".")[0]
+    return f"{step} is being read by a program: wait for its end, or if it has ended, remove {' '.join(files)}"

@@ -135,7 +135,7 @@ def _document(
                 "seconds": round(verification.seconds, 3),
                 "damage": verification.damage,
                 "not_finite": verification.not_finite,
-                "next": "" if verification.is_whole else options.next_move(info),
+                "next": "" if verification.is_whole else options.next_move(info, _damaged(verifications)),
             }
             for info, verification in verifications
         ],
@@ -150,8 +150,14 @@ def _write_all(
 ) -> None:
     for info, verification in verifications:
         _write(info, verification, has_values=has_values)
+        if not verification.is_whole:
+            output.log(f"step {info.step} cannot be trusted; {options.next_move(info, _damaged(verifications))}")
     for info, problem in skipped:
         output.write_line(f"step {info.step}: {output.coloured('NOT CHECKED')}  {problem}")
+
+
+def _damaged(verifications: Sequence[tuple[StepInfo, StepVerification]]) -> list[int]:
+    return [info.step for info, verification in verifications if not verification.is_whole]
 
 
 def _write(info: StepInfo, verification: StepVerification, *, has_values: bool) -> None:
@@ -159,7 +165,6 @@ def _write(info: StepInfo, verification: StepVerification, *, has_values: bool) 
         output.write_line(f"step {info.step}: {output.coloured('CORRUPT')}  {_damage_text(info.step, verification)}")
         for block in verification.damage[:_SHOWN]:
             output.write_line(f"  {block}")
-        output.log(f"step {info.step} cannot be trusted; {options.next_move(info)}")
         return
     speed = f"{nbytes_text(verification.nbytes / max(verification.seconds, 1e-9))}/s"
     counts = f"{count_text(verification.n_tensors, 'tensor')}, {count_text(verification.n_files, 'file')}"

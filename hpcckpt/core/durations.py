@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from datetime import UTC, datetime, timedelta
 
 from hpcckpt.errors import OptionError
@@ -48,8 +49,10 @@ def _duration_of_text(text: str) -> float:
     raise OptionError(f"{text!r} is no duration: '1:30:00', '2-12:00:00', '90m' or '1.5h' (a bare number has no unit)")
 
 
-def moment_s(value: float | str | datetime) -> float:
+def moment_s(value: float | str | datetime, *, fold: int = 0) -> float:
     """Read a moment as seconds since 1970: such a number, or ISO 8601, local time unless it says more. Independent.
+
+    Of a local time that occurs twice, when daylight saving ends, it is the first one, with `fold` 1 the second.
 
     Raises
     ------
@@ -57,7 +60,7 @@ def moment_s(value: float | str | datetime) -> float:
         If it is neither.
     """
     try:
-        seconds = _moment_of(value)
+        seconds = _moment_of(value, fold)
     except (ValueError, OverflowError, OSError) as error:
         raise OptionError(
             f"{value!r} is no moment: seconds since 1970, or a time such as 2026-08-27T12:00:00"
@@ -67,19 +70,33 @@ def moment_s(value: float | str | datetime) -> float:
     return seconds
 
 
-def _moment_of(value: float | str | datetime) -> float:
+def coming_s(value: float | str | datetime, now: float | None = None) -> float:
+    """Read a moment that is to come: of a local time that occurs twice the first, unless that is past. Independent.
+
+    Raises
+    ------
+    OptionError
+        If it is no moment.
+    """
+    first = moment_s(value)
+    return first if first > (time.time() if now is None else now) else max(first, moment_s(value, fold=1))
+
+
+def _moment_of(value: float | str | datetime, fold: int) -> float:
     if isinstance(value, datetime):
         return value.timestamp()
     if isinstance(value, str):
         text = value.strip()
-        return float(text) if _EPOCH.fullmatch(text) else datetime.fromisoformat(text).timestamp()
+        return float(text) if _EPOCH.fullmatch(text) else datetime.fromisoformat(text).replace(fold=fold).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("not a number")
     return float(value)
 
 
 def ctime_s(text: str) -> float:
-    """Read a local time as C's ``ctime`` writes it, in any locale: ``Sun Nov 22 02:00:00 2026``. Independent.
+    """Read a local time that is past, as C's ``ctime`` writes it, in any locale: ``Sun Nov 22 02:00:00 2026``.
+
+    Of one that occurs twice, when daylight saving ends, it is the second, unless that is to come. Independent.
 
     Raises
     ------
@@ -90,7 +107,9 @@ def ctime_s(text: str) -> float:
     try:
         if found and found[1] in _MONTHS:
             day, hour, minute, second, year = (int(part) for part in found.groups()[1:])
-            return datetime(year, _MONTHS.index(found[1]) + 1, day, hour, minute, second).timestamp()  # noqa: DTZ001
+            first = datetime(year, _MONTHS.index(found[1]) + 1, day, hour, minute, second)  # noqa: DTZ001
+            last_s = first.replace(fold=1).timestamp()
+            return last_s if last_s <= time.time() else first.timestamp()
     except (ValueError, OverflowError):
         pass
     raise OptionError(f"{text!r} is no moment: a time such as Sun Nov 22 02:00:00 2026 is expected")

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from hpcckpt.errors import OptionError, RetryError
 from hpcckpt.jobs.schedulers import Scheduler
 from hpcckpt.jobs.signal_readiness import MARK, check_ranks
+from hpcckpt.preemption.walltime import TimeLeft
 
 ASKING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 STARTUP_S = 120.0
@@ -65,19 +66,26 @@ class StepResult(NamedTuple):
     term_at: float | None = None
 
 
-class Deadline(NamedTuple):
+class Deadline:
     """When the job ends, if known, and how long before that this process signals the step, if it is to do so."""
 
-    at: float | None = None
-    lead_s: float | None = None
+    def __init__(self, at: float | None = None, lead_s: float | None = None) -> None:
+        self.lead_s = lead_s
+        self._end = TimeLeft(at)
+
+    def seconds_to_end(self) -> float | None:
+        """Return the seconds until the job ends; None if that is unknown. Independent."""
+        return self._end.seconds()
 
     def left_s(self) -> float | None:
         """Return the seconds until the step is to be signalled by this process; None if it is not. Independent."""
-        return None if self.at is None or self.lead_s is None else self.at - self.lead_s - time.time()
+        left_s = self.seconds_to_end()
+        return None if left_s is None or self.lead_s is None else left_s - self.lead_s
 
     def is_near(self) -> bool:
         """Return True if the job is about to end, or if its end is unknown. Independent."""
-        return self.at is None or self.at - time.time() <= NEAR_END_S
+        left_s = self.seconds_to_end()
+        return left_s is None or left_s <= NEAR_END_S
 
 
 class SignalPipe:

@@ -14,6 +14,7 @@ from hpcckpt.core.durations import duration_text
 from hpcckpt.errors import CorruptError, HpcckptError
 from hpcckpt.format import layout
 from hpcckpt.rundir import discovery
+from hpcckpt.tools.report.fields import iso_time
 
 
 class Latest(NamedTuple):
@@ -38,15 +39,21 @@ def parts(run: Path) -> list[Path]:
 
 def latest(run: Path) -> Latest | None:
     """Return the newest checkpoint of a run; ``None`` if there is none. Independent."""
-    return max(_newest(run), key=lambda found: found.made, default=None)
+    return max(_newest(run), default=((), None))[1]
 
 
-def _newest(run: Path) -> Iterator[Latest]:
+def _newest(run: Path) -> Iterator[tuple[tuple[float, ...], Latest | None]]:
+    """Yield the newest checkpoint of each part after its times: that of the save, and the finer one of the directory.
+
+    The time of the directory is that of a copy if the run was copied.
+    """
     for part in parts(run):
         with contextlib.suppress(HpcckptError, OSError):  # it may be retired or unreadable, others not
             info = discovery.newest_restorable(part)
-            if info is not None:
-                yield Latest(info.path, info.step, os.stat(info.path).st_mtime)
+            if info is not None and info.manifest is not None:
+                changed = os.stat(info.path).st_mtime
+                made = iso_time(info.manifest.created) or changed
+                yield (made, changed), Latest(info.path, info.step, made)
 
 
 Halts = Mapping[Path, tuple[int, int]]

@@ -117,7 +117,9 @@ def supervise(settings: SuperviseSettings, scheduler: Scheduler, log: Log) -> Su
         environ = {**os.environ, **step_environment_of(settings, scheduler, end)}
         deadline = Deadline() if end is None else Deadline(end.at, settings.lead_s)
         ended = _run_step(settings, environ, scheduler, signals, deadline, log)  # step 2
-        left_s = None if end is None else end.at - (ended.term_at or time.time())
+        left_s = deadline.seconds_to_end()
+        if left_s is not None and ended.term_at is not None:
+            left_s += time.time() - ended.term_at
         show(settings, log)  # step 3
         is_halted = _is_halted(halts, _halts(settings, log))
         about = _circumstances(settings, scheduler.state())._replace(is_halted=is_halted, left_s=left_s)

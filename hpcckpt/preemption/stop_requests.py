@@ -12,7 +12,7 @@ from hpcckpt.preemption.messages import Messages
 from hpcckpt.preemption.options import GuardOptions
 from hpcckpt.preemption.signals import signal_flag
 from hpcckpt.preemption.timing import JobTiming
-from hpcckpt.preemption.walltime import seconds_left
+from hpcckpt.preemption.walltime import TimeLeft
 
 
 class StopRequests:
@@ -38,6 +38,7 @@ class StopRequests:
         self._rank = rank
         self._options = options
         self._timing = timing
+        self._left = TimeLeft(None if options.job_end is None else options.job_end.at)
         self._messages = messages
         self._flag = signal_flag()
         self._asked = ""
@@ -68,7 +69,7 @@ class StopRequests:
 
     def time_left(self) -> float | None:
         """Return the seconds until the job ends; None if that is unknown. Independent."""
-        return seconds_left(self._options.job_end)
+        return self._left.seconds()
 
     @property
     def halt_path(self) -> Path | None:

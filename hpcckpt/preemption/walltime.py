@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from hpcckpt.core.durations import ctime_s, duration_s, duration_text, moment_s, moment_text
+from hpcckpt.core.durations import coming_s, ctime_s, duration_s, duration_text, moment_s, moment_text
 from hpcckpt.errors import OptionError
 
 Environment = Mapping[str, str]
@@ -66,12 +66,12 @@ def find_job_end(
     if walltime is not None and job_end is not None:
         raise OptionError("walltime and job_end both define when the job ends: give one of them")
     if job_end is not None:
-        return _not_past(JobEnd(moment_s(job_end), "job_end"), [])
+        return _not_past(JobEnd(coming_s(job_end), "job_end"), [])
     if walltime is not None:
         start, since = job_start(environ)
         return _not_past(JobEnd(start + duration_s(walltime), f"walltime, from {since}"), [])
     if environ.get("HPCCKPT_JOB_END"):
-        found = _not_past(JobEnd(_own_variable("HPCCKPT_JOB_END", environ), "HPCCKPT_JOB_END"), [])
+        found = _not_past(JobEnd(_own_variable("HPCCKPT_JOB_END", environ, coming_s), "HPCCKPT_JOB_END"), [])
         if found.end is not None:
             return found
         return _from_scheduler(environ, found.warnings)
@@ -109,9 +109,9 @@ def process_began() -> float:
     return time.time() - max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def _own_variable(name: str, environ: Environment) -> float:
+def _own_variable(name: str, environ: Environment, read: Callable[[str], float] = moment_s) -> float:
     try:
-        return moment_s(environ[name])
+        return read(environ[name])
     except OptionError as error:
         raise OptionError(f"{name}: {error}") from error
 
@@ -146,7 +146,7 @@ def _from_scheduler(environ: Environment, before: tuple[str, ...] = ()) -> JobEn
 
 def _exported(name: str, environ: Environment) -> float | None:
     text = environ.get(name)
-    return moment_s(text) if text else None
+    return coming_s(text) if text else None
 
 
 def _pbs(environ: Environment) -> float | None:
@@ -159,7 +159,7 @@ def _pbs(environ: Environment) -> float | None:
 def _scontrol(environ: Environment) -> float | None:
     job = environ.get("SLURM_JOB_ID", "")
     found = re.search(r"\bEndTime=(\d{4}-\S{1,30})", _ask("scontrol", "show", "job", job)) if job else None
-    return moment_s(found[1]) if found else None
+    return coming_s(found[1]) if found else None
 
 
 def _qstat(environ: Environment) -> float | None:
@@ -244,3 +244,23 @@ class TimeNeeded:
 def seconds_left(end: JobEnd | None) -> float | None:
     """Return the seconds until the job ends; None if that is unknown. Independent."""
     return None if end is None else end.at - time.time()
+
+
+class TimeLeft:
+    """The seconds until a moment, of which the wall clock may be set back meanwhile: then time has passed all the same.
+
+    Parameters
+    ----------
+    at : float or None
+        The moment, by the wall clock as it is now; None if it is unknown.
+    """
+
+    def __init__(self, at: float | None) -> None:
+        self._at = at
+        self._ends = None if at is None else time.monotonic() + at - time.time()
+
+    def seconds(self) -> float | None:
+        """Return the seconds that are left; None if that is unknown. Independent."""
+        if self._at is None or self._ends is None:
+            return None
+        return min(self._at - time.time(), self._ends - time.monotonic())

@@ -320,7 +320,7 @@ def open_step(path: discovery.PathLike, threads: int = 1) -> StepReader:
         If the step, or each step of the run, is damaged.
     """
     where = Path(path)
-    if (where / layout.MANIFEST).exists() or layout.parse_step(where.name) is not None:
+    if REAL.files.exists(where / layout.MANIFEST) or layout.parse_step(where.name) is not None:
         manifest = discovery.read_manifest(where)
     else:
         newest = discovery.newest_to_resume(where)

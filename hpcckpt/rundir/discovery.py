@@ -36,6 +36,7 @@ from hpcckpt.rundir import damage_records
 __all__ = ["PathLike", "open_regular", "read_bounded"]
 
 MAX_DIGITS = 100
+_MAX_LOOKS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +100,24 @@ class Manifests:
 
 
 def scan(directory: PathLike, manifests: Manifests | None = None, files: FileSystem = POSIX) -> tuple[StepInfo, ...]:
-    """Return every step directory of a run in rising order, whole or not. Independent."""
-    steps = step_numbers(directory, files)
-    if manifests is not None:
-        manifests.forget_others(directory, steps)
-    records = damage_records.records_in(directory, files) if steps else ()
-    return tuple(inspect_step(directory, step, manifests, records, files) for step in steps)
+    """Return every step directory of a run in rising order, whole or not. Independent.
+
+    Those that a running job retires meanwhile are left out; if it has retired all, those that replace them are read.
+    """
+    found: tuple[StepInfo, ...] = ()
+    for _ in range(_MAX_LOOKS):
+        steps = step_numbers(directory, files)
+        if manifests is not None:
+            manifests.forget_others(directory, steps)
+        records = damage_records.records_in(directory, files) if steps else ()
+        found = tuple(inspect_step(directory, step, manifests, records, files) for step in steps)
+        if all(info.manifest is not None for info in found):
+            break
+        there = step_numbers(directory, files)
+        found = tuple(info for info in found if info.manifest is not None or info.step in there)
+        if len(found) == len(steps) or any(info.is_restorable for info in found):
+            break
+    return found
 
 
 def inspect_step(
@@ -267,9 +280,6 @@ def newest_to_resume(directory: PathLike, files: FileSystem = POSIX) -> StepInfo
             break  # else a job that is running has replaced steps by newer ones meanwhile
     require_restorable(directory, passed, files)
     return None
-
-
-_MAX_LOOKS = 5
 
 
 def require_restorable(directory: PathLike, infos: Collection[StepInfo], files: FileSystem = POSIX) -> None:

@@ -5,7 +5,8 @@ history.  Root alone writes it, and only while it holds the run's lock, so that 
 trace.  Lines go to its end whole, each with what came before it in one ``write``, and are not synced; readers
 skip a line that a crash has cut.  What happens before the first save ends is kept in memory until then.
 
-The file is bounded: beyond `MAX_NBYTES` the older half of its lines is dropped.
+The file is bounded: beyond `MAX_NBYTES` the older half of its lines is dropped, but not those by which readers know
+the last job.
 """
 
 from __future__ import annotations
@@ -220,18 +221,39 @@ class Journal:
             files.close(fd)
 
     def _drop_older_half(self, fd: int) -> None:
-        """Keep the newer lines only; the file is whole before and after, and may be far larger than it should be."""
-        files, kept = self._system.files, MAX_NBYTES // 2
-        text = files.read_at(fd, kept, max(0, files.fstat(fd).st_size - kept))
+        """Keep the newer lines, and what the older ones record of the last job itself.
+
+        The file is whole before and after, and may be far larger than it should be.
+        """
+        files, nbytes = self._system.files, MAX_READ_NBYTES
+        text = files.read_at(fd, nbytes, max(0, files.fstat(fd).st_size - nbytes))
+        half = max(0, len(text) - MAX_NBYTES // 2)
+        cut = half + text[half:].find(b"\n") + 1
         draft = self.path.with_name(f".{NAME}.draft")
         files.unlink(draft)  # of a job that was killed here, or anything else of this name
-        files.write_file(draft, text[text.find(b"\n") + 1 :], is_new=True)
+        files.write_file(draft, _about_last_job(text[:cut]) + text[cut:], is_new=True)
         files.rename(draft, self.path)
 
     def _warn(self, error: OSError) -> None:
         if not self._is_warned:
             self._is_warned = True
             _log.warning("hpcckpt: the journal %s cannot be written (%s); the run continues", self.path, error)
+
+
+def _about_last_job(text: bytes) -> bytes:
+    """Return the last line of each event that concerns the last job as a whole. Pure."""
+    found: dict[str, bytes] = {}
+    for line in text.split(b"\n"):
+        entry = _entry(line)
+        if entry is None or entry["event"] not in _OF_A_JOB:
+            continue
+        if entry["event"] == "start":
+            found.clear()
+        found[entry["event"]] = line + b"\n"
+    return b"".join(found.values())
+
+
+_OF_A_JOB = frozenset({"start", "restored", "listening", "halted", "preempted", "end"})
 
 
 def exit_code_of(error: object) -> int | None:

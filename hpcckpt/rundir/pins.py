@@ -99,15 +99,20 @@ def _pinned(
     is_counted: Callable[[str], bool],
     moved_to: Mapping[int, PathLike] | None = None,
 ) -> set[int]:
-    path = _pins_directory(directory, system.files)
+    paths = ((path, os.path.basename(path)) for path in _files_of_pins(directory, system.files))
+    found = (_pinned_step(path, name, system, moved_to) for path, name in paths if is_counted(name))
+    return {step for step in found if step is not None}
+
+
+def _files_of_pins(directory: PathLike, files: FileSystem) -> list[str]:
+    """Return the files of all pins, whether they hold or not; raise if they cannot be read. Independent."""
+    path = _pins_directory(directory, files)
     try:
-        names = system.files.names(path)
+        return [os.path.join(path, name) for name in files.names(path)]
     except FileNotFoundError:
-        return set()
+        return []
     except OSError as error:
         raise from_read_error(error, "look which steps are pinned") from error
-    found = (_pinned_step(os.path.join(path, name), name, system, moved_to) for name in names if is_counted(name))
-    return {step for step in found if step is not None}
 
 
 def _pins_directory(directory: PathLike, files: FileSystem) -> str:
@@ -140,6 +145,18 @@ def _is_of_another_save(path: str, step_path: PathLike, files: FileSystem) -> bo
         return bool(save_id) and read_manifest(step_path, files).save_id != save_id
     except (OSError, HpcckptError, ValueError):
         return False
+
+
+def pins_of_readers(directory: PathLike, steps: Collection[int], system: OperatingSystem = REAL) -> list[str]:
+    """Return the files by which readers hold these steps now. Independent.
+
+    Raises
+    ------
+    StorageError
+        If they cannot be read.
+    """
+    files = (file for file in sorted(_files_of_pins(directory, system.files)) if "." in os.path.basename(file))
+    return [file for file in files if _pinned_step(file, os.path.basename(file), system) in steps]
 
 
 def reader_name(system: OperatingSystem = REAL) -> str:

@@ -356,7 +356,7 @@ class CheckpointManager:
         if not isinstance(save_path, str | os.PathLike):
             return self._checkpointer.restore(self._checkpoint, save_path)
         path = Path(os.path.abspath(save_path))
-        if path.parent == self._checkpointer.directory:
+        if path.parent.resolve() == self._checkpointer.directory:
             return self._checkpointer.restore(self._checkpoint, layout.parse_step(path.name))
         return restore_from(self._checkpoint, path, self._checkpointer.comm)
 

@@ -127,7 +127,17 @@ def find_damaged(directory: Path, step: int | None = None) -> list[Path]:
             raise StepNotFoundError(f"no step {step} in {directory}; see 'hpcckpt list {directory}'")
         return [directory / layout.step_dirname(step)]
     steps = [directory / layout.step_dirname(number) for number in discovery.step_numbers(directory)]
-    return [path for path in steps if manifest_problem(path)]
+    return [path for path in steps if _needs_repair(path)]
+
+
+def _needs_repair(path: Path) -> bool:
+    """Return True if a step lacks a valid manifest, or if that cannot be read: then `examine` returns why."""
+    try:
+        return bool(manifest_problem(path))
+    except StorageError:
+        return True
+    except StepNotFoundError:  # a running job has just retired it
+        return False
 
 
 def is_aside(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 
 import hpcckpt as hc
 from hpcckpt.cli.app import tool
+from hpcckpt.format import layout
 from hpcckpt.testing.ranks import run_ranks
 
 LAUNCHER_VARIABLES = ("OMPI_", "PMI", "PMIX_", "SLURM_", "PALS_", "ALPS_")
@@ -120,6 +122,24 @@ def save_run(directory: Path, steps: tuple[int, ...] = (10, 20, 30), n_ranks: in
 def saved(tmp_path: Path) -> Path:
     """A run directory with steps 10, 20 (best) and 30 (latest), saved by three ranks."""
     return save_run(tmp_path / "run")
+
+
+@pytest.fixture
+def unreadable(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same run, whose step 20 this user may not enter."""
+    step = str(saved / layout.step_dirname(20))
+
+    def refusing(act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            if not isinstance(path, int) and os.fspath(path).startswith(f"{step}{os.sep}"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return act(path, *args, **options)
+
+        return call
+
+    for name in ("open", "stat", "lstat"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    return saved
 
 
 @pytest.fixture

@@ -228,3 +228,12 @@ def test_a_journal_that_cannot_be_written_fails_no_copy(cli: Cli, tmp_path: Path
     (out / NAME).mkdir(parents=True)
     assert cli("copy", run, out).code == 0
     assert ids(out) == ids(run)
+
+
+def test_a_step_that_may_not_be_read_keeps_no_other_from_being_copied(
+    cli: Cli, unreadable: Path, tmp_path: Path
+) -> None:
+    result = cli("copy", unreadable, tmp_path / "out", "all", "--json")
+    assert (result.code, discovery.step_numbers(tmp_path / "out")) == (6, [10, 30])
+    assert [line["step"] for line in result.json["steps"] if line["kind"] == "storage"] == [20]
+    assert "make it readable for this user" in result.err

@@ -199,6 +199,18 @@ def test_a_time_of_day_is_that_of_the_clock_when_it_was_changed_meanwhile(
     assert (read_moment("18:30", asked) - asked) / 3600 == hours
 
 
+TWO_HOURS_OF_2 = 1_792_886_400
+"""2026-10-25 02:00 for the first time; an hour later clocks show it again."""
+
+
+@pytest.mark.parametrize("text", ["02:30", "2026-10-25T02:30"])
+@pytest.mark.parametrize(("asked_min", "meant_min"), [(-10, 30), (15, 30), (45, 90), (75, 90)])
+def test_of_a_time_that_clocks_show_twice_the_one_to_come_is_meant(
+    berlin: None, text: str, asked_min: int, meant_min: int
+) -> None:
+    assert (read_moment(text, TWO_HOURS_OF_2 + 60.0 * asked_min) - TWO_HOURS_OF_2) / 60 == meant_min
+
+
 def test_a_job_that_does_not_look_for_the_file_is_said_not_to_listen(cli: Cli, tmp_path: Path) -> None:
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(1, {"w": 1.0}).result()

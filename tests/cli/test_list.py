@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.backends import registry
+from hpcckpt.format import layout
+from hpcckpt.native.posix_files import PosixFileSystem
 
 Cli = Callable[..., Any]
 KEYS = {
@@ -162,3 +165,27 @@ def test_runs_names_the_job_that_writes_and_an_empty_directory_is_an_error(cli: 
     (busy.parent / "empty").mkdir()
     assert cli("list", busy.parent / "empty", "--runs").code == 4
     assert cli("list", busy, "--runs", "--metric", "acc").code == 2
+
+
+@pytest.mark.parametrize(("n_retired", "left", "resumed"), [(1, [20, 30], 30), (3, [40], 40)])
+def test_steps_that_a_running_job_retires_meanwhile_are_not_shown_as_damaged(
+    cli: Any, saved: Path, save: Any, monkeypatch: Any, n_retired: int, left: list[int], resumed: int
+) -> None:
+    newer = save(saved.with_name("newer"), steps=(40,))
+    waiting = [saved / layout.step_dirname(step) for step in (10, 20, 30)][:n_retired]
+    names = PosixFileSystem.names
+
+    def retire(files: PosixFileSystem, directory: Any) -> Any:
+        found = names(files, directory)
+        while waiting:
+            shutil.rmtree(waiting.pop())
+            if n_retired == 3 and not waiting:
+                (newer / layout.step_dirname(40)).rename(saved / layout.step_dirname(40))
+        return found
+
+    monkeypatch.setattr(PosixFileSystem, "names", retire)
+    listed = cli("list", saved, "--json").json
+    assert [(row["step"], row["tags"][-1:] == ["damaged"]) for row in listed["checkpoints"]] == [
+        (n, False) for n in left
+    ]
+    assert listed["resume_step"] == resumed

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import hpcckpt as hc
+from hpcckpt.format import layout
+from hpcckpt.native.posix_files import PosixFileSystem
 
 Cli = Callable[..., Any]
 
@@ -174,3 +176,26 @@ def test_where_no_step_is_the_error_names_the_places_below(cli: Cli, save: Any, 
     for directory, hint in ((run, f"; its checkpoints are in {run / 'cycle-1'}"), (tmp_path / "empty", "")):
         result = cli("repair", directory)
         assert (result.code, result.err) == (4, f"hpcckpt: error: no checkpoint in {directory}{hint}\n")
+
+
+def test_a_step_that_may_not_be_read_keeps_no_other_from_being_repaired(cli: Any, unreadable: Path) -> None:
+    (unreadable / layout.step_dirname(30) / layout.MANIFEST).unlink()
+    result = cli("repair", unreadable, "--yes", "--json")
+    assert result.code == 6
+    assert [each["step"] for each in result.json["repaired"]] == [30]
+    (failed,) = result.json["failed"]
+    assert failed["path"].endswith(layout.step_dirname(20))
+    assert failed["problems"][0].endswith("make it readable for this user")
+
+
+def test_a_step_that_a_running_job_retires_meanwhile_needs_no_repair(cli: Cli, saved: Path, monkeypatch: Any) -> None:
+    names = PosixFileSystem.names
+
+    def retire(files: PosixFileSystem, directory: Any) -> Any:
+        found = names(files, directory)
+        shutil.rmtree(step(saved, 10), ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(PosixFileSystem, "names", retire)
+    result = cli("repair", saved)
+    assert (result.code, result.out) == (0, "")

@@ -13,6 +13,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt.cli.verbs import MEANT, find_verb
+from hpcckpt.restoring.segments import held_step
 from hpcckpt.rundir.journal import read_journal
 
 Cli = Callable[..., Any]
@@ -51,6 +52,16 @@ def test_a_pinned_step_is_not_removed(cli: Cli, saved: Path) -> None:
     result = cli("rm", saved, 10, 20, "--yes")
     assert (result.code, f"hpcckpt unpin {saved} 20" in result.err) == (1, True)
     assert steps(cli, saved) == [10, 20, 30]
+
+
+def test_a_step_that_a_program_reads_is_not_removed_and_what_to_do_is_no_dead_end(cli: Cli, saved: Path) -> None:
+    with held_step(saved / "step-0000000020"):
+        (pin,) = (saved / ".pins").iterdir()
+        told = f"step-0000000020 is being read by a program: wait for its end, or if it has ended, remove {pin}\n"
+        for code, words in ((1, ("rm", saved, 10, 20, "--yes")), (4, ("unpin", saved, 20))):
+            result = cli(*words)
+            assert (result.code, result.err.endswith(told)) == (code, True)
+    assert cli("rm", saved, 20, "--yes").code == 0
 
 
 def test_a_damaged_step_can_be_removed(cli: Cli, saved: Path, damage: Any) -> None:

@@ -157,3 +157,25 @@ def test_if_no_step_can_be_restored_all_are_checked_and_what_was_repaired_is_lif
     assert result.code == 0
     assert result.err.count("was recorded as damaged and is whole: the record is removed") == len(files)
     assert hc.latest_checkpoint(saved) == saved / "step-0000000030"
+
+
+def test_a_step_that_may_not_be_read_is_left_out_and_the_others_are_checked(cli: Any, unreadable: Path) -> None:
+    result = cli("verify", unreadable, "--all", "--json")
+    assert result.code == 6
+    assert [each["step"] for each in result.json["steps"] if each["ok"]] == [10, 30]
+    (skipped,) = result.json["skipped"]
+    assert skipped["step"] == 20
+    assert skipped["problem"].endswith("make it readable for this user")
+
+
+def test_a_step_that_is_found_damaged_is_not_recommended_even_where_it_cannot_be_recorded(
+    cli: Cli, saved: Path, damage: Any
+) -> None:
+    (saved / ".damaged").touch()
+    for step in (20, 30):
+        damage.flip(damage.first_file(saved / f"step-00000000{step}"), -1)
+    result = cli("verify", saved, "--all")
+    assert result.code == 3
+    assert result.err.count("use step 10 instead") == 2
+    steps = cli("verify", saved, "--all", "--json").json["steps"]
+    assert [each["next"][:11] for each in steps] == ["", "use step 10", "use step 10"]

@@ -89,6 +89,24 @@ def test_a_job_that_was_killed_is_not_running(cli: Cli, job: Any, tmp_path: Path
     assert "was killed: it does not exist any more, and has left its lock" in words
 
 
+@pytest.mark.parametrize("node_is_ahead_s", [40.0, 7200.0])
+def test_the_last_job_is_the_one_that_began_last_whatever_the_clocks_of_nodes_show(
+    node_is_ahead_s: float, cli: Cli, tmp_path: Path
+) -> None:
+    run = MadeRun(tmp_path / "run")
+    run.now += node_is_ahead_s
+    run.start()
+    run.train(2, interval_s=5.0)
+    run.now -= node_is_ahead_s
+    run.start(after_s=10.0)
+    run.train(2, interval_s=5.0)
+    run.stop()
+    result = cli("watch", run.write(), "--until-end", "--json")
+    frame = json.loads(result.out)
+    assert (result.code, frame["state"], frame["job"]["host"]) == (0, "ended", "node02")
+    assert [save["step"] for save in frame["saves"]] == [2000, 1500, 1000, 500]
+
+
 def test_a_job_that_was_asked_to_stop_is_shown_so(cli: Cli, job: Any, tmp_path: Path) -> None:
     cli("halt", tmp_path / "run", "--after-step", 99_000)
     assert "to stop: after-step 99000" in cli("watch", tmp_path / "run", "--once").out

@@ -308,6 +308,19 @@ def test_a_run_directory_may_be_a_link(ranks, run_dir, tmp_path):
     assert [name for name in listed(target) if not name.startswith(".")] == [layout.step_dirname(1)]
 
 
+def test_a_job_stays_in_its_run_when_a_link_to_it_is_changed(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "latest").symlink_to("mine")
+    with hc.Checkpointer(tmp_path / "latest") as ckpt, hc.Checkpointer(tmp_path / "other") as other:
+        ckpt.save(1, state(10)).result()
+        other.save(100, state(10)).result()
+        (tmp_path / "latest").unlink()
+        (tmp_path / "latest").symlink_to("other")
+        assert ckpt.save(101, state(10)).result().path == tmp_path / "mine" / layout.step_dirname(101)
+        assert ckpt.latest_step() == 101
+        assert (ckpt.all_steps(), other.all_steps()) == ([1, 101], [100])
+
+
 def test_a_file_where_a_step_should_be_is_moved_aside_like_any_damaged_step(run_dir):
     run_dir.mkdir()
     (run_dir / layout.step_dirname(1)).write_text("precious", encoding="utf-8")

@@ -137,8 +137,9 @@ def _look(found: Survey, path: Path, name: str) -> None:
 
 def problem_text(error: Exception) -> str:
     """Return what an error says, without the advice to use another step."""
-    text = str(from_read_error(error, "read")) if isinstance(error, OSError) else str(error)
-    return text.removesuffix("; use an older step")
+    if isinstance(error, OSError) and not isinstance(error, HpcckptError):
+        error = from_read_error(error, "read")
+    return str(error).removesuffix("; use an older step")
 
 
 def read_file(path: Path, name: str) -> DataFile:

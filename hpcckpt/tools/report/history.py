@@ -158,7 +158,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """What became of a run, each list in the order of time.
+    """What became of a run, each list in the order of its journal; the parts are merged by time.
 
     Attributes
     ----------

@@ -62,7 +62,7 @@ def _subtitle(history: RunHistory, now: float) -> str:
     state = (
         f"now written by {history.writing}"
         if history.writing
-        else f"last activity {duration_words(now - max(ends))} ago"
+        else f"last activity {duration_words(max(0.0, now - max(ends)))} ago"
     )
     return f"{period} ({duration_words(max(ends) - min(times))}); {state}"
 

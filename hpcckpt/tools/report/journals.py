@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcckpt.errors import HpcckptError
 from hpcckpt.rundir import journal
@@ -14,6 +15,7 @@ from hpcckpt.tools.report.history import Change, FailedSave, JobHistory, Restore
 from hpcckpt.tools.report.run_dirs import RunPart
 
 Entry = dict[str, Any]
+T = TypeVar("T")
 
 
 def read_entries(path: Path) -> list[Entry]:
@@ -165,10 +167,19 @@ def _reason(error: str, code: int | None, message: str) -> str:
     return f"{error}{'' if code is None else f', exit code {code}'}{f': {first_line}' if first_line else ''}"
 
 
-def joined(drafts: list[JobDraft], *, is_running: bool) -> list[JobHistory]:
-    """Return the jobs of all parts in the order of time; one that worked in several parts is one."""
+def merged(lists: Iterable[Sequence[T]], time: Callable[[T], float]) -> list[T]:
+    """Merge lists by time, but keep the order of each: clocks of nodes differ, and may be set back. Pure."""
+    found: list[tuple[float, T]] = []
+    for events in lists:
+        latest = itertools.accumulate(map(time, events), max)
+        found += zip(latest, events, strict=True)
+    return [event for _, event in sorted(found, key=lambda pair: pair[0])]
+
+
+def joined(drafts: Iterable[Sequence[JobDraft]], *, is_running: bool) -> list[JobHistory]:
+    """Return the jobs of all parts in their order; one that worked in several parts is one."""
     found: list[JobDraft] = []
-    for draft in sorted(drafts, key=lambda each: each.began):
+    for draft in merged(drafts, lambda each: each.began):
         if found and found[-1].identity == draft.identity:
             same = found[-1]
             same.last, same.end, same.reason = max(same.last, draft.last), draft.end, draft.reason or same.reason

@@ -21,7 +21,7 @@ from hpcckpt.rundir.discovery import StepInfo
 from hpcckpt.rundir.leftovers import Usage, find_leftovers, usage_of
 from hpcckpt.tools.report.fields import count_of, iso_time, metrics_of, time_of
 from hpcckpt.tools.report.history import Epoch, RunHistory, Save
-from hpcckpt.tools.report.journals import Entry, JournalRecords, joined, read_entries
+from hpcckpt.tools.report.journals import Entry, JournalRecords, joined, merged, read_entries
 from hpcckpt.tools.report.run_dirs import LOG, RunPart, parts_of
 from hpcckpt.tools.report.text import duration_words
 
@@ -59,23 +59,23 @@ def read_run_history(
     standing = {part.name: _standing(part, best, known.setdefault(part.path, discovery.Manifests())) for part in parts}
     log = read_entries(directory / LOG)
     records = [JournalRecords(part).read(log) for part in parts]
-    jobs = joined([job for records in records for job in records.jobs], is_running=bool(holders))
+    jobs = joined([each.jobs for each in records], is_running=bool(holders))
     if jobs and jobs[-1].end == "died":
         jobs[-1] = replace(jobs[-1], reason=_how_it_died([part.path for part in parts]))
-    saves = [save for records in records for save in _with_fate(records, standing[records.part.name])]
+    saves = [saves for each in records for saves in _with_fate(each, standing[each.part.name])]
     problems = [info.problem for found in standing.values() for info in found.steps if info.problem]
     return RunHistory(
         directory=str(directory),
         parts=tuple(part.name for part in parts),
         jobs=tuple(jobs),
-        saves=tuple(sorted(saves, key=lambda save: save.time)),
-        failures=_by_time(each for records in records for each in records.failures),
-        restores=_by_time(each for records in records for each in records.restores),
-        epochs=_by_time(_epochs(log)),
-        changes=_by_time(each for records in records for each in records.changes),
+        saves=_in_order(saves),
+        failures=_in_order(each.failures for each in records),
+        restores=_in_order(each.restores for each in records),
+        epochs=tuple(_epochs(log)),
+        changes=_in_order(each.changes for each in records),
         writing="".join(holders[-1:]),
         asked=_asked([directory, *(part.path for part in parts)]),
-        has_journal=any(records.has_journal for records in records),
+        has_journal=any(each.has_journal for each in records),
         problems=tuple(problems),
         other=_usage([directory, *(part.path for part in parts)]) if has_usage else (),
     )
@@ -85,8 +85,8 @@ def _usage(places: Sequence[Path]) -> tuple[Usage, ...]:
     return usage_of([each for place in dict.fromkeys(places) for each in find_leftovers(place)])
 
 
-def _by_time(events: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(sorted(events, key=lambda event: event.time))
+def _in_order(lists: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
+    return tuple(merged(lists, lambda event: event.time))
 
 
 def _holder(directory: Path) -> str:
@@ -157,8 +157,8 @@ def _standing(part: RunPart, best: Best | None, manifests: discovery.Manifests) 
     return _Standing(steps, tags)
 
 
-def _with_fate(records: JournalRecords, standing: _Standing) -> list[Save]:
-    """Return the saves of a part, each with its state; steps that are not in the journal come first."""
+def _with_fate(records: JournalRecords, standing: _Standing) -> tuple[list[Save], list[Save]]:
+    """Return the saves of a part, each with its state: steps that are not in the journal, and those that are."""
     there = {info.step: info for info in standing.steps}
     last = {save.step: number for number, save in enumerate(records.saves)}
     recorded = []
@@ -170,7 +170,7 @@ def _with_fate(records: JournalRecords, standing: _Standing) -> list[Save]:
     unrecorded = [_unrecorded(info, records.part, standing) for info in standing.steps if info.step not in known]
     if records.has_journal:  # a step is committed a moment before it is in the journal
         unrecorded = [save for save in unrecorded if not _is_new(save)]
-    return [*unrecorded, *recorded]
+    return sorted(unrecorded, key=lambda save: save.time), recorded
 
 
 def _is_kept(save: Save, info: StepInfo | None, part: RunPart) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -99,19 +98,15 @@ def _settled(history: RunHistory) -> list[Save]:
 
 def saves_of(job: JobHistory, history: RunHistory) -> list[Save]:
     """Return the saves of a job. Pure."""
-    first = bisect_left(history.saves, job.began, key=_time)
-    return list(history.saves[first : bisect_right(history.saves, job.last, key=_time)])
-
-
-def _time(save: Save) -> float:
-    return save.time
+    return [save for save in history.saves if job.began <= save.time <= job.last]
 
 
 def _intervals(history: RunHistory) -> list[float]:
     found = []
     for job in history.jobs:
         times = [save.time for save in saves_of(job, history)]
-        found += [after - before for before, after in itertools.pairwise(times)]
+        pairs = itertools.pairwise(times)
+        found += [after - before for before, after in pairs if after >= before]  # else the clock was set back
     return found
 
 

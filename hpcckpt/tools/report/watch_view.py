@@ -132,7 +132,7 @@ _STATES = {"ended": "ended", "halted": "stopped", "preempted": "stopped", "faile
 
 def _state_words(history: RunHistory, job: JobHistory | None, now: float) -> str:
     if history.writing:
-        since = f" for {duration_words(now - job.began)}" if job is not None and job.end == "running" else ""
+        since = f" for {duration_words(max(0.0, now - job.began))}" if job is not None and job.end == "running" else ""
         return f"running{since}: {history.writing}"
     if job is None:
         return "no job writes here now, and there is no journal of earlier ones"
@@ -149,9 +149,9 @@ def _state_words(history: RunHistory, job: JobHistory | None, now: float) -> str
 
 def _last_metrics(history: RunHistory) -> Mapping[str, float]:
     """Return the newest metrics, of an epoch or of a save."""
-    every: list[Epoch | Save] = [*history.epochs, *history.saves]
-    listed = [(each.time, each.metrics) for each in every if each.metrics]
-    metrics = max(listed, key=lambda pair: pair[0])[1] if listed else {}
+    every: tuple[Sequence[Epoch | Save], ...] = (history.epochs, history.saves)
+    newest = [each for events in every for each in [event for event in events if event.metrics][-1:]]
+    metrics = max(newest, key=lambda each: each.time).metrics if newest else {}
     return dict(list(metrics.items())[:SHOWN_METRICS])
 
 
@@ -166,7 +166,8 @@ def lines_of(frame: Frame) -> list[tuple[str, str]]:
     if frame.job is not None:
         found.append(("job", _job_words(frame)))
     if frame.last is not None:
-        found.append(("last save", f"{save_words(frame.last)}, {duration_words(frame.time - frame.last.time)} ago"))
+        ago = duration_words(max(0.0, frame.time - frame.last.time))
+        found.append(("last save", f"{save_words(frame.last)}, {ago} ago"))
     if frame.failure is not None:
         found.append(("failed", f"step {frame.failure.step}: {frame.failure.message}"))
     if frame.change is not None:

@@ -193,7 +193,7 @@ class Environment:
 
     def _place(self, found: _Read) -> Path:
         """Return the run directory. Independent."""
-        return Path(os.path.abspath(self.run_dir or default_run_dir(found.source)))
+        return Path(os.path.realpath(self.run_dir or default_run_dir(found.source)))
 
     def _train(self, found: _Read, team: Team) -> list[Any]:
         """Train, in a run directory that is ours alone."""

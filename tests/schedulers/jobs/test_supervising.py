@@ -8,16 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import hpcckpt as hc
+from hpcckpt import native
 from hpcckpt.errors import RetryError
+from hpcckpt.format import layout
+from hpcckpt.format.manifest import encode
 from hpcckpt.jobs import child_process, latest_checkpoint, requeue_policy, slurm, supervisor
 from hpcckpt.jobs.schedulers import Scheduler, act, detect
 from hpcckpt.jobs.supervisor import SuperviseSettings, step_environment_of, supervise
 from hpcckpt.preemption import Halt, write_halt
 from hpcckpt.preemption.walltime import JobEnd
+from hpcckpt.rundir.discovery import read_manifest
 from tests.support.paths import ROOT
 
 LIMIT_S = 240.0
@@ -241,6 +247,30 @@ def test_the_end_of_the_job_is_watched_while_a_lock_is_waited_for(site: Site) ->
     site.supervise("sh", "-c", "exit 8", lead_s=3599.0, variables=in_s(3600.0))
     assert site.told("scontrol requeue") == [REQUEUED]
     assert sum(line.startswith("step: ") for line in site.said) == 1
+
+
+def test_a_step_is_asked_to_stop_in_time_though_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time
+    deadline = child_process.Deadline(now() + 3600.0, lead_s=3599.0)
+    monkeypatch.setattr(time, "time", lambda: now() - 7200.0)
+    left_s = deadline.left_s()
+    assert left_s is not None
+    assert left_s <= 1.0
+    assert not deadline.is_near()
+
+
+def test_the_newest_checkpoint_is_that_also_in_a_copy_of_the_run_with_other_times(tmp_path: Path) -> None:
+    paths = []
+    for number in (1, 2):
+        with hc.Checkpointer(tmp_path / f"cycle-{number}") as ckpt:
+            paths.append(ckpt.save(5, {"w": 1.0}).result().path)
+    place = paths[0] / layout.MANIFEST
+    earlier = replace(read_manifest(paths[0]), created="2026-01-01T00:00:00+00:00")
+    place.write_bytes(encode(earlier, native.crc32c))
+    os.utime(paths[0], (time.time() + 60.0,) * 2)
+    found = latest_checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found.path == paths[1]
 
 
 # -- what the scheduler is told --------------------------------------------------------------------

@@ -66,7 +66,7 @@ AROUND = {
             "default of discovery.find_step", "default of discovery.read_manifest", "default of pins.pins"
         },
         "reader.py": {
-            "exists", "default of discovery.check_files", "default of discovery.read_manifest",
+            "default of discovery.check_files", "default of discovery.read_manifest",
             "default of discovery.newest_to_resume", "default of discovery.find_step",
         },
         "segments.py": {"default of pins.reader_name", "default of pins.pin", "default of pins.unpin"},

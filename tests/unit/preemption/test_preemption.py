@@ -182,6 +182,29 @@ def test_the_start_that_pbs_reports_is_read_in_any_locale(tmp_path, monkeypatch)
     assert walltime._qstat({"PBS_JOBID": "17"}) == datetime(2020, 11, 1, 4).timestamp()  # noqa: DTZ001 - local time
 
 
+AGAIN_2 = 1_792_890_000
+"""2026-10-25 02:00 in Berlin for the second time."""
+
+
+@pytest.mark.parametrize("minutes", [5, 50])
+def test_a_job_of_the_hour_that_clocks_show_twice_knows_its_end(tmp_path, monkeypatch, minutes):
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        monkeypatch.setattr(time, "time", lambda: AGAIN_2 + 60.0 * minutes)
+        fake_command(
+            tmp_path, "qstat", 'echo "Resource_List.walltime = 01:00:00"; echo " stime = Sun Oct 25 02:00:00 2026"'
+        )
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.setattr(walltime, "ASKING_S", LIMIT_S)
+        assert find_job_end(environ={"PBS_JOBID": "17"}).end == (AGAIN_2 + 3600, "qstat")
+        found = find_job_end(environ={"HPCCKPT_JOB_END": "2026-10-25T02:55:00"})
+        assert found.end == (AGAIN_2 + 3300, "HPCCKPT_JOB_END")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 @pytest.mark.parametrize("text", ["today", "Sun Foo 22 02:00:00 2026", "Sun Nov 31 02:00:00 2026", ""])
 def test_what_is_no_ctime_is_refused(text):
     with pytest.raises(OptionError, match="is no moment"):

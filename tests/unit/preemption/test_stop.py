@@ -350,6 +350,16 @@ def steps_until_stop(training, n_steps=2000, pause_s=0.005):
     raise AssertionError("nobody stopped")
 
 
+@pytest.mark.parametrize("set_by_s", [-7200.0, 0.0, 45.0])
+def test_a_clock_that_is_set_during_the_job_does_not_delay_its_stop(run_dir, monkeypatch, set_by_s):
+    now, end = time.time, time.time() + 60.0
+    with hc.Checkpointer(run_dir) as ckpt:
+        guard = preemption.watch(ckpt, signals=(), verbose=0, halt_every_s=0, job_end=end, reserve=30.0)
+        monkeypatch.setattr(time, "time", lambda: now() + set_by_s)
+        assert guard.time_left() <= 60.0
+        assert guard.should_stop(1) == (set_by_s > 30.0)
+
+
 @pytest.mark.counts(1, 3)
 def test_the_job_stops_before_its_walltime_is_over(ranks, run_dir):
     def body(comm):

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from hpcckpt.rundir.journal import Journal, epoch_of, read_journal
 from hpcckpt.rundir.lock import RunLock
 from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tiers import scratch_tier
+from hpcckpt.tools.report.read_history import read_run_history
+from hpcckpt.tools.report.watch_view import frame_of
 
 
 @pytest.fixture(autouse=True)
@@ -341,6 +344,23 @@ def test_beyond_its_bound_the_older_half_goes(tmp_path, monkeypatch):
     assert kept == list(range(kept[0], 300))
     assert len(kept) > 10
     assert os.listdir(tmp_path) == [journal.NAME]
+
+
+def test_what_is_known_of_the_last_job_does_not_go_with_the_older_half(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "MAX_NBYTES", 4000)
+    save(tmp_path, 1)
+    with hc.Checkpointer(tmp_path) as ckpt, watch(ckpt, signals=(), verbose=0):
+        ckpt.restore({"w": np.zeros(1000), "epoch": 0})
+        ckpt.save(2, {"w": np.zeros(1000)}).result()
+        for step in range(300):
+            ckpt.journal.removed([step])
+        assert names_of(tmp_path)[:4] == ["start", "listening", "restored", "removed"]
+        assert watched(tmp_path) == "running"
+    assert watched(tmp_path) == "ended"
+
+
+def watched(run):
+    return frame_of(read_run_history(run), time.time()).state
 
 
 def test_one_that_has_grown_beyond_all_memory_is_cut_all_the_same(tmp_path):
