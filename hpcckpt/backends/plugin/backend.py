@@ -328,7 +328,7 @@ def _changed(before: _Stamps, after: _Stamps) -> list[str]:
 def _sync(path: Path) -> None:
     """Sync a file that a plugin left; one that is gone was another rank's draft."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = files.open_file(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     except OSError:
