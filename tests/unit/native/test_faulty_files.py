@@ -152,6 +152,27 @@ def test_an_interrupt_ends_a_long_transfer_before_its_end(
     assert run_with_shim(shim, "signal", io, script, tmp_path) == "interrupted True"
 
 
+BESIDE_ANOTHER_SIGNAL = """
+import os, signal, sys
+from hpcckpt import native
+fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+others = []
+signal.signal(signal.SIGALRM, lambda *_: others.append("handled"))
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+try:
+    native.write_blocks(fd, [(bytearray(10_000_000), 0)], block_bytes=10_000_000, threads=1, nice=5)
+except BaseException as error:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(type(error).__name__, *set(others))
+"""
+
+
+@needs_shim
+def test_an_interrupt_stays_one_while_other_signals_arrive(io: ModuleType, shim: Path, tmp_path: Path) -> None:
+    # The block that the signal comes in takes 0.4 s to its end.
+    assert run_with_shim(shim, "signal", io, BESIDE_ANOTHER_SIGNAL, tmp_path) == "KeyboardInterrupt handled"
+
+
 @needs_shim
 def test_a_preallocation_that_is_always_interrupted_is_given_up(io: ModuleType, shim: Path, tmp_path: Path) -> None:
     assert run_with_shim(shim, "signal", io, PREALLOCATE.format(nbytes=1 << 20), tmp_path) == "0"
