@@ -132,6 +132,7 @@ class PluginBackend(Backend):
                 f"plugin {self.plugin!r} does not store what it is given, so its steps cannot be restored; "
                 "backend_options={'unrestorable': True} if that is meant"
             )
+        _fingerprint(self.instance.backend)  # now: the file may be replaced or removed while the program runs
 
     # -- saving ------------------------------------------------------------------------------------
 
