@@ -215,7 +215,10 @@ def write_whole(fd: int, data: bytes) -> None:
     """Write all of `data` at the position of a file. Independent."""
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(fd, rest) :]
+        n_written = os.write(fd, rest)
+        if n_written == 0:  # without a reason: it would be repeated for ever
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rest = rest[n_written:]
 
 
 def is_there(path: PathLike) -> bool:

@@ -222,6 +222,13 @@ def test_a_transfer_that_is_cut_short_is_continued(monkeypatch, tmp_path, name):
     os.close(fd)
 
 
+def test_a_write_that_moves_nothing_is_an_error_and_not_repeated_for_ever(monkeypatch):
+    answers = iter([3, 0])
+    monkeypatch.setattr(os, "write", lambda _fd, _data: next(answers))
+    with pytest.raises(OSError, match="Input/output error"):
+        files.write_whole(0, b"0123456789")
+
+
 FILE_SERVER = """
 import fcntl, os, signal, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
