@@ -6,6 +6,8 @@
     Options of a checkpointer; what saves and restores return.
 `files`, `private_dirs`, `mounts`, `std_streams`
     The operating system: files, directories of one user, file systems, standard streams.
+`threads`
+    Work that a few threads share.
 `units`, `durations`
     Sizes and times as people write them.
 `failpoints`

@@ -215,7 +215,10 @@ def write_whole(fd: int, data: bytes) -> None:
     """Write all of `data` at the position of a file. Independent."""
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(fd, rest) :]
+        n_written = os.write(fd, rest)
+        if n_written == 0:  # without a reason: it would be repeated for ever
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rest = rest[n_written:]
 
 
 def is_there(path: PathLike) -> bool:
@@ -256,10 +259,22 @@ def read_bounded(path: str, limit: int) -> bytes:
         os.close(fd)
 
 
+def open_file(path: PathLike, flags: int, mode: int = 0o666) -> int:
+    """Open a file as `os.open` does; with O_NONBLOCK, which is for pipes, wait for a lease all the same.
+
+    On a file server another program may have a lease on the file: the NFS server for a client that wrote it, or Samba.
+    The kernel asks for it to be returned, and meanwhile an open that must not wait fails with EAGAIN, as no pipe does.
+    """
+    try:
+        return os.open(path, flags, mode)
+    except BlockingIOError:
+        return os.open(path, flags & ~os.O_NONBLOCK, mode)
+
+
 def open_regular(path: str) -> int:
     """Open an ordinary file for reading, refusing symbolic links, devices and pipes; return its descriptor."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_file(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         if os.path.islink(path):
             raise CorruptError(f"{path}: is a symbolic link, which checkpoints never hold; not followed") from error

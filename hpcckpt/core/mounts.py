@@ -27,7 +27,8 @@ def mount_of(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Moun
         return None
     real = os.path.realpath(path)
     found = [mount for mount in map(_parse_mount, lines) if mount and _is_below(real, mount.point)]
-    return max(found, key=lambda mount: len(mount.point), default=None) if found else None
+    # Of several at one point the last one hides the others: NFS is mounted over the automounter's own mount.
+    return max(reversed(found), key=lambda mount: len(mount.point), default=None)
 
 
 def counts_links(path: Path) -> bool:

@@ -8,12 +8,12 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import crc32c as _crc32c
 
+from hpcckpt.core.threads import map_in_threads
 from hpcckpt.native._pure_buffer import TensorBuffer, live_views
 from hpcckpt.native._pure_memory import bytes_of, copy_pieces, count_nonfinite, prefault
 from hpcckpt.native.durable import naming
@@ -36,7 +36,6 @@ __all__ = [
     "write_blocks",
 ]
 
-T = TypeVar("T")
 _POLYNOMIAL = 0x82F63B78
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINTR)
 _MAX_TRIES = 10
@@ -60,8 +59,7 @@ def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: f
 
 def crc32c_blocks(data: BytesLike, block_bytes: int, threads: int) -> list[int]:
     piece = _Piece(bytes_of(data), 0)
-    blocks = list(_blocks_of([piece], block_bytes))
-    return [crc for _, crc in _run(lambda block: _crc32c.crc32c(piece.part(block)), blocks, threads)]
+    return map_in_threads(lambda block: _crc32c.crc32c(piece.part(block)), _blocks_of([piece], block_bytes), threads)
 
 
 def write_blocks(
@@ -87,8 +85,9 @@ def write_blocks(
         return crc
 
     crcs: list[list[int]] = [[] for _ in todo]
+    blocks = list(_blocks_of(todo, block_bytes))
     with naming(path):
-        for block, crc in _run(write, list(_blocks_of(todo, block_bytes)), 1 if is_one_writer else threads):
+        for block, crc in zip(blocks, map_in_threads(write, blocks, 1 if is_one_writer else threads), strict=True):
             crcs[block.piece].append(crc)
     return crcs
 
@@ -111,9 +110,10 @@ def read_blocks(
             raise EOFError(todo[block.piece].ends_early(path, block.offset + got))
         return block.crc is None or _crc32c.crc32c(data) == block.crc
 
+    blocks = list(_blocks_of(todo, block_bytes))
     with naming(path):
-        done = _run(read, list(_blocks_of(todo, block_bytes)), threads)
-    return [(block.piece, block.index) for block, is_good in done if not is_good]
+        is_good = map_in_threads(read, blocks, threads)
+    return [(block.piece, block.index) for block, good in zip(blocks, is_good, strict=True) if not good]
 
 
 def preallocate(fd: int, nbytes: int, path: str) -> None:
@@ -206,36 +206,6 @@ class _Countdown:
     def _tell(self, piece: int) -> None:
         self._pieces[piece].data = memoryview(b"")
         self._on_piece(piece)
-
-
-def _run(work: Callable[[_Block], T], blocks: list[_Block], threads: int) -> list[tuple[_Block, T]]:
-    """Do `work` on each block; if some fail, raise the error of the first of them in the order of the blocks."""
-    if threads == 1 or len(blocks) < 2:
-        return [(block, work(block)) for block in blocks]
-    lock, first_failed = threading.Lock(), len(blocks)
-
-    def fail(number: int) -> None:
-        nonlocal first_failed
-        with lock:
-            first_failed = min(first_failed, number)
-
-    def work_unless_failed(number: int) -> T | None:
-        if number > first_failed:
-            return None
-        try:
-            return work(blocks[number])
-        except BaseException:
-            fail(number)
-            raise
-
-    with ThreadPoolExecutor(min(threads, len(blocks)), "hpcckpt-blocks") as pool:
-        futures = [pool.submit(work_unless_failed, number) for number in range(len(blocks))]
-        try:
-            wait(futures)
-        except BaseException:  # a signal's handler raised: no thread may use the buffers after this call
-            fail(-1)
-            raise
-    return [(block, cast(T, future.result())) for block, future in zip(blocks, futures, strict=True)]
 
 
 def _offset_of(offset: int) -> int:

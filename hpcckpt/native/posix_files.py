@@ -103,7 +103,7 @@ class PosixFileSystem:
 
     def open(self, path: PathLike, flags: int, mode: int = 0o666) -> int:
         """Open a file as `os.open` does; return its descriptor."""
-        return os.open(path, flags, mode)
+        return files.open_file(path, flags, mode)
 
     def open_regular(self, path: str) -> int:
         """Open an ordinary file for reading; refuse links, devices and pipes."""

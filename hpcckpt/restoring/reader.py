@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,14 +144,7 @@ class StepReader:
         CorruptError
             If bytes are damaged, or the entries do not cover a box.
         """
-        transfers: list[ReadTransfer] = []
-        nbytes = 0
-        for name, extent, target in wanted:
-            planned = list(plan_transfers(self.index[name], extent, target))
-            if sum(transfer.n_elements for transfer in planned) != extent.n_elements:
-                raise CorruptError(f"{self.path}: the entries of tensor {name!r} do not cover it; use an older step")
-            transfers += planned
-            nbytes += target.nbytes
+        transfers, nbytes = self._plan(wanted)
         n_read = 0
         for piece in _pieces(transfers) if progress else [transfers]:
             if progress and piece:
@@ -159,6 +152,18 @@ class StepReader:
             self._read(piece)
             n_read += sum(transfer.request.stop - transfer.request.start for transfer in piece)
         return nbytes
+
+    def _plan(self, wanted: Iterable[tuple[str, Extent, Array]]) -> tuple[deque[ReadTransfer], int]:
+        """Return the reads that fill arrays with boxes of tensors, and the bytes of the arrays."""
+        transfers: deque[ReadTransfer] = deque()
+        nbytes = 0
+        for name, extent, target in wanted:
+            planned = list(plan_transfers(self.index[name], extent, target))
+            if sum(transfer.n_elements for transfer in planned) != extent.n_elements:
+                raise CorruptError(f"{self.path}: the entries of tensor {name!r} do not cover it; use an older step")
+            transfers += planned
+            nbytes += target.nbytes
+        return transfers, nbytes
 
     def _read(self, transfers: Sequence[ReadTransfer]) -> None:
         blocks = self._read_guarded([transfer.request for transfer in transfers])
@@ -235,14 +240,16 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Array:
         raise ConfigError(f"NumPy on this machine has no arrays of shape {shape} and dtype {dtype}: {error}") from None
 
 
-def _pieces(transfers: Sequence[ReadTransfer]) -> Iterator[Sequence[ReadTransfer]]:
-    """Yield the transfers in runs of at least `PIECE_BYTES`. Pure."""
-    begin, nbytes = 0, 0
-    for end, transfer in enumerate(transfers, start=1):
-        nbytes += transfer.request.stop - transfer.request.start
-        if nbytes >= PIECE_BYTES or end == len(transfers):
-            yield transfers[begin:end]
-            begin, nbytes = end, 0
+def _pieces(transfers: deque[ReadTransfer]) -> Iterator[Sequence[ReadTransfer]]:
+    """Take the transfers out in runs of at least `PIECE_BYTES`: a run's scratch buffers are freed with it."""
+    piece: list[ReadTransfer] = []
+    nbytes = 0
+    while transfers:
+        piece.append(transfers.popleft())
+        nbytes += piece[-1].request.stop - piece[-1].request.start
+        if nbytes >= PIECE_BYTES or not transfers:
+            yield piece
+            piece, nbytes = [], 0
 
 
 def _index_problems(specs: dict[str, TensorSpec], index: Index, manifest: Manifest) -> Iterator[Problem]:

@@ -22,6 +22,8 @@ from hpcckpt.native.arena import ArenaPool
 from hpcckpt.state.tree import Array, Holder, StagedPart, Stager, StateTree, TensorLeaf, as_bytes
 
 ALIGNMENT = 64
+BATCH_BYTES = 256 << 20
+"""How much is copied at a time: what `read` had to make contiguous is a copy already, and is freed with its batch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,30 +72,49 @@ def _snapshot(tree: StateTree, items: Sequence[WriteItem], pool: ArenaPool, thre
     nbytes = sum(_aligned(item.nbytes) for item in items if item.spec.name not in arrays)
     arena = pool.take(nbytes) if nbytes else None
     payloads, position = [], 0
-    copies: list[tuple[Bytes, Bytes]] = []
+    copies = _Copies(threads)
     staged: dict[Stager, list[StagedPart]] = defaultdict(list)
-    for item in items:
-        leaf, array = leaves[item.spec.name], arrays.get(item.spec.name)
-        if array is None and arena is not None:
-            data = arena.view(position, item.nbytes)
-            position += _aligned(item.nbytes)
-            if leaf.stager is None:
-                copies.append((_part(leaf.read(), item), data))
-            else:
-                staged[leaf.stager].append(StagedPart(leaf.source, item.start, item.stop, data))
-        else:
-            data = _part(leaf.read() if array is None else array, item)
-        payloads.append(Payload(item, data, is_held=leaf.holder is not None))
     try:
+        for item in items:
+            leaf, array = leaves[item.spec.name], arrays.get(item.spec.name)
+            if array is None and arena is not None:
+                data = arena.view(position, item.nbytes)
+                position += _aligned(item.nbytes)
+                if leaf.stager is None:
+                    copies.add(leaf.read(), item, data)
+                else:
+                    staged[leaf.stager].append(StagedPart(leaf.source, item.start, item.stop, data))
+            else:
+                data = _part(leaf.read() if array is None else array, item)
+            payloads.append(Payload(item, data, is_held=leaf.holder is not None))
         for stager, parts in staged.items():
             stager(parts, arena)
-        if copies:
-            native.copy_pieces(copies, threads)
+        copies.make()
     except BaseException:
         if arena is not None:
             pool.give_back(arena)
         raise
     return Snapshot(payloads, is_view=is_view, arena=arena)
+
+
+class _Copies:
+    """Copies of parts of arrays, made in batches by native threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pairs: list[tuple[Bytes, Bytes]] = []
+        self._nbytes = 0
+
+    def add(self, array: Array, item: WriteItem, target: Bytes) -> None:
+        self._pairs.append((_part(array, item), target))
+        self._nbytes += array.nbytes
+        if self._nbytes >= BATCH_BYTES:
+            self.make()
+
+    def make(self) -> None:
+        if self._pairs:
+            native.copy_pieces(self._pairs, self._threads)
+        self._pairs, self._nbytes = [], 0
 
 
 def held_arrays(leaves: dict[str, TensorLeaf]) -> dict[str, Array]:

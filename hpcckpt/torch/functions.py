@@ -77,7 +77,7 @@ def save(
     Raises
     ------
     OptionError
-        If there is nothing to save, or the arguments fit neither form.
+        If there is nothing to save, the arguments fit neither form, or a file's header would be too long for readers.
     StateError
         If a state dict holds what cannot be in a file; names everything.
     CollectiveError

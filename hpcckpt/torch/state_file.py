@@ -47,7 +47,7 @@ def save_file(state: Mapping[Any, Any], path: Path) -> None:
     StateError
         Naming every value that is neither a tensor nor JSON.
     OptionError
-        If safetensors has no dtype for a tensor, or the directory of the file does not exist.
+        If readers would refuse the header because of its size, or the directory of the file does not exist.
     """
     tensors, objects = _contents(state)
     wanted = {name: _source(leaf) for name, leaf in tensors.items()}

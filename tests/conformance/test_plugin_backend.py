@@ -336,6 +336,17 @@ def test_a_library_that_differs_on_one_rank_is_refused(
     ranks(body)
 
 
+def test_a_library_may_be_removed_while_a_program_uses_it(faulty: str, run_dir: Path) -> None:
+    file = Path(plugins.find(faulty.partition(":")[2]).origin)
+    backend._crc_of.cache_clear()
+    with hc.Checkpointer(run_dir, backend=faulty) as ckpt:
+        file.rename(file.with_name("removed"))
+        try:
+            assert ckpt.save(1, states(1)).result().step == 1
+        finally:
+            file.with_name("removed").rename(file)
+
+
 # -- the sidecar -----------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hpcckpt.core import files
 from hpcckpt.core.files import open_regular
 from hpcckpt.core.plan import DamagedBlock, StoredEntry
 from hpcckpt.core.tensors import Extent, itemsize
+from hpcckpt.core.threads import map_in_threads
 
 _STEP_BYTES = 32 << 20
 
@@ -56,9 +56,8 @@ def read_chunked(
     """
     fd = open_regular(str(path / file))
     try:
-        with ThreadPoolExecutor(threads) as pool:
-            reader = _Reader(fd, pool, block_bytes)
-            return [bad for r in requests for bad in reader.read(r, chunked[r.entry.item.spec.name])]
+        reader = _Reader(fd, threads, block_bytes)
+        return [bad for r in requests for bad in reader.read(r, chunked[r.entry.item.spec.name])]
     finally:
         os.close(fd)
 
@@ -66,9 +65,9 @@ def read_chunked(
 class _Reader:
     """Reads from one open file."""
 
-    def __init__(self, fd: int, pool: ThreadPoolExecutor, block_bytes: int) -> None:
+    def __init__(self, fd: int, threads: int, block_bytes: int) -> None:
         self._fd = fd
-        self._pool = pool
+        self._threads = threads
         self._block_bytes = block_bytes
 
     def read(self, request: ReadRequest, chunks: Chunks) -> Iterator[DamagedBlock]:
@@ -114,7 +113,7 @@ class _Reader:
     def _fill(self, target: npt.NDArray[Any], box: Extent, chunks: Chunks) -> None:
         sides = zip(box.offset, box.shape, chunks.shape, strict=True)
         ranges = [range(start // side, -(-(start + length) // side)) for start, length, side in sides]
-        list(self._pool.map(lambda index: self._copy(target, box, chunks, index), itertools.product(*ranges)))
+        map_in_threads(lambda index: self._copy(target, box, chunks, index), itertools.product(*ranges), self._threads)
 
     def _copy(self, target: npt.NDArray[Any], box: Extent, chunks: Chunks, index: tuple[int, ...]) -> None:
         """Unpack one chunk, and copy what it shares with a box."""

@@ -132,6 +132,7 @@ class PluginBackend(Backend):
                 f"plugin {self.plugin!r} does not store what it is given, so its steps cannot be restored; "
                 "backend_options={'unrestorable': True} if that is meant"
             )
+        _fingerprint(self.instance.backend)  # now: the file may be replaced or removed while the program runs
 
     # -- saving ------------------------------------------------------------------------------------
 
@@ -328,7 +329,7 @@ def _changed(before: _Stamps, after: _Stamps) -> list[str]:
 def _sync(path: Path) -> None:
     """Sync a file that a plugin left; one that is gone was another rank's draft."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = files.open_file(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     except OSError:

@@ -23,6 +23,7 @@ constexpr std::size_t kBounceBytes = std::size_t{4} << 20;
 constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;
 constexpr long kTmpfsMagic = 0x01021994;
 constexpr int kMaxIdle = 3;  // consecutive transfers that move less than one unit
+constexpr int kMaxTries = 10;
 
 // Aligned memory of an engine thread: the file is written from it if a tensor's address is not aligned.
 char* bounce() {
@@ -78,6 +79,16 @@ int read_all(int fd, char* data, std::size_t nbytes, off_t offset, std::size_t u
     return move_all(nbytes, unit, [&](std::size_t done, std::size_t part) {
         return pread(fd, data + done, part, offset + static_cast<off_t>(done));
     });
+}
+
+// Returns 0 or errno.  A file system that cannot allocate, or is always interrupted, is not an error: then a full one
+// fails the write.  Where a signal makes it begin again, one that comes often enough would keep it from ever ending.
+int allocate(int fd, off_t offset, off_t nbytes) {
+    int error, n_tries = kMaxTries;
+    do {
+        error = fallocate(fd, 0, offset, nbytes) == 0 ? 0 : errno;
+    } while (error == EINTR && --n_tries > 0);
+    return error == EOPNOTSUPP || error == ENOSYS || error == EINTR ? 0 : error;
 }
 
 // Some file systems take the flag and refuse to write.
@@ -151,9 +162,9 @@ off_t FileStore::take(std::size_t nbytes, IoError* error) {
     }
     const Extents::Taken taken = extents_.take(wanted);
     const off_t end = extents_.end();
-    if (end > taken.end_before && fallocate(fd_, 0, taken.end_before, end - taken.end_before) != 0 &&
-        errno != EOPNOTSUPP && errno != ENOSYS) {
-        *error = {errno, std::strerror(errno)};
+    const int code = end > taken.end_before ? allocate(fd_, taken.end_before, end - taken.end_before) : 0;
+    if (code != 0) {
+        *error = {code, std::strerror(code)};
         extents_.refuse(taken, wanted);
         return -1;
     }

@@ -70,10 +70,13 @@ class Helpers {
     bool is_empty() const { return threads_.empty(); }
 
     void wait(const StopCheck& should_stop) {
+        bool is_stopped = false;
         std::unique_lock<std::mutex> guard(mutex_);
         while (!changed_.wait_for(guard, kStopInterval, [this] { return n_ended_ == threads_.size(); })) {
+            if (is_stopped) continue;
             guard.unlock();
-            if (should_stop()) loop_.stop();
+            is_stopped = should_stop();
+            if (is_stopped) loop_.stop();
             guard.lock();
         }
     }

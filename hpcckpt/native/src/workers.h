@@ -9,8 +9,8 @@
 
 namespace hpcckpt {
 
-// Asked by the calling thread between items, and while it waits for other threads: true ends the work early.  Must not
-// throw.
+// Asked by the calling thread between items, and while it waits for other threads: true ends the work early, and it is
+// not asked again.  Must not throw.
 using StopCheck = std::function<bool()>;
 
 // Calls `work(i)` for i in [0, n_items), handed out in ascending order, on `n_threads` threads of which the caller is

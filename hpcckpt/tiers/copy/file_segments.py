@@ -6,8 +6,6 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,6 +18,7 @@ from hpcckpt.core import failpoints
 from hpcckpt.core.plan import FileRecord
 from hpcckpt.core.results import Progress
 from hpcckpt.core.system import FileSystem, OperatingSystem
+from hpcckpt.core.threads import map_in_threads
 from hpcckpt.errors import CorruptError, StorageError, from_read_error
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import REAL
@@ -135,34 +134,24 @@ def copy_pieces(
     progress: Progress | None = None,
 ) -> int:
     """Copy pieces of files from one step directory to another; return the bytes written. Independent."""
-    todo = deque(pieces)
-
-    def work() -> int:
-        n_written = 0
-        buffers = [np.empty(min(PIECE_BYTES, max(piece.nbytes for piece in pieces)), np.uint8) for _ in range(2)]
-        while (piece := _next(todo)) is not None:
-            n_written += _copy_piece(source, target, piece, buffers if is_resumed else buffers[:1], rules)
-            failpoints.reached("copy-piece", 0)
-            if progress:
-                progress(piece.nbytes)
-        return n_written
-
     if not pieces:
         return 0
-    if rules.jobs == 1:
-        return work()
-    with ThreadPoolExecutor(rules.jobs) as pool:
-        futures = [pool.submit(work) for _ in range(min(rules.jobs, len(pieces)))]
+    n_threads = min(rules.jobs, len(pieces))
+    nbytes = min(PIECE_BYTES, max(piece.nbytes for piece in pieces))
+    spare = deque([np.empty(nbytes, np.uint8) for _ in range(2)] for _ in range(n_threads))
+
+    def copy(piece: Piece) -> int:
+        buffers = spare.pop()
         try:
-            return sum(future.result() for future in futures)
+            n_written = _copy_piece(source, target, piece, buffers if is_resumed else buffers[:1], rules)
         finally:
-            todo.clear()  # after a failure or Ctrl-C the other threads need not go on
+            spare.append(buffers)
+        failpoints.reached("copy-piece", 0)
+        if progress:
+            progress(piece.nbytes)
+        return n_written
 
-
-def _next(todo: deque[Piece]) -> Piece | None:
-    with suppress(IndexError):  # another thread took the last one
-        return todo.popleft()
-    return None
+    return sum(map_in_threads(copy, pieces, n_threads))
 
 
 def _copy_piece(source: Path, target: Path, piece: Piece, buffers: Sequence[Buffer], rules: Rules) -> int:

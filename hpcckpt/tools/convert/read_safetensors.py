@@ -14,13 +14,12 @@ import numpy as np
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.results import Progress
 from hpcckpt.core.tensors import MAX_DIMS, itemsize
-from hpcckpt.errors import CorruptError, ForeignFormatError, Problem, list_problems
+from hpcckpt.errors import ConfigError, CorruptError, ForeignFormatError, Problem, list_problems
 from hpcckpt.format.note import decode
 from hpcckpt.restoring.reader import Array
 from hpcckpt.tools.convert.contents import Contents, with_note
-from hpcckpt.tools.convert.write_safetensors import CODES, NOTE_KEY
+from hpcckpt.tools.convert.write_safetensors import CODES, MAX_HEADER_BYTES, NOTE_KEY
 
-MAX_HEADER_BYTES = 100_000_000
 _TOKENS = {code: token for token, code in CODES.items()}
 _PART_KEY = "hpcckpt"
 
@@ -34,6 +33,8 @@ def read_safetensors(path: Path, progress: Progress | None = None) -> Contents:
         If it is a part of a checkpoint of hpcckpt, or has dtypes that are not known.
     CorruptError
         If the header is not valid, or the file shorter than it says; names every problem.
+    ConfigError
+        If NumPy has no arrays of such a shape on this machine.
     """
     tensors, metadata = map_safetensors(path)
     if progress:
@@ -47,7 +48,7 @@ def map_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
     Raises
     ------
-    ForeignFormatError, CorruptError
+    ForeignFormatError, CorruptError, ConfigError
         As `read_safetensors`.
     """
     header, start = _header(path)
@@ -63,7 +64,7 @@ def map_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     if unknown:
         raise ForeignFormatError(f"{path} has dtypes that are not known here: {', '.join(unknown[:5])}")
     mapped: Array = np.memmap(path, np.uint8, "r", start, (nbytes,)) if nbytes else np.empty(0, np.uint8)
-    return {name: _array(mapped, entry) for name, entry in header.items()}, metadata
+    return {name: _array(mapped, entry, f"{path}: {name}") for name, entry in header.items()}, metadata
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
@@ -113,9 +114,12 @@ def _counts(value: Any, limit: int) -> list[int] | None:
     return value if is_sound else None
 
 
-def _array(mapped: Array, entry: Mapping[str, Any]) -> Array:
+def _array(mapped: Array, entry: Mapping[str, Any], where: str) -> Array:
     dtype = numpy_dtype(_TOKENS[entry["dtype"]])
     begin, end = entry["data_offsets"]
     part = mapped[begin:end]
     found: Array = part.view(dtype) if begin % dtype.itemsize == 0 else part.copy().view(dtype)
-    return found.reshape(entry["shape"])
+    try:
+        return found.reshape(entry["shape"])
+    except ValueError as error:  # NumPy 1 has at most 32 axes
+        raise ConfigError(f"{where}: NumPy on this machine has no arrays of this shape: {error}") from None

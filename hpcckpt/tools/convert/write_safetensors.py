@@ -21,6 +21,8 @@ from hpcckpt.state.tree import as_bytes
 
 CODES = {**SAFETENSORS_CODES, "complex64": "C64", "float8_e8m0fnu": "F8_E8M0"}
 NOTE_KEY = "hpcckpt.format.note"
+MAX_HEADER_BYTES = 100_000_000
+"""Readers refuse longer ones."""
 _ALIGNMENT = 8
 
 
@@ -32,7 +34,7 @@ def write_safetensors(
     Raises
     ------
     OptionError
-        If an array has a dtype that safetensors does not know; names all of them.
+        If an array has a dtype that safetensors does not know; names all of them. If the header would be too long.
     """
     refuse_unknown(wanted)
     manifest = reader.manifest
@@ -63,7 +65,13 @@ def aligned(wanted: Iterable[StoredArray]) -> list[StoredArray]:
 
 
 def encode_header(wanted: Sequence[StoredArray], metadata: Mapping[str, str]) -> bytes:
-    """Return length word and header of a file: entries in this order, data in that of `aligned`. Pure."""
+    """Return length word and header of a file: entries in this order, data in that of `aligned`. Pure.
+
+    Raises
+    ------
+    OptionError
+        If readers would refuse a header of this size.
+    """
     offsets: dict[str, list[int]] = {}
     position = 0
     for source in aligned(wanted):
@@ -75,4 +83,10 @@ def encode_header(wanted: Sequence[StoredArray], metadata: Mapping[str, str]) ->
         header[source.name] = entry
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > MAX_HEADER_BYTES:
+        raise OptionError(
+            f"the header of this safetensors file would have {len(text)} bytes, {sum(map(len, metadata.values()))} of "
+            f"them values that are not tensors, and readers take at most {MAX_HEADER_BYTES}: write fewer of them, or "
+            "a checkpoint directory or .npz instead"
+        )
     return struct.pack("<Q", len(text)) + text

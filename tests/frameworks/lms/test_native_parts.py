@@ -26,6 +26,7 @@ CHECKS = {
     "idle": "an I/O queue calls its idle function until it returns false",
     "shrink": "the file is cut when more than half of it is free at its end",
     "refused": "a file system that takes O_DIRECT and refuses to write so is used without",
+    "interrupted": "signals during the allocation of space do not fail it",
     "short": "after a short direct transfer the true error is returned",
 }
 

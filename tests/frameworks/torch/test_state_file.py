@@ -57,6 +57,15 @@ def test_the_versions_of_modules_come_back_with_their_state_dict(tmp_path, devic
         assert found._metadata["1"] == {"version": 2}
 
 
+def test_a_file_that_no_reader_would_take_is_not_written(tmp_path, monkeypatch):
+    path = tmp_path / "m.safetensors"
+    hc.torch.save({"w": torch.ones(1)}, path)
+    monkeypatch.setattr("hpcckpt.tools.convert.write_safetensors.MAX_HEADER_BYTES", 5000)
+    with pytest.raises(OptionError, match="readers take at most 5000"):
+        hc.torch.save({"w": torch.zeros(1), "order": list(range(2000))}, path)
+    assert_same(hc.torch.load(path), {"w": torch.ones(1)})
+
+
 VALUES = {
     "integer keys": {1: torch.ones(2), 5: {"a": None}},
     "a slash in a key": {"a/b": torch.ones(1), "a": {"b": torch.zeros(1)}},

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import discovery
 from hpcckpt.testing.backends import DTYPES, any_bits, strip
 from hpcckpt.testing.ranks import run_ranks
+from tests.support.paths import TESTS
 
 h5py = pytest.importorskip("h5py")
 pytestmark = pytest.mark.stack_b
@@ -290,3 +292,15 @@ def test_reading_needs_no_h5py(tmp_path: Path, driver: str, monkeypatch: pytest.
     monkeypatch.setattr(library, "load", lambda: pytest.fail("h5py was asked for"))
     assert open_step(step).verify() == []
     assert np.all(hc.load(step)["model/conv2d_1/kernel"] == 1)
+
+
+def test_packed_tensors_are_read_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TESTS / "format" / "hdf5-golden-1" / "mpio-gzip"
+    expected = hc.load(run)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("cannot start a thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    loaded = hc.load(run)
+    assert {name: array.tobytes() for name, array in loaded.items()} == {n: a.tobytes() for n, a in expected.items()}

@@ -222,6 +222,36 @@ def test_a_transfer_that_is_cut_short_is_continued(monkeypatch, tmp_path, name):
     os.close(fd)
 
 
+def test_a_write_that_moves_nothing_is_an_error_and_not_repeated_for_ever(monkeypatch):
+    answers = iter([3, 0])
+    monkeypatch.setattr(os, "write", lambda _fd, _data: next(answers))
+    with pytest.raises(OSError, match="Input/output error"):
+        files.write_whole(0, b"0123456789")
+
+
+FILE_SERVER = """
+import fcntl, os, signal, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
+fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("has it", flush=True)
+signal.sigwait([signal.SIGURG])  # the kernel asks for it
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs leases")
+def test_a_file_on_which_a_file_server_has_a_lease_is_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    command = [sys.executable, "-c", FILE_SERVER, tmp_path / "file"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        if not server.stdout.readline():
+            pytest.skip("no leases on this file system")
+        assert files.read_bounded(str(tmp_path / "file"), 100) == b"content"
+    assert server.returncode == 0
+
+
 def test_a_link_in_place_of_a_directory_has_no_size(place):
     (place / "link").symlink_to(place / "a")
     (place / "a" / "link").symlink_to(place)

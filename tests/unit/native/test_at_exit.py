@@ -1,4 +1,4 @@
-"""A daemon thread in a native call when the program ends: the exit status is the program's."""
+"""The end of a program: what is in flight is written, and daemon threads do not change the exit status."""
 
 from __future__ import annotations
 
@@ -110,3 +110,27 @@ def test_a_native_call_on_another_thread_runs_no_python_code(tmp_path: Path) -> 
     os.close(fd)
     assert np.array_equal(copied, data)
     assert called == []
+
+
+AT_EXIT = """
+import atexit, os, sys
+from hpcckpt import native
+data = bytes(range(200)) * 1000
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+
+def save():
+    crcs = native.write_blocks(fd, [(data, 0)], block_bytes=1000, threads=3)
+    target = bytearray(len(data))
+    bad = native.read_blocks(fd, [(target, 0, crcs[0])], block_bytes=1000, threads=3)
+    print(native.IMPLEMENTATION, bad, target == data, crcs[0] == native.crc32c_blocks(data, 1000, threads=3))
+
+atexit.register(save)
+"""
+
+
+@pytest.mark.parametrize("implementation", ["native", "pure"])
+def test_blocks_are_written_and_read_while_the_program_ends(tmp_path: Path, implementation: str) -> None:
+    environment = os.environ | {"HPCCKPT_NO_NATIVE": str(int(implementation == "pure"))}
+    command = [sys.executable, "-c", AT_EXIT, str(tmp_path / "file")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.stdout, done.stderr) == (f"{implementation} [] True True\n", "")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from hpcckpt.collective.outcomes import capture
 from hpcckpt.native import _pure
 
 BLOCK = 4096
@@ -154,6 +152,27 @@ def test_an_interrupt_ends_a_long_transfer_before_its_end(
     assert run_with_shim(shim, "signal", io, script, tmp_path) == "interrupted True"
 
 
+BESIDE_ANOTHER_SIGNAL = """
+import os, signal, sys
+from hpcckpt import native
+fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+others = []
+signal.signal(signal.SIGALRM, lambda *_: others.append("handled"))
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+try:
+    native.write_blocks(fd, [(bytearray(10_000_000), 0)], block_bytes=10_000_000, threads=1, nice=5)
+except BaseException as error:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(type(error).__name__, *set(others))
+"""
+
+
+@needs_shim
+def test_an_interrupt_stays_one_while_other_signals_arrive(io: ModuleType, shim: Path, tmp_path: Path) -> None:
+    # The block that the signal comes in takes 0.4 s to its end.
+    assert run_with_shim(shim, "signal", io, BESIDE_ANOTHER_SIGNAL, tmp_path) == "KeyboardInterrupt handled"
+
+
 @needs_shim
 def test_a_preallocation_that_is_always_interrupted_is_given_up(io: ModuleType, shim: Path, tmp_path: Path) -> None:
     assert run_with_shim(shim, "signal", io, PREALLOCATE.format(nbytes=1 << 20), tmp_path) == "0"
@@ -202,32 +221,18 @@ def test_an_error_is_of_the_class_python_gives_it(io: ModuleType, tmp_path: Path
         os.close(fd)
 
 
-class _LastFirst(ThreadPoolExecutor):
-    """Runs what was submitted in the reverse order, once it is waited for."""
-
-    def __init__(self, *_: Any) -> None:
-        super().__init__(1)
-        self.calls: list[tuple[Future[Any], Any]] = []
-
-    def submit(self, work: Any, *args: Any) -> Future[Any]:
-        """Keep it for later."""
-        self.calls.append((Future(), functools.partial(work, *args)))
-        return self.calls[-1][0]
-
-    def run(self, _futures: Any) -> None:
-        """Run everything."""
-        for future, work in reversed(self.calls):
-            done = capture(work)
-            future.set_exception(done.error) if done.error else future.set_result(done.value)
-
-
 def test_of_many_blocks_that_fail_the_first_is_named(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = _LastFirst()
-    monkeypatch.setattr(_pure, "ThreadPoolExecutor", lambda *_: pool)
-    monkeypatch.setattr(_pure, "wait", pool.run)
-    os.ftruncate(fd, 20)
-    with pytest.raises(EOFError, match=r"wanted 64 bytes at offset 0, got 20$"):
-        _pure.read_blocks(fd, [(bytearray(64), 0, None)], 8, 4, "here")
+    has_last_failed = threading.Event()
+
+    def read_the_first_last(_fd: int, data: memoryview, offset: int) -> int:
+        if offset == 24:
+            has_last_failed.set()
+        has_last_failed.wait(60)
+        return max(0, 4 - offset)
+
+    monkeypatch.setattr(_pure, "_pread_all", read_the_first_last)
+    with pytest.raises(EOFError, match=r"wanted 32 bytes at offset 0, got 4$"):
+        _pure.read_blocks(fd, [(bytearray(32), 0, None)], 8, 4, "here")
 
 
 @pytest.mark.parametrize("threads", [1, 3])

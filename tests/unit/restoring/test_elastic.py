@@ -6,12 +6,15 @@ import itertools
 import logging
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hpcckpt as hc
+from hpcckpt.core.tensors import Extent
+from hpcckpt.restoring import read_plan, reader
 from hpcckpt.testing.ranks import run_ranks
 
 COUNTS = (1, 2, 3, 4, 5)
@@ -105,6 +108,27 @@ def test_a_tensor_cut_one_way_comes_back_cut_another(group, run_dir, before, aft
 def test_a_sharded_tensor_is_loaded_whole_without_ranks(group, run_dir, way):
     save_sharded(group, run_dir, 4, way)
     assert hc.load(run_dir)["x"].tobytes() == FULL.tobytes()
+
+
+def test_scratch_buffers_of_a_restore_are_freed_as_it_proceeds(group, run_dir, monkeypatch):
+    save_sharded(group, run_dir, 4, "columns")
+    buffers: list[Any] = []
+
+    def watched(*args: Any) -> Any:
+        for transfer in read_plan.plan_transfers(*args):
+            buffers.append(weakref.ref(transfer.request.into))
+            yield transfer
+
+    monkeypatch.setattr(reader, "plan_transfers", watched)
+    monkeypatch.setattr(reader, "PIECE_BYTES", 1)
+    target, n_alive = np.zeros_like(FULL), []
+    step = reader.open_step(run_dir)
+    step.fill(
+        [("x", Extent.whole(FULL.shape), target)],
+        lambda *_: n_alive.append(sum(buffer() is not None for buffer in buffers)),
+    )
+    assert target.tobytes() == FULL.tobytes()
+    assert n_alive == [4, 3, 2, 1]
 
 
 def test_a_tensor_saved_whole_can_be_restored_in_shards(group, run_dir):

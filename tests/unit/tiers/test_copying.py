@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,6 +306,21 @@ def test_a_directory_that_a_job_writes_in_is_busy(run: Path, tmp_path: Path) -> 
 def test_a_step_is_not_copied_onto_itself(run: Path) -> None:
     with pytest.raises(errors.OptionError, match="already"):
         copied(run, run)
+
+
+def test_a_step_is_copied_where_the_lock_has_the_last_thread_there_may_be(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse_others(thread: threading.Thread) -> None:
+        if thread.name != "hpcckpt-heartbeat":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_others)
+    copied(run, tmp_path / "out")
+    assert np.array_equal(hc.load(tmp_path / "out")["w"], np.arange(60_000.0))
 
 
 def test_linked_files_of_incremental_steps_become_plain_files(run: Path, tmp_path: Path) -> None:

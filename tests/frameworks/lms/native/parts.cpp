@@ -50,6 +50,7 @@ std::atomic<bool> is_pool_asked{false};
 std::atomic<int> threads_left{-1};         // before the system has no more; -1: all there are
 std::atomic<bool> refuses_direct{false};   // EINVAL for O_DIRECT
 std::atomic<int> short_bytes{-1};          // a direct transfer is cut to this many bytes, and the next one fails
+std::atomic<int> n_interrupts{0};          // how often `fallocate` is interrupted by a signal
 std::atomic<bool> yields_unlocked{false};  // lets another thread run after each unlock
 int pwrite_fd = -1;
 
@@ -95,6 +96,12 @@ int pthread_mutex_unlock(pthread_mutex_t* mutex) {
     if (yields_unlocked) sched_yield();
     return code;
 }
+
+int fallocate(int fd, int mode, off_t offset, off_t nbytes) {
+    if (n_interrupts > 0) return --n_interrupts, errno = EINTR, -1;
+    return static_cast<int>(syscall(SYS_fallocate, fd, mode, offset, nbytes));
+}
+int fallocate64(int fd, int mode, off_t offset, off_t nbytes) { return fallocate(fd, mode, offset, nbytes); }
 
 ssize_t pwrite(int fd, const void* data, size_t nbytes, off_t offset) {
     const bool is_direct = (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
@@ -270,6 +277,18 @@ void check_short(const char* directory) {
     EXPECT(store->write(static_cast<char*>(pages.data), kMiB, offset) == 0);
 }
 
+void check_interrupted(const char* directory) {
+    const auto store = open_store(directory);
+    n_interrupts = 3;
+    take(*store, kMiB);
+    EXPECT(n_interrupts == 0);
+    n_interrupts = 1000;
+    const off_t offset = take(*store, kMiB);
+    EXPECT(n_interrupts > 0);
+    const std::vector<char> text(kMiB, 'x');
+    EXPECT(store->write(text.data(), kMiB, offset) == 0);
+}
+
 // -- stress ------------------------------------------------------------------------------------------
 
 // Takes room, writes, reads back and gives it back, again and again.
@@ -366,6 +385,8 @@ int main(int argc, char** argv) {
         check_refused(directory);
     else if (check == "short")
         check_short(directory);
+    else if (check == "interrupted")
+        check_interrupted(directory);
     else if (check == "stress")
         stress(directory, static_cast<unsigned>(std::atoi(argv[3])));
     else

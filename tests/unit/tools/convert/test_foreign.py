@@ -36,6 +36,7 @@ from hpcckpt.keras.files import tf_files
 from hpcckpt.rundir import atomic_files
 from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.testing.ranks import run_ranks
+from hpcckpt.tools.convert import write_safetensors
 from hpcckpt.tools.convert.detect import source_format
 from tests.support.convert.converting import assert_same, save_plain
 
@@ -288,12 +289,22 @@ def safetensors(header: Any, data: bytes = b"") -> bytes:
         (b"short", CorruptError),
         (safetensors({"w": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}, b"a"), ForeignFormatError),
         (safetensors({}), ForeignFormatError),
+        (safetensors({"w": {"dtype": "F32", "shape": [1 << 61, 0], "data_offsets": [0, 0]}}), ConfigError),
     ],
 )
 def test_headers_of_safetensors_are_not_believed(content: bytes, error: type[Exception], tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(content)
     with pytest.raises(error):
         hc.import_checkpoint(tmp_path / "m.safetensors", tmp_path / "back", fmt="safetensors")
+
+
+def test_a_header_that_readers_of_safetensors_refuse_is_not_written(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_safetensors, "MAX_HEADER_BYTES", 500)
+    with pytest.raises(OptionError, match="readers take at most 500: write fewer"):
+        hc.export_checkpoint(saved, tmp_path / "m.safetensors")
+    assert not (tmp_path / "m.safetensors").exists()
 
 
 def test_a_data_file_of_ours_is_not_the_checkpoint(saved: Path, tmp_path: Path) -> None:
