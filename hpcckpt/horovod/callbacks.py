@@ -87,7 +87,7 @@ class RestoreCallback(BackupAndRestore):
         """Restore or broadcast, and verify that all ranks start equal. Collective."""
         super().begin_training(logs)
         if self.restored is None:
-            broadcast_state({"model": self.model}, self._root_rank, process_set=self._process_set, comm=self._ranks)
+            broadcast_state(self._shared(), self._root_rank, process_set=self._process_set, comm=self._ranks)
         n_equal = self._check()
         if self.verbose and self._ranks.is_root:
             how = "restored" if self.restored is not None else "broadcast"
@@ -102,7 +102,11 @@ class RestoreCallback(BackupAndRestore):
 
     def _check(self) -> int:
         self._n_unchecked = 0
-        return check_equal({"model": self.model}, comm=self._ranks)
+        return check_equal(self._shared(), comm=self._ranks)
+
+    def _shared(self) -> dict[str, Any]:
+        """Return the model and what the program gave as ``state=``, by the names that they have in a checkpoint."""
+        return {"model": self.model, **self._content.more}
 
 
 _SCHEDULE_OPTIONS = {"every_n_batches", "every_n_minutes", "save_before_preemption"}

@@ -61,7 +61,8 @@ def tensor_name(key: str) -> str:
     path, is_attribute, value = key.rpartition(_ATTRIBUTES)
     if not is_attribute:
         return key
-    parts = [*path.rstrip("/").split("/")] if path else []
+    path = path.rstrip("/")
+    parts = path.split("/") if path else []  # none for a value of the object that is saved itself
     if value != VARIABLE:
         parts.append(value if value.startswith(".") else f".{value}")
     return "/".join(parts) or "value"

@@ -33,14 +33,14 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
     rank, size : int, optional
         This rank and the number of ranks; by default those of the launcher.
     seed : int
-        Of all epochs' orders.
+        Of all epochs' orders, from -2^43 to 2^44 - 1.
     shuffle : bool
         Whether the order is a random one.
 
     Raises
     ------
     OptionError
-        If there is not enough data for one step.
+        If there is not enough data for one step, or a number is out of its range.
 
     Examples
     --------
@@ -68,8 +68,18 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
         self.n_samples, self.batch_size, self._seed, self._shuffle = n_samples, batch_size, seed, shuffle
         self.epoch = self.samples = 0
         self._seeds = torch.Generator()
+        self._check_options()
         if n_samples < self._per_step:
             raise OptionError(f"{n_samples} samples are not enough for one step of {self._per_step}")
+
+    def _check_options(self) -> None:
+        """Raise `OptionError` for numbers that make no order of samples, or not this rank's."""
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size: {self.batch_size} – a positive number of samples")
+        if not 0 <= self._rank < self._size:
+            raise OptionError(f"rank: {self._rank} – from 0 to {self._size - 1}, below size={self._size}")
+        if not -(1 << 43) <= self._seed < 1 << 44:  # with the number of an epoch it has to fit into 64 bits
+            raise OptionError(f"seed: {self._seed} – from -2^43 to 2^44 - 1; pass seed % 2**44")
 
     @property
     def _per_step(self) -> int:

@@ -358,7 +358,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
 
     def _iterations(self) -> int:
         found = getattr(getattr(self.model, "optimizer", None), "iterations", None)
-        return 0 if found is None else int(np.asarray(found))
+        return 0 if found is None else int(found.numpy())  # NumPy cannot read variables of tf.distribute itself
 
     def _finished(self, epoch: int, path: str) -> None:
         """Write Keras 3's message about a save that is finished. Independent."""

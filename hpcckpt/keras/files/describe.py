@@ -73,5 +73,7 @@ def _unwrapped(config: Any) -> Any:
     plain = {key: _unwrapped(value) for key, value in config.items()}
     is_wrapped = str(plain.get("module", "")).partition(".")[0] == "horovod"
     if is_wrapped and hasattr(optimizers, str(plain.get("class_name", ""))):
-        plain |= {"module": "keras.optimizers", "registered_name": None}
+        is_legacy = "decay" in plain.get("config", {})  # of Keras 2.15's optimizers only the legacy ones have it
+        module = "keras.optimizers.legacy" if is_legacy else "keras.optimizers"
+        plain |= {"module": module, "registered_name": None}
     return plain

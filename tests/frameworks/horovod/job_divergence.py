@@ -90,6 +90,24 @@ def loaded() -> dict[str, Any]:
     return {**told(train(model, 2, first, first=1), first), "wrapped by": wraps}
 
 
+def extra() -> float:
+    """Begin without a checkpoint; return what this rank then has of its own array in ``state=``."""
+    own = np.array([hvd.rank() + 1.0])
+    train(fresh(), 1, RestoreCallback(PLACE / "extra", state={"extra": own}, verbose=0))
+    return float(own[0])
+
+
+def legacy() -> dict[str, Any]:
+    """Save a model with a legacy optimizer of Keras 2.15 that Horovod wraps, and load it."""
+    model = fresh()
+    legacy_sgd = keras.optimizers.legacy.SGD(0.1, momentum=0.9, decay=0.5)
+    model.compile(hvd.DistributedOptimizer(legacy_sgd), "mse")
+    train(model, 1, RestoreCallback(PLACE / "legacy", "epoch", verbose=0))
+    found = load_model(PLACE / "legacy")
+    kind = type(found.optimizer).__mro__[1]
+    return {"is equal": weights(found) == weights(model), "class": f"{kind.__module__}.{kind.__name__}"}
+
+
 def told(model: Any, first: FirstStep) -> dict[str, Any]:
     """Return the report of a run."""
     rate = round(float(model.optimizer.learning_rate), 6)
@@ -103,6 +121,7 @@ def main() -> None:
     train(model := saved(), 2, first=1)
     straight = {"weights": weights(model), "end": failure(lambda: check_equal({"model": model}))}
     what = {"straight": straight, "theirs": theirs(), "ours": ours(), "loaded": loaded()}
+    what |= {"extra": extra(), "legacy": legacy()}
     model = fresh()
     broadcast_state({"model": model}, root_rank=1)
     what["broadcast"] = {"weights": weights(model), "rate": round(float(model.optimizer.learning_rate), 6)}

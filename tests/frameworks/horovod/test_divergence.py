@@ -54,6 +54,15 @@ def test_a_loaded_model_trains_with_horovods_optimizer_and_all_of_its_state(told
     assert each(told, "loaded", "weights") == each(told, "straight", "weights")
 
 
+def test_a_run_without_a_checkpoint_begins_with_one_ranks_state_option_on_all(told: Told) -> None:
+    assert [rank["extra"] for rank in told] == [1.0, 1.0]
+
+
+def test_a_model_with_a_wrapped_legacy_optimizer_is_loaded_with_it(told: Told) -> None:
+    legacy_sgd = "keras.src.optimizers.legacy.gradient_descent.SGD"
+    assert [rank["legacy"] for rank in told] == [{"is equal": True, "class": legacy_sgd}] * 2
+
+
 def test_broadcast_state_takes_the_rank_that_it_is_told_to(told: Told) -> None:
     weights = each(told, "broadcast", "weights")
     assert weights[0] == weights[1]

@@ -98,6 +98,13 @@ def test_the_files_own_reader_opens_what_is_saved(name: str, file_format: str | 
     assert not [path for path in (tmp_path / "new").iterdir() if path.name.startswith((".tmp", "step-", ".hpcckpt"))]
 
 
+def test_keras_files_are_written_of_models_of_a_distribution_strategy(tmp_path: Path) -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = build()
+    model.fit(*rows(10), verbose=0, callbacks=[ModelCheckpoint(tmp_path / "model.keras")])
+    assert np.array_equal(predicted(opened(tmp_path / "model.keras", None)), predicted(model))
+
+
 def test_format_weights_h5_is_of_weights_only(tmp_path: Path) -> None:
     assert ModelCheckpoint(tmp_path / "cp.weights.h5", format="weights.h5").save_weights_only
 

@@ -74,6 +74,21 @@ def test_everything_that_can_be_tracked_comes_back(run_dir):
     assert blank.count.n == 7
 
 
+def test_tables_and_iterators_are_saved_as_parts_of_a_state(run_dir):
+    def state(keys: list[str]) -> dict[str, Any]:
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+        table.insert(tf.constant(keys), tf.range(len(keys), dtype=tf.int64))
+        return {"table": table, "data": [iter(tf.data.Dataset.range(9))]}
+
+    saved, blank = state(["a", "b"]), state(["c"])
+    next(saved["data"][0])
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, saved).result()
+        ckpt.restore(blank)
+    assert blank["table"].lookup(tf.constant(["a", "b", "c"])).numpy().tolist() == [0, 1, -1]
+    assert next(blank["data"][0]) == 1
+
+
 def test_names_are_those_that_tensorflow_gives(run_dir):
     tree = flatten({"state": everything(1), "other": np.ones(1)})
     assert [*tree.tensors] == [

@@ -123,3 +123,22 @@ def test_without_shuffling_samples_come_in_order():
     assert ([*sampler], len(sampler), sampler.step) == ([[3, 4, 5]], 1, 1)
     with pytest.raises(OptionError, match="not enough"):
         hc.torch.BatchSampler(7, 3, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"batch_size": 0}, "batch_size: 0"),
+        ({"rank": 2, "size": 2}, "rank: 2"),
+        ({"seed": 1 << 60}, "seed: 1152921504606846976"),
+    ],
+)
+def test_a_sampler_refuses_numbers_that_make_no_order_of_samples(options, named):
+    with pytest.raises(OptionError, match=named):
+        hc.torch.BatchSampler(**{"n_samples": 100, "batch_size": 4, "rank": 0, "size": 1, **options})
+
+
+@pytest.mark.parametrize("seed", [-(1 << 43), (1 << 44) - 1])
+def test_a_sampler_draws_orders_from_the_smallest_and_the_largest_seed(seed):
+    sampler = hc.torch.BatchSampler(8, 4, 0, 1, seed=seed)
+    assert sorted(number for batch in sampler for number in batch) == [*range(8)]
