@@ -34,6 +34,8 @@ def separate_aliases(tree: StateTree, names: Sequence[str], reader: StepReader) 
     reader : StepReader
         The step; tensors with the same memory are read if their checksums cannot be compared.
     """
+    if _have_own_memory([tree.tensors[name].source for name in names]):
+        return tree, []
     leaves: dict[str, TensorLeaf] = {}
     problems = []
     for first, name in _conflicts(tree, names, reader):
@@ -91,8 +93,7 @@ def _arrays(tree: StateTree, names: Sequence[str]) -> dict[str, Array]:
     """Return the arrays that are restored in place, one for each memory; none if no two can overlap. Independent."""
     leaves = {name: tree.tensors[name] for name in names}
     found = {name: leaf.source for name, leaf in leaves.items() if isinstance(leaf.source, np.ndarray)}
-    n_different = len({id(array) for array in found.values()})
-    if n_different == len(found) and all(array.flags.owndata for array in found.values()):
+    if _have_own_memory(list(found.values())):
         return {}
     arrays: dict[str, Array] = {}
     places: set[Hashable] = set()
@@ -102,6 +103,12 @@ def _arrays(tree: StateTree, names: Sequence[str]) -> dict[str, Array]:
             arrays[name] = array
         places.add(place)
     return arrays
+
+
+def _have_own_memory(sources: Sequence[object]) -> bool:
+    """Return True if these are arrays of which each has its own memory. Independent."""
+    n_different = len({id(source) for source in sources})
+    return n_different == len(sources) and all(isinstance(s, np.ndarray) and s.flags.owndata for s in sources)
 
 
 def _overlapping(arrays: Mapping[str, Array]) -> Iterator[list[str]]:
