@@ -168,7 +168,7 @@ def test_a_step_that_may_not_be_read_is_left_out_and_the_others_are_checked(cli:
     assert skipped["problem"].endswith("make it readable for this user")
 
 
-def test_a_step_that_is_found_damaged_is_not_recommended_even_where_it_cannot_be_recorded(
+def test_a_damaged_step_is_not_recommended_where_it_cannot_be_recorded(
     cli: Cli, saved: Path, damage: Any
 ) -> None:
     (saved / ".damaged").touch()

@@ -54,7 +54,7 @@ AROUND = {
         "communicator.py": {"os._exit", "os.sched_getaffinity", "os.cpu_count"},  # ends the process; counts its cores
         "interrupts.py": {"signal", "threading"},  # a signal comes to the main thread of a real process
         "launchers.py": {"os.getpid", "read_bytes", "read_text"},  # who started this process: before there are ranks
-        "mpi.py": {"read_text", "resolve"},  # the transport itself: which MPI libraries are loaded
+        "mpi.py": {"read_text", "resolve", "threading"},  # the transport itself: loaded libraries, who finalizes MPI
     },
     "rundir": {
         # Names that plugins import from here; `latest_step` and `latest_checkpoint`, which programs call.
