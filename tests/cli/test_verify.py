@@ -168,9 +168,7 @@ def test_a_step_that_may_not_be_read_is_left_out_and_the_others_are_checked(cli:
     assert skipped["problem"].endswith("make it readable for this user")
 
 
-def test_a_damaged_step_is_not_recommended_where_it_cannot_be_recorded(
-    cli: Cli, saved: Path, damage: Any
-) -> None:
+def test_a_damaged_step_is_not_recommended_where_it_cannot_be_recorded(cli: Cli, saved: Path, damage: Any) -> None:
     (saved / ".damaged").touch()
     for step in (20, 30):
         damage.flip(damage.first_file(saved / f"step-00000000{step}"), -1)
