@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _take_own_directory(config: pytest.Config) -> None:
-    """Keep each rank's temporary files apart: pytest's cleanup fails now and then where processes do it at once."""
+    """Keep each rank's temporary files apart: pytest's cleanup fails at times where processes do it at once."""
     from mpi4py import MPI
 
     config.option.basetemp = tempfile.mkdtemp(prefix=f"hpcckpt-rank-{MPI.COMM_WORLD.Get_rank()}-")

@@ -123,7 +123,7 @@ total() {
 
 # The tests that failed, by name: the output of the part that holds them may be far above.
 failures() {
-    find "$RESULTS" -name '*.log' -exec grep -hoE '^(FAILED|ERROR|\[rank [0-9]+\]) [^ ]*::.*' {} + | cut -c1-300 | sort -u | head -n 40
+    find "$RESULTS" -name '*.log' -exec grep -hoE '^(FAILED|ERROR|\[rank [0-9]+\]) [^ ]*\.py.*' {} + | cut -c1-300 | sort -u | head -n 40
 }
 
 existing() { local path; for path in "$@"; do if [ -e "${path%%::*}" ]; then echo "$path"; fi; done; }

@@ -54,7 +54,7 @@ def test_a_pinned_step_is_not_removed(cli: Cli, saved: Path) -> None:
     assert steps(cli, saved) == [10, 20, 30]
 
 
-def test_a_step_that_a_program_reads_is_not_removed_and_what_to_do_is_no_dead_end(cli: Cli, saved: Path) -> None:
+def test_a_step_that_a_program_reads_is_not_removed_and_its_reader_is_named(cli: Cli, saved: Path) -> None:
     with held_step(saved / "step-0000000020"):
         (pin,) = (saved / ".pins").iterdir()
         told = f"step-0000000020 is being read by a program: wait for its end, or if it has ended, remove {pin}\n"
