@@ -113,7 +113,7 @@ def _check_files_apart(backend: Backend) -> None:
 def _session(comm: Communicator, rundir: RunDirectory, tiers: ScratchTier | None = None) -> Session:
     """Return a session with its own memory for snapshots. Independent."""
     options = rundir.options
-    queue = SaveQueue(comm, rundir, ArenaPool(options.threads or usable_cores(), options.max_bytes_in_flight))
+    queue = SaveQueue(comm, rundir, ArenaPool(rundir.backend.threads, options.max_bytes_in_flight))
     queue.drains = tiers
     return Session(comm, rundir, queue, RestoreSource(comm, rundir, tiers), tiers)
 

@@ -369,17 +369,20 @@ def usable_cores() -> int:
     return max(1, min(8, cores // max(1, local)))
 
 
+def launched() -> tuple[int | None, int | None]:
+    """Return rank and number of ranks, by MPI, or else the launcher; ``None`` for what is not known. Independent."""
+    if _world is not None:
+        return _world
+    launch = launchers.here().launch
+    rank, size = (None, None) if launch is None else (launch.rank, launch.size)
+    return None if rank is None else rank.value, None if size is None else size.value
+
+
 def launched_size() -> int | None:
     """Return how many ranks there are, by MPI, or else the launcher; ``None`` if neither is known. Independent."""
-    if _world is not None:
-        return _world[1]
-    launch = launchers.here().launch
-    return None if launch is None or launch.size is None else launch.size.value
+    return launched()[1]
 
 
 def launched_rank() -> int | None:
     """Return which rank this is, by MPI, or else the launcher; ``None`` if neither is known. Independent."""
-    if _world is not None:
-        return _world[0]
-    launch = launchers.here().launch
-    return None if launch is None or launch.rank is None else launch.rank.value
+    return launched()[0]

@@ -11,7 +11,7 @@ from hpcckpt.collective.communicator import (
     Communicator,
     SerialCommunicator,
     launch_problem,
-    launched_rank,
+    launched,
     launched_size,
 )
 from hpcckpt.collective.deadlines import Patience
@@ -30,8 +30,8 @@ def default_communicator(patience: Patience | None = None) -> Communicator:
     problem = launch_problem()
     if problem:
         raise MpiError(problem)
-    n_ranks = launched_size()
-    if n_ranks is None and launched_rank() is None:
+    rank, n_ranks = launched()
+    if n_ranks is None and rank is None:
         return SerialCommunicator()
     try:
         from hpcckpt.collective.mpi import world  # starts MPI

@@ -52,14 +52,13 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     tree, (specs, stored_objects) = scalars.tree, scalars.stored
     saved, own = {*specs, *stored_objects} - tree.ignored, {*tree.tensors, *tree.objects}
     missing, unexpected = tuple(sorted(own - saved)), tuple(sorted(saved - own))
-    shared = [name for name in tree.tensors if name in specs and name not in scalars.names]
+    converted = scalars.names
+    shared = [name for name in tree.tensors if name in specs and name not in converted]
     problems = [*tree.problems]
     problems += [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
-    converted = set(map(repr, scalars.names))
-    problems += [p for p in _nature_problems(tree, specs, stored_objects) if p.loc not in converted]
+    problems += _nature_problems(tree, converted, specs, stored_objects)
     problems += scalars.problems
-    unfit = {problem.loc for problem in problems}
-    tree, shared_memory = separate_aliases(tree, [name for name in shared if repr(name) not in unfit], reader)
+    tree, shared_memory = separate_aliases(tree, _fitting(shared, problems), reader)
     problems += shared_memory
     own_values = [] if is_same_size else [name for name in shared if specs[name].kind == "per-rank"]
     gone = sorted([*own_values, *scalars.gone])
@@ -67,8 +66,7 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
         problems += [Problem(repr(name), "is in the state but not in the checkpoint", "missing") for name in missing]
         text = "is in the checkpoint but not in the state"
         problems += [Problem(repr(name), text, "unexpected") for name in unexpected]
-    unfit = {problem.loc for problem in problems}
-    fitting = [name for name in shared if repr(name) not in unfit]
+    fitting = _fitting(shared, problems)
     objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | scalars.objects
     if (strict and problems) or (own and not (fitting or objects or scalars.tensors or scalars.gone)):
         raise StateMismatchError(_refusal(reader, problems))
@@ -110,9 +108,17 @@ def _remedy(reader: StepReader, problems: list[Problem]) -> str:
     return "pass a state with the same names, shapes and dtypes"
 
 
-def _nature_problems(tree: StateTree, specs: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Problem]:
-    tensors_now = [name for name in tree.tensors if name in objects]
-    objects_now = [name for name in tree.objects if name in specs]
+def _fitting(names: Sequence[str], problems: Sequence[Problem]) -> Sequence[str]:
+    """Return the names that have no problem. Pure."""
+    unfit = {problem.loc for problem in problems}
+    return [name for name in names if repr(name) not in unfit] if unfit else names
+
+
+def _nature_problems(
+    tree: StateTree, converted: set[str], specs: Mapping[str, Any], objects: Mapping[str, Any]
+) -> list[Problem]:
+    tensors_now = [name for name in tree.tensors if name in objects and name not in converted]
+    objects_now = [name for name in tree.objects if name in specs and name not in converted]
     return [Problem(repr(name), "is an object in the checkpoint and a tensor in the state") for name in tensors_now] + [
         Problem(repr(name), "is a tensor in the checkpoint and an object in the state") for name in objects_now
     ]
