@@ -1,12 +1,14 @@
 """What a change costs: ``python bench/commits.py OLD NEW --directory DIR``, two checkouts with environments.
 
 Three jobs stay open: one of each commit, and a second one of OLD, which shows what a commit differs from itself.
-In each round every measurement is taken once by each of them, in an order of chance.  See README.md.
+In each round every measurement is taken once by each of them, in an order of chance.  ``--starts`` starts new jobs that
+often, because processes of the same commit differ by up to a tenth.  See README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import statistics
@@ -60,21 +62,23 @@ class Job:
         self._process.wait()
 
 
-def rounds(jobs: dict[str, Job], repeat: int) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds by measurement and job; the first `WARM_UP` rounds do not count."""
+Found = dict[str, dict[str, list[float]]]
+"""Seconds by measurement and job."""
+
+
+def rounds(jobs: dict[str, Job], start: int, repeat: int, found: Found) -> None:
+    """Add the seconds of one start of the jobs; the first `WARM_UP` rounds do not count."""
     names = jobs["new"].measurements
-    found: dict[str, dict[str, list[float]]] = {name: {job: [] for job in jobs} for name in names}
     for number in range(-WARM_UP, repeat):
         for name in names:
-            for job in random.Random(f"{number} {name}").sample(sorted(jobs), len(jobs)):
+            for job in random.Random(f"{start} {number} {name}").sample(sorted(jobs), len(jobs)):
                 seconds = jobs[job].measure(name)
                 if number >= 0:
-                    found[name][job].append(seconds)
-        print(f"round {number + WARM_UP + 1} of {repeat + WARM_UP}", file=sys.stderr)
-    return found
+                    found.setdefault(name, {}).setdefault(job, []).append(seconds)
+        print(f"start {start + 1}: round {number + WARM_UP + 1} of {repeat + WARM_UP}", file=sys.stderr)
 
 
-def lines(found: dict[str, dict[str, list[float]]]) -> list[str]:
+def lines(found: Found) -> list[str]:
     """Return a table: medians in milliseconds, and how they differ."""
     rows = ["| | old | old again | new | old again / old | new / old | holds |", "|---|---:|---:|---:|---:|---:|---|"]
     for name, by_job in found.items():
@@ -94,18 +98,19 @@ def main() -> None:
     options.add_argument("--directory", default=".", help="where to write: a disk, or memory (/dev/shm)")
     options.add_argument("--ranks", type=int, default=1)
     options.add_argument("--mib", type=int, default=256, help="size of the large state")
-    options.add_argument("--repeat", type=int, default=15, help="rounds")
+    options.add_argument("--repeat", type=int, default=15, help="rounds of each start")
+    options.add_argument("--starts", type=int, default=1, help="how often the jobs are started again")
     options.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there too")
     args = options.parse_args()
     args.directory = str(Path(args.directory).resolve())
     trees = {"old": args.old, "old again": args.old, "new": args.new}
-    with (
-        Job(trees["old"].resolve(), args) as a,
-        Job(trees["old"].resolve(), args) as b,
-        Job(args.new.resolve(), args) as c,
-    ):
-        found = rounds(dict(zip(NAMES, (a, b, c), strict=True)), args.repeat)
-    print(f"{args.ranks} rank(s), {args.directory}, medians of {args.repeat} rounds in ms")
+    found: Found = {}
+    for start in range(args.starts):
+        with contextlib.ExitStack() as stack:
+            jobs = {name: stack.enter_context(Job(trees[name].resolve(), args)) for name in NAMES}
+            rounds(jobs, start, args.repeat, found)
+    n_rounds = args.starts * args.repeat
+    print(f"{args.ranks} rank(s), {args.directory}, medians of {n_rounds} rounds, {args.starts} start(s), in ms")
     print("\n".join(lines(found)))
     if args.json is not None:
         args.json.write_text(json.dumps(found), encoding="utf-8")
