@@ -10,7 +10,15 @@ import numpy as np
 from hpcckpt import errors
 from hpcckpt.core.tensors import ITEMSIZE, itemsize
 
+LONG_DOUBLES = frozenset({"<f16", "<c32"})
+"""Tokens of x86's 80-bit numbers, padded to 16 bytes; long doubles of other machines have the same name in NumPy."""
+_MANTISSA_X87 = 63
 _NUMPY_NAMES = {"bool", *(name for name in ITEMSIZE if name != "bool" and hasattr(np, name))}
+
+
+def has_x87() -> bool:
+    """Return True if the long doubles of this machine are x86's. Pure."""
+    return np.finfo(np.longdouble).nmant == _MANTISSA_X87
 
 
 @functools.cache
@@ -20,11 +28,16 @@ def numpy_dtype(token: str) -> np.dtype[Any]:
     Raises
     ------
     ConfigError
-        If this machine's NumPy does not have this type (long doubles), or ml_dtypes is needed and does not.
+        If this machine does not have this type (long doubles), or ml_dtypes is needed and does not.
     ValueError
         If `token` is not a dtype token.
     """
     itemsize(token)  # refuses whatever is not a token before NumPy sees it
+    if token in LONG_DOUBLES and not has_x87():
+        raise errors.ConfigError(
+            f"dtype {token!r} is the 80-bit floating-point number of x86, and this machine has another format: read it "
+            "on x86, and convert it to float64 there"
+        )
     if token in _NUMPY_NAMES or token not in ITEMSIZE:
         try:
             return np.dtype(token)

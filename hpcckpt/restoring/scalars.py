@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.core.dtypes import LONG_DOUBLES, numpy_dtype
 from hpcckpt.core.tensors import ITEMSIZE, TensorSpec
 from hpcckpt.errors import Problem
 from hpcckpt.restoring.reader import StepReader
@@ -172,7 +172,7 @@ def _nature(spec: TensorSpec, *kinds: str) -> str | None:
     """Return what a tensor of no axes is, such as number or text; ``None`` for all others. Pure."""
     if spec.shape != () or spec.kind not in (kinds or {"replicated", "root", "sharded"}):
         return None
-    if spec.dtype in ITEMSIZE or spec.dtype in {"<f16", "<c32"}:
+    if spec.dtype in ITEMSIZE or spec.dtype in LONG_DOUBLES:
         return "number"
     return _NATURES[spec.dtype[1]]
 

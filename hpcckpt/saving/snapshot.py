@@ -16,6 +16,7 @@ import numpy as np
 
 from hpcckpt import native
 from hpcckpt.backends.base import Bytes, Payload
+from hpcckpt.core.dtypes import has_x87
 from hpcckpt.core.plan import WriteItem
 from hpcckpt.core.tensors import itemsize
 from hpcckpt.native.arena import ArenaPool
@@ -175,9 +176,9 @@ def replica_checksums(tree: StateTree) -> Callable[[], list[int]]:
 def _checksum(array: Array) -> int:
     """Return a CRC32C that is the same for equal values: some bytes of a long double mean nothing on x86. Pure."""
     data = as_bytes(array)
-    if array.dtype.type in (np.longdouble, np.clongdouble) and np.finfo(np.longdouble).nmant == _MANTISSA_X87:
+    if array.dtype.type in (np.longdouble, np.clongdouble) and has_x87():
         data = np.ascontiguousarray(data.reshape(-1, np.dtype(np.longdouble).itemsize)[:, :_NBYTES_X87])
     return native.crc32c(data)
 
 
-_MANTISSA_X87, _NBYTES_X87 = 63, 10
+_NBYTES_X87 = 10

@@ -19,7 +19,7 @@ from hpcckpt.backends.base import Backend, Payload, is_built_in
 from hpcckpt.collective.outcomes import Captured, capture
 from hpcckpt.collective.planner import SavePlan, fits, own_declarations, with_local_sizes
 from hpcckpt.core import failpoints
-from hpcckpt.core.dtypes import numpy_dtype
+from hpcckpt.core.dtypes import LONG_DOUBLES, numpy_dtype
 from hpcckpt.core.options import Level
 from hpcckpt.core.plan import WriteItem, WriteReport
 from hpcckpt.core.system import FileSystem
@@ -195,13 +195,9 @@ def _non_finite(payloads: Sequence[Payload], threads: int) -> tuple[str, ...]:
 
 def _count_nonfinite(payload: Payload, threads: int) -> int:
     token = payload.item.spec.dtype
-    if token not in _LONG_DOUBLES:
+    if token not in LONG_DOUBLES:  # which only NumPy can check
         return native.count_nonfinite(payload.data, token, threads)
     return int(np.count_nonzero(~np.isfinite(payload.data.view(numpy_dtype(token)))))
-
-
-_LONG_DOUBLES = frozenset({"<f16", "<c32"})
-"""What only NumPy can check: their format is that of the machine."""
 
 
 def check_report(backend: Backend, path: Path, report: Any, files: FileSystem) -> None:
