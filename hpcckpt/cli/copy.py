@@ -17,6 +17,7 @@ from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.cli.progress import byte_progress
 from hpcckpt.cli.train import OnEveryRank
 from hpcckpt.collective.communicator import SerialCommunicator, launched_rank, launched_size
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.units import nbytes_text, parse_nbytes
 from hpcckpt.errors import (
     CollectiveError,
@@ -159,7 +160,7 @@ def _chosen(source: Path, destination: Path, step: str | None, metric: str | Non
         return [info]
     found = list(discovery.scan(options.existing(source)))
     if not found:
-        raise StepNotFoundError(f"no step in {source}; see 'hpcckpt list {source}'{elsewhere.hint(source)}")
+        raise StepNotFoundError(f"no step in {source}; see '{command_line('list', source)}'{elsewhere.hint(source)}")
     return found
 
 

@@ -14,6 +14,7 @@ from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.summary import RunSummary, StepSummary, iso_of
 from hpcckpt.cli.text import count_text, labelled, metric_text, time_text, zone_text
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import BackendNotFoundError, HpcckptError, OptionError, StepNotFoundError
 from hpcckpt.rundir.leftovers import Usage
@@ -130,7 +131,7 @@ def _closing_lines(run: RunSummary) -> Sequence[str]:
     total = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     used, size = usage_lines(run.other), f"{nbytes_text(run.nbytes)} in total"
     if run.resume_step is None:
-        advice = f"; 'hpcckpt verify {run.directory} --all' checks them again" if counts["damaged"] else ""
+        advice = f"; '{command_line('verify', run.directory, '--all')}' checks them again" if counts["damaged"] else ""
         return [*problems, *used, f"{total}, {size}; there is nothing to resume from{advice}"]
     return [*problems, *used, f"{total}, {size}; a restart would use step {run.resume_step}"]
 

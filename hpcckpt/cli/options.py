@@ -12,6 +12,7 @@ import click
 from hpcckpt.cli import elsewhere, output
 from hpcckpt.cli.failures import Declined
 from hpcckpt.cli.parameter_types import PathType
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.options import Best, parse_best
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepNotFoundError
@@ -116,7 +117,7 @@ def find(directory: Path, step: str | None, metric: str | None = None) -> discov
         problem = other.problem.removeprefix(f"step {other.step}: ")
         output.log(f"hpcckpt: warning: step {other.step} is passed over for step {info.step}: {problem}")
     if len(newer) > _SHOWN:
-        output.log(f"hpcckpt: warning: and {len(newer) - _SHOWN} more; see 'hpcckpt list {directory}'")
+        output.log(f"hpcckpt: warning: and {len(newer) - _SHOWN} more; see '{command_line('list', directory)}'")
     return info
 
 
@@ -197,4 +198,4 @@ def next_move(info: discovery.StepInfo, damaged: Collection[int] = ()) -> str:
     if not others:
         return "no other step there can be restored"
     older = [step for step in others if step < info.step] or others
-    return f"use step {older[-1]} instead; check it first: hpcckpt verify {info.path.parent} {older[-1]}"
+    return f"use step {older[-1]} instead; check it first: {command_line('verify', info.path.parent, older[-1])}"

@@ -12,6 +12,7 @@ import click
 from hpcckpt.cli import elsewhere, options, output
 from hpcckpt.cli.exit_codes import ExitCode
 from hpcckpt.cli.text import count_text
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.options import Options
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import NoSpaceError, StepNotFoundError
@@ -67,8 +68,8 @@ def command(
     directories below.
     """
     if steps:
-        words = " ".join(steps)
-        raise click.UsageError(f"prune removes by rules; to remove steps by number: hpcckpt rm {directory} {words}")
+        instead = command_line("rm", directory, *steps)
+        raise click.UsageError(f"prune removes by rules; to remove steps by number: {instead}")
     rules = _Rules(_options(keep_last, keep_best, keep_period), _kinds(has_aside=has_aside, has_bad=has_bad))
     options.existing_run(directory)
     plan = _plan(directory, rules, is_dry_run=is_dry_run)

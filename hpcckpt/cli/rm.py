@@ -8,6 +8,7 @@ import click
 
 from hpcckpt.cli import options, output, prune
 from hpcckpt.cli.text import count_text, readers_text
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import PinnedStepError
 from hpcckpt.rundir import discovery, pins
@@ -70,7 +71,7 @@ def _plan(directory: Path, chosen: set[int]) -> PrunePlan:
     if pinned:
         numbers = " ".join(map(str, pinned))
         raise PinnedStepError(
-            f"step {numbers} is pinned: 'hpcckpt unpin {directory} {numbers}' before it can be removed"
+            f"step {numbers} is pinned: '{command_line('unpin', directory, *pinned)}' before it can be removed"
         )
     if files := pins.pins_of_readers(directory, chosen):
         raise PinnedStepError(readers_text(files))

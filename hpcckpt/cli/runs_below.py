@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcckpt.cli import options, output, summary
 from hpcckpt.cli.output import Column
 from hpcckpt.cli.text import count_text, time_text, zone_text
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.errors import HpcckptError, StepNotFoundError
 from hpcckpt.rundir import discovery, journal
@@ -98,4 +99,4 @@ def _cells(run: RunLine) -> list[str]:
 def _problems(runs: Sequence[RunLine]) -> Iterator[str]:
     for run in runs:
         if run.problem:
-            yield f"{run.directory}: {run.problem}; see 'hpcckpt list {run.directory}'"
+            yield f"{run.directory}: {run.problem}; see '{command_line('list', run.directory)}'"

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from hpcckpt.backends.base import Backend, ReadRequest
 from hpcckpt.backends.registry import find_backend, load_class
 from hpcckpt.collective.sharding import coverage_problems
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.plan import DamagedBlock, Index, StoredEntry, block_count
 from hpcckpt.core.system import OperatingSystem
@@ -332,7 +333,7 @@ def open_step(path: discovery.PathLike, threads: int = 1) -> StepReader:
     else:
         newest = discovery.newest_to_resume(where)
         if newest is None or newest.manifest is None:
-            raise StepNotFoundError(f"no restorable step in {where}; see 'hpcckpt list {where}'")
+            raise StepNotFoundError(f"no restorable step in {where}; see '{command_line('list', where)}'")
         where, manifest = newest.path, newest.manifest
     if layout.parse_step(where.name) not in {None, manifest.step}:
         raise ManifestError(f"{where}: the manifest is that of step {manifest.step}; use an older step")

@@ -18,6 +18,7 @@ from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.thread_tasks import Task
 from hpcckpt.collective.waits import wait_until
 from hpcckpt.core import failpoints
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.plan import Index
 from hpcckpt.core.results import Restored
@@ -308,7 +309,7 @@ def _choose(source: RestoreSource, attempt: _Attempt) -> Candidate | None:
 
 def _way_back(info: StepInfo) -> str:
     """Return how a step that is recorded as damaged can be used again. Pure."""
-    return f" (to check it again: hpcckpt verify {info.path.parent} {info.step})" if info.is_recorded else ""
+    return f" (to check it again: {command_line('verify', info.path.parent, info.step)})" if info.is_recorded else ""
 
 
 # -- open ----------------------------------------------------------------------------------------

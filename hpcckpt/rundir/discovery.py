@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcckpt import native
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.files import open_regular, read_bounded
 from hpcckpt.core.options import Best
 from hpcckpt.core.plan import FileRecord
@@ -307,7 +308,7 @@ def no_restorable_step(directory: PathLike, problems: Collection[str], more: str
     where = os.fspath(directory)
     return NoRestorableStepError(
         f"no restorable step in {where}, which is not empty; {shown}{more}; check its steps with "
-        f"'hpcckpt verify {where} --all', which also makes those that it finds whole restorable again; "
+        f"'{command_line('verify', where, '--all')}', which also makes those that it finds whole restorable again; "
         f"to begin at 0, remove them with 'hpcckpt rm', or use another directory"
     )
 

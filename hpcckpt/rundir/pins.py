@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Mapping
 
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.system import FileSystem, OperatingSystem, PathLike
 from hpcckpt.errors import (
     HpcckptError,
@@ -77,7 +78,7 @@ def refuse_pinned(
         step, where = max(pinned), os.fspath(directory)
         raise PinnedStepError(
             f"step {step} in {where} is pinned, so it is neither replaced nor moved aside: "
-            f"hpcckpt unpin {where} {step}, restore it first, or use another directory"
+            f"{command_line('unpin', where, step)}, restore it first, or use another directory"
         )
 
 

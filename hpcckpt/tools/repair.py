@@ -26,6 +26,7 @@ from hpcckpt.backends.base import ReadRequest
 from hpcckpt.backends.rankfile.backend import RankfileBackend
 from hpcckpt.backends.rankfile.survey import FileSet, choose, is_identity, problem_text, survey
 from hpcckpt.core import files
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.durations import LATEST_S
 from hpcckpt.core.plan import DamagedBlock, FileRecord, Index
 from hpcckpt.core.results import Progress
@@ -124,7 +125,7 @@ def find_damaged(directory: Path, step: int | None = None) -> list[Path]:
         return [Path(os.path.abspath(directory))]
     if step is not None:
         if step not in discovery.step_numbers(directory):
-            raise StepNotFoundError(f"no step {step} in {directory}; see 'hpcckpt list {directory}'")
+            raise StepNotFoundError(f"no step {step} in {directory}; see '{command_line('list', directory)}'")
         return [directory / layout.step_dirname(step)]
     steps = [directory / layout.step_dirname(number) for number in discovery.step_numbers(directory)]
     return [path for path in steps if _needs_repair(path)]

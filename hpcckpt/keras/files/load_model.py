@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import ConfigError, ForeignFormatError, OptionError, Problem, StateMismatchError, list_problems
 from hpcckpt.format.manifest import Manifest
@@ -217,8 +218,9 @@ def _step_path(path: PathLike, step: int | str | None) -> Path:
         where = Path(os.path.realpath(where))
     if where.is_file():
         raise ForeignFormatError(
-            f"{where} is a file, not a checkpoint of hpcckpt: make it one with 'hpcckpt convert {where} RUN', or read "
-            "it by Keras' own model.load_weights or keras.models.load_model"
+            f"{where} is a file, not a checkpoint of hpcckpt: make it one with "
+            f"'{command_line('convert', where, 'RUN')}', or read it by Keras' own "
+            "model.load_weights or keras.models.load_model"
         )
     return find_step(where, step).path
 

@@ -12,10 +12,12 @@ zip, ``assets.extra/hpcckpt.json`` in a SavedModel, and a hidden file beside a T
 from __future__ import annotations
 
 import os
+import shlex
 import zipfile
 from pathlib import Path
 from typing import Any
 
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.errors import StepExistsError
 from hpcckpt.format import layout
 from hpcckpt.format.note import Note, decode, encode
@@ -103,9 +105,11 @@ def refuse_directory(path: Path, file_format: str) -> None:
     is_link = path.is_symlink() and layout.parse_step(os.path.basename(os.path.realpath(path))) is not None
     names = [] if is_link or not path.is_dir() else os.listdir(path)
     if is_link or any(layout.parse_step(name) is not None for name in names):
+        run = f"{path}.run"
         raise StepExistsError(
             f"{path} holds checkpoints of hpcckpt, which an earlier version saved under this name; they are not "
-            f"replaced. Rename it: mv {path} {path}.run; 'hpcckpt convert {path}.run NEW_NAME' makes a file of it"
+            f"replaced. Rename it: {shlex.join(['mv', str(path), run])}; "
+            f"'{command_line('convert', run, 'NEW_NAME')}' makes a file of it"
         )
     is_replaceable = file_format == "savedmodel" and (not names or "saved_model.pb" in names)
     if path.is_dir() and file_format != "tf" and not is_replaceable:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.mounts import Mount, mount_of
 from hpcckpt.core.units import nbytes_text
 from hpcckpt.rundir import discovery, lock
@@ -154,10 +155,12 @@ def _contents(directory: Path) -> Iterator[Finding]:
     if not steps:
         yield Finding("checkpoints", "note", "none yet")
     elif not whole:
-        yield Finding("checkpoints", "problem", f"none of {len(steps)} can be restored", f"hpcckpt list {directory}")
+        yield Finding(
+            "checkpoints", "problem", f"none of {len(steps)} can be restored", command_line("list", directory)
+        )
     elif damaged:
         message = f"step {', '.join(map(str, damaged))} cannot be restored; a restart would use step {whole[-1]}"
-        yield Finding("checkpoints", "warning", message, f"hpcckpt verify --all {directory}")
+        yield Finding("checkpoints", "warning", message, command_line("verify", "--all", directory))
     else:
         yield Finding("checkpoints", "ok", f"{len(whole)}, the newest is step {whole[-1]}")
     left = leftovers(directory)
@@ -165,4 +168,4 @@ def _contents(directory: Path) -> Iterator[Finding]:
         nbytes = sum(tree_nbytes(directory / name) for name in left)
         directories = "1 directory" if len(left) == 1 else f"{len(left)} directories"
         message = f"{directories} left by killed jobs, {nbytes_text(nbytes)}"
-        yield Finding("left over", "warning", message, f"hpcckpt prune {directory}")
+        yield Finding("left over", "warning", message, command_line("prune", directory))

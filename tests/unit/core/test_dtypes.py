@@ -38,5 +38,8 @@ def test_long_doubles_of_x86_are_not_read_as_those_of_another_machine(run_dir, o
 
 def test_long_doubles_of_another_machine_are_not_saved_as_those_of_x86(run_dir, other_machine):
     other_machine()
-    with hc.Checkpointer(run_dir, async_save=False) as ckpt, pytest.raises(StateError, match="convert it to a plain numeric dtype"):
+    with (
+        hc.Checkpointer(run_dir, async_save=False) as ckpt,
+        pytest.raises(StateError, match="convert it to a plain numeric dtype"),
+    ):
         ckpt.save(1, {"w": np.ones(3, np.longdouble)})
