@@ -115,6 +115,12 @@ class ReadOnlyError(StorageError, PermissionError):
     kind = "read-only"
 
 
+class UnreadableError(StorageError):
+    """The operating system could not read a file of a step; other steps may be readable."""
+
+    kind = "unreadable"
+
+
 class RetiredError(RetryError):
     """The step was retired by retention while it was being read; pin steps you read for long."""
 

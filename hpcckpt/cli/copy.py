@@ -26,6 +26,7 @@ from hpcckpt.errors import (
     StepExistsError,
     StepNotFoundError,
     StorageError,
+    UnreadableError,
 )
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _copy(comm: Communicator, order: _Order, info: StepInfo, *, is_only: bool) -
     try:
         act = _planned if order.is_dry_run else _copied
         return _alone(comm, lambda: act(comm, order, info))
-    except (OlderStepError, StepExistsError) as error:
+    except (OlderStepError, StepExistsError, UnreadableError) as error:
         if is_only:
             raise
         return _failed(comm, order, info, error)
@@ -220,7 +221,8 @@ def _exit_code(lines: Sequence[_Line]) -> int:
         return ExitCode.OK
     if len(kinds) < len(lines):
         return ExitCode.PARTLY_DONE
-    return ExitCode.ERROR if set(kinds) <= {StepExistsError.kind, StorageError.kind} else ExitCode.CORRUPT
+    is_damaged = not set(kinds) <= {StepExistsError.kind, StorageError.kind, UnreadableError.kind}
+    return ExitCode.CORRUPT if is_damaged else ExitCode.ERROR
 
 
 def _write_result(order: _Order, lines: Sequence[_Line], *, is_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ import hpcckpt as hc
 from hpcckpt.cli.copy import BandwidthType
 from hpcckpt.core.system import OperatingSystem
 from hpcckpt.format import layout
-from hpcckpt.native.posix_files import POSIX
+from hpcckpt.native.posix_files import POSIX, PosixFileSystem
 from hpcckpt.rundir import discovery
 from hpcckpt.rundir.journal import NAME, read_journal
 from hpcckpt.rundir.lock import RunLock
@@ -237,3 +238,20 @@ def test_a_step_that_may_not_be_read_keeps_no_other_from_being_copied(
     assert (result.code, discovery.step_numbers(tmp_path / "out")) == (6, [10, 30])
     assert [line["step"] for line in result.json["steps"] if line["kind"] == "storage"] == [20]
     assert "make it readable for this user" in result.err
+
+
+def test_a_step_on_a_bad_disk_keeps_no_other_from_being_copied(
+    cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_blocks = PosixFileSystem.read_blocks
+
+    def failing(files: PosixFileSystem, fd: int, blocks: Any, *, path: str) -> Any:
+        if path.startswith(str(saved / layout.step_dirname(20))):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return read_blocks(files, fd, blocks, path=path)
+
+    monkeypatch.setattr(PosixFileSystem, "read_blocks", failing)
+    result = cli("copy", saved, tmp_path / "out", "all", "--json")
+    assert (result.code, discovery.step_numbers(tmp_path / "out")) == (6, [10, 30])
+    assert [line["step"] for line in result.json["steps"] if line["kind"] == "unreadable"] == [20]
+    assert "Input/output error" in result.err

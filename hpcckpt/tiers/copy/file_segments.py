@@ -19,7 +19,7 @@ from hpcckpt.core.plan import FileRecord
 from hpcckpt.core.results import Progress
 from hpcckpt.core.system import FileSystem, OperatingSystem
 from hpcckpt.core.threads import map_in_threads
-from hpcckpt.errors import CorruptError, StorageError, from_read_error
+from hpcckpt.errors import CorruptError, HpcckptError, StorageError, UnreadableError, from_read_error
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import REAL
 
@@ -173,11 +173,16 @@ def _copy_piece(source: Path, target: Path, piece: Piece, buffers: Sequence[Buff
 
 
 def _read_piece(source: Path, piece: Piece, into: Buffer, files: FileSystem) -> None:
-    where = str(source / piece.path)
     try:
-        fd = files.open_regular(where)
-    except PermissionError as error:
-        raise from_read_error(error, "copy") from error
+        _read_file(str(source / piece.path), piece, into, files)
+    except HpcckptError:
+        raise
+    except OSError as error:
+        raise UnreadableError(str(from_read_error(error, "read"))) from error
+
+
+def _read_file(where: str, piece: Piece, into: Buffer, files: FileSystem) -> None:
+    fd = files.open_regular(where)
     try:
         if files.fstat(fd).st_size != piece.file_nbytes:
             raise CorruptError(f"{where} changed its size while it was copied; use another step")
