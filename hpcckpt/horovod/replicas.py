@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ _SHARED = {"replicated", "root"}
 def broadcast_state(
     state: Any, root_rank: int | None = None, *, process_set: Any = None, comm: Communicator | None = None
 ) -> None:
-    """Give all ranks the state of one of them: weights, optimizer, learning rate, statistics. Collective.
+    """Give all ranks the state of one of them: weights, optimizer, learning rate, JSON values. Collective.
 
     Unlike ``hvd.broadcast_variables`` it takes whatever a checkpoint takes, the learning rate of Keras 2.15 among it,
     builds an optimizer that has no variables yet, and finds out first whether all ranks hold the same things. What
@@ -43,7 +43,7 @@ def broadcast_state(
     OptionError
         If `root_rank` is not in the process set.
     TreeMismatchError
-        Naming the first tensor that ranks do not share in name, shape and dtype; nothing was changed then.
+        Naming the first value that ranks do not share in name, shape and dtype; nothing was changed then.
     """
     hvd = initialized()
     ranks = ranks_of(process_set)
@@ -54,10 +54,11 @@ def broadcast_state(
     try:
         tree = group.agree("broadcast: read state", lambda: flatten(state))
         leaves = [leaf for leaf in tree.tensors.values() if leaf.declaration.spec.kind in _SHARED]
-        _check_equal(group, leaves)
+        _check_equal(group, leaves, tree.objects)
         chosen = {} if process_set is None else {"process_set": process_set}
         arrays = [_broadcast(hvd, leaf, root, chosen) for leaf in leaves]
-        group.agree("broadcast: assign", lambda: _assign(tree, leaves, arrays) if hvd.rank() != root else None)
+        values = _broadcast_values(hvd, tree, root, chosen)
+        group.agree("broadcast: assign", lambda: _assign(tree, leaves, arrays, values) if hvd.rank() != root else None)
     finally:
         if comm is None:
             group.free()
@@ -72,18 +73,28 @@ def _broadcast(hvd: Any, leaf: TensorLeaf, root: int, chosen: dict[str, Any]) ->
     return sent
 
 
-def _assign(tree: StateTree, leaves: Sequence[TensorLeaf], arrays: Sequence[Array]) -> None:
+def _broadcast_values(hvd: Any, tree: StateTree, root: int, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return root's JSON values by name. Collective."""
+    own = {name: leaf.read() for name, leaf in tree.objects.items()}
+    sent: dict[str, Any] = hvd.broadcast_object(own, root, name="hpcckpt.values", **chosen) if own else own
+    return sent
+
+
+def _assign(tree: StateTree, leaves: Sequence[TensorLeaf], arrays: Sequence[Array], values: Mapping[str, Any]) -> None:
     for leaf, array in zip(leaves, arrays, strict=True):
-        values = array.view(numpy_dtype(leaf.declaration.spec.dtype))
-        leaf.assign(values.reshape(leaf.declaration.extent.shape))
+        tensor = array.view(numpy_dtype(leaf.declaration.spec.dtype))
+        leaf.assign(tensor.reshape(leaf.declaration.extent.shape))
+    for name, value in values.items():
+        tree.objects[name].assign(value)
     for finish in tree.finishes:
         if isinstance(finish, Finish):
             finish.run()
 
 
-def _check_equal(comm: Communicator, leaves: Sequence[TensorLeaf]) -> None:
-    """Find out whether all ranks would broadcast the same tensors. Collective."""
+def _check_equal(comm: Communicator, leaves: Sequence[TensorLeaf], values: Iterable[str]) -> None:
+    """Find out whether all ranks would broadcast the same tensors and JSON values. Collective."""
     own = [f"{spec.name!r} {spec.dtype} {list(spec.shape)}" for spec in (leaf.declaration.spec for leaf in leaves)]
+    own += map(repr, values)
     theirs = comm.bcast(own if comm.is_root else None)
 
     def compare() -> None:

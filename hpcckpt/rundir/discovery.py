@@ -313,7 +313,7 @@ def no_restorable_step(directory: PathLike, problems: Collection[str], more: str
     )
 
 
-_SHOWN_PROBLEMS = 8
+_SHOWN_PROBLEMS = 3
 
 
 def latest_step(directory: PathLike) -> int | None:

@@ -123,8 +123,11 @@ def main() -> None:
     what = {"straight": straight, "theirs": theirs(), "ours": ours(), "loaded": loaded()}
     what |= {"extra": extra(), "legacy": legacy()}
     model = fresh()
-    broadcast_state({"model": model}, root_rank=1)
-    what["broadcast"] = {"weights": weights(model), "rate": round(float(model.optimizer.learning_rate), 6)}
+    progress = {"epoch": 10 + hvd.rank(), "best": None if hvd.rank() == 0 else [0.5, "b"]}
+    broadcast_state({"model": model, "progress": progress}, root_rank=1)
+    what["broadcast"] = {"weights": weights(model), "progress": progress}
+    names = {"model": model, "progress": {f"epoch of {hvd.rank()}": 1}}
+    what["broken names"] = failure(lambda: broadcast_state(names))
     if hvd.rank() == 1:
         model.layers[1].bias.assign([3.0])
     what["broken"] = failure(lambda: check_equal({"model": model}))

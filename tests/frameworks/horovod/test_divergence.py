@@ -66,6 +66,12 @@ def test_a_model_with_a_wrapped_legacy_optimizer_is_loaded_with_it(told: Told) -
 def test_broadcast_state_takes_the_rank_that_it_is_told_to(told: Told) -> None:
     weights = each(told, "broadcast", "weights")
     assert weights[0] == weights[1]
+    assert each(told, "broadcast", "progress") == [{"epoch": 11, "best": [0.5, "b"]}] * 2
+
+
+def test_broadcast_state_refuses_values_that_ranks_call_differently(told: Told) -> None:
+    for rank in told:
+        assert "this rank has 'progress/epoch of 1' where rank 0 has 'progress/epoch of 0'" in rank["broken names"]
 
 
 def test_check_equal_names_the_first_tensor_that_differs_and_its_rank_on_all_ranks(told: Told) -> None:
