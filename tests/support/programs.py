@@ -1,8 +1,10 @@
-"""The environment of programs that tests start: they find the package `tests`, wherever they are."""
+"""Programs that tests start: their environment, in which they find the package `tests`, and the files they have open."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
 from tests.support.paths import ROOT
 
@@ -16,3 +18,12 @@ def python_path(first: str | None = None) -> str:
 def environment(**variables: str) -> dict[str, str]:
     """Return the environment with `variables`; a PYTHONPATH among them replaces the one that is inherited."""
     return {**os.environ, **variables, "PYTHONPATH": python_path(variables.get("PYTHONPATH"))}
+
+
+def open_files(pid: int | str = "self") -> list[str]:
+    """Return the paths of the files that a process has open; one that is closed meanwhile may be missing."""
+    found = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(each))
+    return found

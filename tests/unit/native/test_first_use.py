@@ -19,7 +19,7 @@ from hpcckpt.errors import BackendError
 from hpcckpt.native import build, tf_ops, tfinfo
 from hpcckpt.native.build_lock import BuildLock
 from hpcckpt.native.tf_ops import Target
-from tests.support.programs import python_path
+from tests.support.programs import open_files, python_path
 
 WANTED = Target("2.15.1", "1", "cpython311", "1", tf_ops.sources_digest())
 INFO = tfinfo.Guess("2.15.1", ["-D_GLIBCXX_USE_CXX11_ABI=1"], [])
@@ -89,7 +89,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 def has_open(pid: int, suffix: str) -> bool:
     """Whether a process has the file of a lock open."""
-    return any(os.path.realpath(each).endswith(suffix) for each in Path(f"/proc/{pid}/fd").iterdir())
+    return any(path.endswith(suffix) for path in open_files(pid))
 
 
 def calls(path: Path) -> list[int]:

@@ -27,6 +27,7 @@ from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import run_directory
 from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.testing.faults import Fault, armed
+from tests.support.programs import open_files
 from tests.support.small_disk import disk_of_size
 
 MIB = 1 << 20
@@ -344,8 +345,7 @@ def test_a_program_that_is_started_during_a_save_inherits_no_file_of_it(run_dir,
                 command, check=True, close_fds=False, stdout=subprocess.PIPE, text=True
             ).stdout
             if phase == "2-written":  # what the child could have inherited
-                own = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-                found["own"] = " ".join(path for path in own if path.endswith(Path(name).name))
+                found["own"] = " ".join(path for path in open_files() if path.endswith(Path(name).name))
 
     with hc.Checkpointer(run_dir, **options) as ckpt:
         failpoints.install_hook(start)
