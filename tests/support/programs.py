@@ -1,4 +1,4 @@
-"""Programs that tests start: their environment, in which they find the package `tests`, and the files they have open."""
+"""Programs that tests start: the environment in which they find the package `tests`, and the files they have open."""
 
 from __future__ import annotations
 
