@@ -42,33 +42,35 @@ class _Use:
 
     Attributes
     ----------
-    changed : threading.Condition
+    lock : threading.RLock
         To be held while MPI is called outside of `lasting`.
     is_over : bool
         Whether MPI must not be called any more.
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
         self.is_over = False
         self._n_lasting = 0
+        self._none_lasts = threading.Condition(self.lock)
 
     @contextlib.contextmanager
     def lasting(self) -> Iterator[None]:
         """Let MPI last as long as the block, unless it is over. Independent."""
-        with self.changed:
+        with self.lock:
             self._n_lasting += 1
         try:
             yield
         finally:
-            with self.changed:
+            with self.lock:
                 self._n_lasting -= 1
-                self.changed.notify_all()
+                if self._n_lasting == 0:
+                    self._none_lasts.notify_all()
 
     def end(self) -> None:
         """Wait for the calls of this rank; send and receive what is under way; let MPI not be called again."""
-        with self.changed:
-            self.changed.wait_for(lambda: self._n_lasting == 0)
+        with self.lock:
+            self._none_lasts.wait_for(lambda: self._n_lasting == 0)
             _send_all()
             for comm in tuple(_open):
                 comm.take_in_all()
@@ -115,7 +117,7 @@ class MpiCommunicator(Communicator):
         self.size = comm.Get_size()
         with _use.lasting():
             self._comm = self._duplicated(comm)
-        with _use.changed:
+        with _use.lock:
             _open.add(self)
         weakref.finalize(self, _unsent.extend, self._sends).atexit = False
 
@@ -146,7 +148,7 @@ class MpiCommunicator(Communicator):
         return MPI.Info.Create(dict(values))
 
     def _post(self, dest: int, message: tuple[str, Any]) -> None:
-        with _use.changed:
+        with _use.lock:
             if not _use.is_over:  # else no rank can receive it
                 # in one step, in which no interrupt can drop the request and with it the buffer
                 self._sends.extend(map(self._comm.isend, (message,), (dest,)))
@@ -154,7 +156,7 @@ class MpiCommunicator(Communicator):
     def _take_in(self) -> None:
         if self.size == 1:
             return
-        with _use.changed:
+        with _use.lock:
             if not _use.is_over:
                 self._take_in_one()
 
@@ -182,7 +184,7 @@ class MpiCommunicator(Communicator):
 
     def free(self) -> None:
         """Free the duplicate, unless MPI is finalized already. Collective."""
-        with _use.changed:
+        with _use.lock:
             _open.discard(self)
             if self.calls.failure is not None:
                 return  # messages that other ranks will never receive cannot be waited for
@@ -211,7 +213,7 @@ def _send_all() -> None:
             _unsent.extend(comm._sends)
             comm._sends.clear()
     while CLOCK.monotonic() < until:
-        with _use.changed:
+        with _use.lock:
             if not _is_usable() or MPI.Request.Testall(_unsent):
                 return
         CLOCK.sleep(POLL_S)
