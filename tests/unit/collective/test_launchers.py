@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+import hpcckpt as hc
 from hpcckpt.collective import communicator, connect, launchers
 from hpcckpt.collective.launchers import read, tasks_per_node
 from hpcckpt.errors import MpiError
@@ -208,6 +210,13 @@ def test_nothing_is_started_where_launchers_disagree(environ: pytest.MonkeyPatch
     set_all(environ, {**step(1, "4", local_rank=1), **openmpi(1, 2)})
     with pytest.raises(MpiError, match=r"OMPI_COMM_WORLD_SIZE=2.*SLURM_STEP_NUM_TASKS=4"):
         connect.as_communicator(None)
+
+
+def test_opening_a_run_reads_the_environment_three_times(environ: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    reading = Mock(wraps=launchers.here)
+    environ.setattr(launchers, "here", reading)
+    hc.Checkpointer(tmp_path / "run").close()
+    assert 0 < reading.call_count <= 3
 
 
 def test_a_batch_script_is_one_rank(environ: pytest.MonkeyPatch) -> None:

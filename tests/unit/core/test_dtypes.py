@@ -1,12 +1,15 @@
-"""A dtype token names one format of bytes, on every machine."""
+"""A dtype token names one format of bytes, on every machine; what describes a tensor can be sent."""
 
 from __future__ import annotations
+
+import pickle
 
 import numpy as np
 import pytest
 
 import hpcckpt as hc
 from hpcckpt.core import dtypes
+from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import ConfigError, StateError
 
 
@@ -43,3 +46,8 @@ def test_long_doubles_of_another_machine_are_not_saved_as_those_of_x86(run_dir, 
         pytest.raises(StateError, match="convert it to a plain numeric dtype"),
     ):
         ckpt.save(1, {"w": np.ones(3, np.longdouble)})
+
+
+@pytest.mark.parametrize("sent", [Extent((0, 4), (2, 3)), TensorSpec("w", "float32", (2, 7), "sharded")])
+def test_extents_and_specs_are_equal_after_they_were_sent(sent):
+    assert pickle.loads(pickle.dumps(sent)) == sent
