@@ -1,8 +1,8 @@
 """What a change costs: ``python bench/commits.py OLD NEW --directory DIR``, two checkouts with environments.
 
 Three jobs stay open: one of each commit, and a second one of OLD, which shows what a commit differs from itself.
-In each round every measurement is taken once by each of them, in an order of chance.  ``--starts`` starts new jobs that
-often, because processes of the same commit differ by up to a tenth.  See README.md.
+They start in an order of chance, and in each round every measurement is taken once by each of them, in such an order
+too.  ``--starts`` starts new jobs that often, because processes of the same commit differ by up to a tenth.  See README.md.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def main() -> None:
     found: Found = {}
     for start in range(args.starts):
         with contextlib.ExitStack() as stack:
-            jobs = {name: stack.enter_context(Job(trees[name].resolve(), args)) for name in NAMES}
+            order = random.Random(start).sample(NAMES, len(NAMES))  # the one that starts last is at times slower
+            jobs = {name: stack.enter_context(Job(trees[name].resolve(), args)) for name in order}
             rounds(jobs, start, args.repeat, found)
     n_rounds = args.starts * args.repeat
     print(f"{args.ranks} rank(s), {args.directory}, medians of {n_rounds} rounds, {args.starts} start(s), in ms")

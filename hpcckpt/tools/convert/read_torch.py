@@ -97,7 +97,9 @@ def load_weights_only(path: Path, map_location: Any = "cpu") -> Any:
     torch = import_torch()
     _refuse_old(torch)
     try:
-        return torch.load(path, map_location=map_location, weights_only=True)
+        # Indices of sparse tensors may point outside their memory; PyTorch looks at them only where it is asked to.
+        with torch.sparse.check_sparse_tensor_invariants():
+            return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         found = _REASON.search(str(error))
         reason = " ".join(found[1].split()) if found else "PyTorch does not say which"
@@ -105,6 +107,8 @@ def load_weights_only(path: Path, map_location: Any = "cpu") -> Any:
             f"{path} is refused: to read it, Python objects would have to be unpickled, and that may run code "
             f"({reason}); where you trust it, load it and save its state_dict() alone"
         ) from error
+    except Warning:  # where warnings are errors: this says nothing about the file
+        raise
     except Exception as error:  # its unpickler may raise anything on other files
         raise CorruptError(f"{path} is damaged, or not PyTorch's: {' '.join(str(error).split())[:300]}") from error
 

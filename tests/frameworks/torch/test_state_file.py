@@ -241,3 +241,22 @@ def test_sparse_tensors_of_torch_files_may_be_placed(tmp_path):
     torch.save({"a": torch.eye(2).to_sparse()}, tmp_path / "m.pt")
     found = hc.torch.load(tmp_path / "m.pt", map_location="cpu")["a"]
     assert found.to_dense().tolist() == [[1, 0], [0, 1]]
+
+
+def test_sparse_tensors_of_torch_files_whose_indices_point_outside_are_refused(tmp_path):
+    outside = torch.sparse_coo_tensor(torch.tensor([[0, 1 << 40]]), torch.ones(2), (2,), check_invariants=False)
+    torch.save({"a": outside}, tmp_path / "m.pt")
+    with pytest.raises(CorruptError, match="m.pt is damaged"):
+        hc.torch.load(tmp_path / "m.pt")
+    assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
+
+
+@pytest.mark.parametrize("category", [UserWarning, DeprecationWarning])
+def test_a_warning_of_torch_that_is_an_error_is_not_called_damage(tmp_path, monkeypatch, category):
+    def load(*args, **options):
+        raise category("old")
+
+    torch.save({"a": torch.ones(1)}, tmp_path / "m.pt")
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(category, match="old"):
+        hc.torch.load(tmp_path / "m.pt")
