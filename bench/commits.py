@@ -2,7 +2,7 @@
 
 Three jobs stay open: one of each commit, and a second one of OLD, which shows what a commit differs from itself.
 They start in an order of chance, and in each round every measurement is taken once by each of them, in such an order
-too.  ``--starts`` starts new jobs that often, because processes of the same commit differ by up to a tenth.  See README.md.
+too.  ``--starts`` starts new jobs that often: processes of the same commit differ by up to a tenth.  See README.md.
 """
 
 from __future__ import annotations

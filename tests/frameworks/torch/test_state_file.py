@@ -246,7 +246,7 @@ def test_sparse_tensors_of_torch_files_may_be_placed(tmp_path):
 def test_sparse_tensors_of_torch_files_whose_indices_point_outside_are_refused(tmp_path):
     outside = torch.sparse_coo_tensor(torch.tensor([[0, 1 << 40]]), torch.ones(2), (2,), check_invariants=False)
     torch.save({"a": outside}, tmp_path / "m.pt")
-    with pytest.raises(CorruptError, match="m.pt is damaged"):
+    with pytest.raises(CorruptError, match="is damaged"):
         hc.torch.load(tmp_path / "m.pt")
     assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
 
