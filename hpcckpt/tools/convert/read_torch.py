@@ -97,12 +97,11 @@ def load_weights_only(path: Path, map_location: Any = "cpu") -> Any:
     torch = import_torch()
     _refuse_old(torch)
     try:
-        # Indices of sparse tensors may point outside their memory; PyTorch looks at them only where it is asked to.
-        with torch.sparse.check_sparse_tensor_invariants():
-            return torch.load(path, map_location=map_location, weights_only=True)
+        found = torch.load(path, map_location=map_location, weights_only=True)
+        _check_sparse(torch, found)
     except pickle.UnpicklingError as error:
-        found = _REASON.search(str(error))
-        reason = " ".join(found[1].split()) if found else "PyTorch does not say which"
+        named = _REASON.search(str(error))
+        reason = " ".join(named[1].split()) if named else "PyTorch does not say which"
         raise ForeignFormatError(
             f"{path} is refused: to read it, Python objects would have to be unpickled, and that may run code "
             f"({reason}); where you trust it, load it and save its state_dict() alone"
@@ -111,6 +110,31 @@ def load_weights_only(path: Path, map_location: Any = "cpu") -> Any:
         raise
     except Exception as error:  # its unpickler may raise anything on other files
         raise CorruptError(f"{path} is damaged, or not PyTorch's: {' '.join(str(error).split())[:300]}") from error
+    return found
+
+
+def _check_sparse(torch: Any, found: Any) -> None:
+    """Raise where indices of a sparse tensor point outside its shape; ``torch.load`` does not look. Independent."""
+    waiting, seen = [found], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            _check_indices(torch, value)
+        elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:  # a list may hold itself
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def _check_indices(torch: Any, tensor: Any) -> None:
+    size, layout = tensor.size(), tensor.layout
+    if layout is torch.sparse_coo:
+        parts = tensor._indices(), tensor._values()
+        torch.sparse_coo_tensor(*parts, size, is_coalesced=tensor.is_coalesced(), check_invariants=True)
+    elif layout in {torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc}:
+        is_by_row = layout in {torch.sparse_csr, torch.sparse_bsr}
+        compressed = tensor.crow_indices() if is_by_row else tensor.ccol_indices()
+        plain = tensor.col_indices() if is_by_row else tensor.row_indices()
+        torch.sparse_compressed_tensor(compressed, plain, tensor.values(), size, layout=layout, check_invariants=True)
 
 
 def _renamed(torch: Any, found: Any, *, is_ours: bool) -> dict[Any, Any]:

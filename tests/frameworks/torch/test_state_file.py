@@ -237,18 +237,55 @@ def test_plain_safetensors_of_others_are_loaded_by_their_names(tmp_path):
     assert_same(hc.torch.load(tmp_path / "x.safetensors"), {"3": torch.zeros(1), "a/b": torch.ones(1)})
 
 
-def test_sparse_tensors_of_torch_files_may_be_placed(tmp_path):
-    torch.save({"a": torch.eye(2).to_sparse()}, tmp_path / "m.pt")
+SPARSE = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+IS_SAID_ONCE = [
+    pytest.mark.filterwarnings(f"ignore:{text}:UserWarning")
+    for text in ("Sparse .* support is in beta state", "Sparse invariant checks are implicitly disabled")
+]
+
+
+def sparse(layout: str, *, is_outside: bool = False) -> torch.Tensor:
+    """Return the unit matrix of 2 by 2, or one with an index outside."""
+    rows, columns = torch.tensor([0, 1]), torch.tensor([0, 1 << 40 if is_outside else 1])
+    if layout == "sparse_coo":
+        return torch.sparse_coo_tensor(torch.stack([rows, columns]), torch.ones(2), (2, 2), check_invariants=False)
+    values = torch.ones(2, 1, 1) if layout.startswith("sparse_bs") else torch.ones(2)
+    return torch.sparse_compressed_tensor(
+        torch.tensor([0, 1, 2]), columns, values, (2, 2), layout=getattr(torch, layout), check_invariants=False
+    )
+
+
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=IS_SAID_ONCE) for layout in SPARSE])
+def test_sparse_tensors_of_torch_files_may_be_placed(tmp_path, layout):
+    torch.save({"a": sparse(layout)}, tmp_path / "m.pt")
     found = hc.torch.load(tmp_path / "m.pt", map_location="cpu")["a"]
+    assert found.layout is getattr(torch, layout)
     assert found.to_dense().tolist() == [[1, 0], [0, 1]]
 
 
-def test_sparse_tensors_of_torch_files_whose_indices_point_outside_are_refused(tmp_path):
-    outside = torch.sparse_coo_tensor(torch.tensor([[0, 1 << 40]]), torch.ones(2), (2,), check_invariants=False)
-    torch.save({"a": outside}, tmp_path / "m.pt")
+@pytest.mark.parametrize("layout", [pytest.param(layout, marks=IS_SAID_ONCE) for layout in SPARSE])
+def test_sparse_tensors_of_torch_files_whose_indices_point_outside_are_refused(tmp_path, layout):
+    torch.save({"a": [{"b": (torch.ones(1), sparse(layout, is_outside=True))}]}, tmp_path / "m.pt")
     with pytest.raises(CorruptError, match="is damaged"):
         hc.torch.load(tmp_path / "m.pt")
-    assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
+def test_sparse_tensors_said_to_be_coalesced_that_are_not_are_refused(tmp_path):
+    twice, ones = torch.tensor([[0, 0]]), torch.ones(2)
+    torch.save(
+        {"a": torch.sparse_coo_tensor(twice, ones, (2,), is_coalesced=True, check_invariants=False)}, tmp_path / "m.pt"
+    )
+    with pytest.raises(CorruptError, match="is damaged"):
+        hc.torch.load(tmp_path / "m.pt")
+
+
+def test_a_list_in_a_torch_file_that_holds_itself_is_loaded(tmp_path):
+    held: list[Any] = [torch.ones(1)]
+    held.append(held)
+    torch.save({"a": held}, tmp_path / "m.pt")
+    found = hc.torch.load(tmp_path / "m.pt")["a"]
+    assert found[1] is found
 
 
 @pytest.mark.parametrize("category", [UserWarning, DeprecationWarning])
