@@ -133,7 +133,10 @@ class SignalFlag:
         self._links: dict[int, _Link] = {}
         self._holders: set[object] = set()
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)  # forked children see what is written here
-        os.register_at_fork(after_in_child=self._become_child)
+        self._masks = threading.local()
+        os.register_at_fork(
+            before=self._block, after_in_parent=self._unblock, after_in_child=self._become_child_and_unblock
+        )
 
     def catch(self, numbers: Iterable[int], holder: object) -> None:
         """Catch these signals from now on. Independent.
@@ -189,6 +192,19 @@ class SignalFlag:
         self._shared[_SIGNALLED] = 1
 
     # -- in forked children ------------------------------------------------------------------------
+
+    def _block(self) -> None:
+        """Let the signals of a child wait until it has its handlers: Python forgets those that come before that."""
+        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, self._links)
+
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
+
+    def _become_child_and_unblock(self) -> None:
+        try:
+            self._become_child()
+        finally:
+            self._unblock()
 
     def _become_child(self) -> None:
         for number, link in self._links.items():

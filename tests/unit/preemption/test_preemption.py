@@ -576,6 +576,19 @@ guard.save_and_exit(state)
         "process = worker()\nprocess.terminate()\nprocess.join(60)\nassert process.exitcode == -15, process.exitcode",
         0,
     ),
+    "workers that their parent ends as soon as they are forked are ended": (
+        """
+import hpcckpt.preemption.signals
+hpcckpt.preemption.signals.PARENT_S = 0
+for _ in range(100):
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    process.start()
+    process.terminate()
+    process.join(30)
+    assert process.exitcode == -15, process.exitcode
+""",
+        0,
+    ),
     "a worker that is blocked in a call is ended by its parent": (
         """
 import ctypes
