@@ -48,7 +48,7 @@ def save_and_restore(run_dir: Any, saved: Any, blank: Any, **options: Any) -> An
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Check that two state dicts are the same, to the bit, on whatever devices; DataParallel moves modules to a GPU."""
+    """Check that two state dicts are the same, to the bit."""
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert one.keys() == other.keys()
@@ -59,6 +59,6 @@ def assert_same(one: Any, other: Any) -> None:
             assert_same(left, right)
     elif isinstance(one, torch.Tensor):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert torch.equal(one.cpu(), other.cpu())
+        assert torch.equal(one, other)
     else:
         assert one == other

@@ -265,7 +265,8 @@ def test_wrappers_of_submodules_change_no_names(run_dir, wrapped, policy):
         hc.torch.batch_norm(each, policy)
     save_and_restore(run_dir, {"model": model}, {"model": blank})
     assert {"model/inner.0.weight", "model/module.weight"} <= set(hc.load(run_dir))
-    for mine, theirs in zip(model.state_dict().values(), blank.state_dict().values(), strict=True):
+    states = [each.cpu().state_dict() for each in (model, blank)]  # DataParallel moves its module to a GPU
+    for mine, theirs in zip(*(state.values() for state in states), strict=True):
         assert_same(mine, theirs)
 
 
