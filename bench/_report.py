@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from _machine import cpu, file_system, versions
 from _rounds import Rounds, spread
 
 from hpcckpt import native
@@ -44,20 +44,11 @@ def machine_facts(directory: str) -> dict[str, Any]:
     """Return what a figure means nothing without."""
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
+        "cpu": cpu(),
+        "versions": versions(),
         "file_system": file_system(directory),
         "implementation": native.IMPLEMENTATION,
     }
-
-
-def file_system(directory: str) -> str:
-    """Return the type of the file system that a directory lies on."""
-    where, found = os.path.realpath(directory), ("", "unknown")
-    for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
-        _, mount, kind, *_ = line.split()
-        if os.path.commonpath([mount, where]) == mount and len(mount) >= len(found[0]):
-            found = (mount, kind)
-    return found[1]
 
 
 def place_of(facts: dict[str, Any]) -> str:
@@ -85,7 +76,8 @@ def figure(value: Spread, unit: float = 1.0, digits: int = 2) -> list[str]:
 
 
 def publish(table: Table, args: argparse.Namespace, data: dict[str, Any]) -> None:
-    """Print a table, and write it with the data to ``--json`` if that was asked for."""
+    """Print a table with the machine below it, and write it with the data to ``--json`` if that was asked for."""
+    table.notes += [cpu(), ", ".join(f"{name} {version}" for name, version in versions().items())]
     from rich.console import Console
     from rich.table import Table as RichTable
 

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _machine import cpu
+
 PROGRAM = Path(__file__).parent.parent / "examples" / "lms_large.py"
 CAP_GIB = 1.5
 VARIANTS = {
@@ -140,9 +142,7 @@ def limits(bench: Bench, case: str, variant: str, guess: int) -> tuple[int, int]
 
 def facts() -> dict[str, Any]:
     """Return what the figures depend on."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {"cpu": model, "n_cpus": os.cpu_count(), "settings": SETTINGS, "cap_gib": CAP_GIB}
+    return {"cpu": cpu(), "n_cpus": os.cpu_count(), "settings": SETTINGS, "cap_gib": CAP_GIB}
 
 
 def table(bench: Bench, case: str) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """Puts what the benchmarks found on one page, with a plot: ``python bench/report.py build/bench``.
 
-Reads the JSON files of a directory, and writes ``report.md``, ``peers.svg`` and ``peers.png`` beside them.
-``--write docs/benchmarks.md`` puts the tables between that page's marks too.
+Reads the JSON files of a directory, and writes ``report.md`` and ``peers.svg`` beside them.  ``--write
+docs/benchmarks.md`` puts the tables between that page's marks too, and the plots into its directory ``images``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,20 @@ ORDER = (
     "blocking",
     "stall",
     "overhead",
+    "tiers",
     "planning",
     "scale",
     "syncs",
 )
 REFERENCE = "hpcckpt"
+PANELS = {
+    "peers": [(("durable", "save"), "save"), (("load",), "load")],
+    "peers_async": [(("blocks",), "an asynchronous save blocks")],
+}
+LABELS = {"durable": "durable", "save": "as it is", "load": "", "blocks": ""}
+COLORS = {REFERENCE: "tab:orange", "C": "grey"}
+PLOTS = ("peers.svg", "scale.svg")
+"""The second is written by ``scale.py``."""
 
 
 def as_markdown(table: dict[str, Any]) -> str:
@@ -59,35 +69,50 @@ def medians(data: dict[str, Any], what: str) -> dict[str, float]:
     return found
 
 
-def draw(results: dict[str, dict[str, Any]], directory: Path) -> list[str]:
-    """Draw the peers' times over ours; return the names of the files."""
+def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw the peers' times over ours: saves as they are and made durable, loads, how long asynchronous saves block."""
     panels = [
-        (data, what, f"{what}, {data['facts']['file_system']}")
-        for data in results.values()
-        if data["program"].startswith("peers")
-        for what in (("blocks",) if data["program"] == "peers_async" else ("save", "load"))
+        (data, measured, f"{title}, {data['facts']['file_system']}")
+        for data in sorted(results.values(), key=lambda data: data["program"])
+        for measured, title in PANELS.get(data["program"], [])
     ]
-    if not panels:
-        return []
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams.update({"svg.hashsalt": "hpcckpt", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     n_rows = (len(panels) + 1) // 2
-    figure, grid = plt.subplots(n_rows, 2, figsize=(12, 3.6 * n_rows), squeeze=False)
-    for axes, (data, what, title) in zip(grid.flat, panels, strict=False):
-        ratios = sorted(medians(data, what).items(), key=lambda item: item[1], reverse=True)
-        colours = ["C1" if n.startswith(REFERENCE) else "C7" if n.startswith("C:") else "C0" for n, _ in ratios]
-        axes.barh([name for name, _ in ratios], [ratio for _, ratio in ratios], color=colours)
-        axes.axvline(1.0, color="black", linewidth=0.8)
-        axes.set(xscale="log", title=title, xlabel="times hpcckpt's")
+    figure, grid = plt.subplots(n_rows, 2, figsize=(12, 3.8 * n_rows), squeeze=False, layout="constrained")
+    for axes, (data, measured, title) in zip(grid.flat, panels, strict=False):
+        bars(axes, {what: medians(data, what) for what in measured})
+        axes.set_title(title)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
-    figure.tight_layout()
-    for ending in ("svg", "png"):
-        figure.savefig(directory / f"peers.{ending}", dpi=110)
-    return ["peers.svg", "peers.png"]
+    figure.savefig(path, metadata={"Date": None})
+
+
+def bars(axes: Any, ratios: dict[str, dict[str, float]]) -> None:
+    """Draw ratios as bars from 1, hpcckpt's own, to the right where it is faster; a lighter one for a second figure."""
+    first = next(iter(ratios.values()))
+    names = sorted(first, key=lambda name: first[name], reverse=True)
+    height = 0.8 / len(ratios)
+    for number, (what, of) in enumerate(ratios.items()):
+        for place, name in enumerate(names):
+            ratio, y = of[name], place - number * height
+            color = COLORS.get(name.partition(":")[0].partition(",")[0], "tab:blue")
+            axes.barh(y, ratio - 1, height, left=1, color=color, alpha=1 - 0.6 * number)
+            side, shift = ("left", 4) if ratio >= 1 else ("right", -4)
+            text = f"{ratio:.2f} {LABELS[what]}".strip()
+            at = {"xytext": (shift, 0), "textcoords": "offset points", "ha": side, "va": "center", "fontsize": 7}
+            axes.annotate(text, (ratio, y), **at)
+    axes.set_yticks([place - height * (len(ratios) - 1) / 2 for place in range(len(names))], names, fontsize=8)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set(xscale="log", xlabel="times hpcckpt's")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low / 1.6, high * 1.8)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
 
 
 def write_between_marks(path: Path, text: str) -> None:
@@ -108,11 +133,15 @@ def main() -> None:
     if not results:
         raise SystemExit(f"nothing was measured in {args.directory}")
     text = "\n".join(as_markdown(data["table"]) for data in results.values())
-    plots = draw(results, args.directory)
+    if any(data["program"].startswith("peers") for data in results.values()):
+        draw(results, args.directory / "peers.svg")
     (args.directory / "report.md").write_text(f"# Benchmarks\n\n{text}", encoding="utf-8")
-    print(f"{args.directory / 'report.md'}", *(f"{args.directory / name}" for name in plots), sep="\n")
+    plots = [args.directory / name for name in PLOTS if (args.directory / name).exists()]
+    print(args.directory / "report.md", *plots, sep="\n")
     if args.write:
         write_between_marks(args.write, text)
+        for plot in plots:
+            shutil.copyfile(plot, args.write.parent / "images" / f"benchmarks-{plot.name}")
 
 
 main()

@@ -135,6 +135,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams.update({"svg.hashsalt": "hpcckpt", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
@@ -152,7 +153,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight")
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
 
 
 def main() -> None:
