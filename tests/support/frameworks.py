@@ -29,8 +29,9 @@ def import_tensorflow() -> bool:
 
 def mark(items: Iterable[pytest.Item], here: Path, *names: str) -> None:
     """Mark the tests below a directory by name, and let the frameworks there warn of what is old."""
+    inside = f"{here}{os.sep}"
     for item in items:
-        if here in item.path.parents:
+        if str(item.path).startswith(inside):
             for name in names:
                 item.add_marker(getattr(pytest.mark, name))
             for warning in FRAMEWORKS_WARN:

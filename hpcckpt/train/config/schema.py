@@ -46,7 +46,7 @@ class CheckpointKeys(Keys):
     directory: FilePath | None = key(
         None,
         "a path, or null",
-        "Below which the checkpoints of this run are, in `cycle-1`, `cycle-2`, …; null: the run directory.",
+        "Holds the checkpoints of this run, in `cycle-1`, `cycle-2`, …; null: the run directory.",
     )
     every_n_batches: Count | None = key(
         None, "a number from 1, or null", "Also save every N batches, in addition to each epoch."
@@ -54,25 +54,32 @@ class CheckpointKeys(Keys):
     every_n_minutes: Positive | Literal["auto"] | None = key(
         None,
         'a positive number, "auto", or null',
-        'Save so often too; "auto" from what saves cost and how often jobs fail.',
+        'Also save at this interval; "auto" computes it from what saves cost and how often jobs fail.',
     )
-    max_to_keep: Count | None = key(3, "a number from 1, or null", "How many of the newest are kept; null: all.")
+    max_to_keep: Count | None = key(
+        3, "a number from 1, or null", "How many of the newest are kept; null: all of them."
+    )
     keep_best: Count | None = key(
-        None, "a number from 1, or null", "How many are kept besides because `monitor` is best there."
+        None, "a number from 1, or null", "How many with the best values of `monitor` are kept in addition."
     )
     monitor: str = key(
-        "val_loss", "the name of a metric", 'What best means; "max:NAME" or "min:NAME" says which way.', min_length=1
+        "val_loss",
+        "the name of a metric",
+        'The metric for `keep_best`; "max:NAME" or "min:NAME" sets the direction.',
+        min_length=1,
     )
     async_save: bool = key(True, "true or false", "Whether training continues while a checkpoint is written.")
-    backend: str = key("rankfile", "the name of a backend", "What stores; `hpcckpt backends` lists them.", min_length=1)
+    backend: str = key(
+        "rankfile", "the name of a backend", "What writes checkpoints; `hpcckpt backends` lists them.", min_length=1
+    )
     backend_options: dict[str, Any] = key({}, "a mapping", "Options of the backend.")
     scratch: FilePath | None = key(
         None,
         "a path, or null",
-        "A faster directory, on each node: checkpoints are committed there, and drained to where they belong.",
+        "A faster directory on each node: checkpoints are committed there, and drained to `directory`.",
     )
     scratch_bandwidth: Positive | None = key(
-        None, "a positive number, or null", "Bytes per second that all ranks together may drain meanwhile."
+        None, "a positive number, or null", "Bytes per second that all ranks together may drain."
     )
     batch_norm: Literal["rank0", "mean", "per-rank"] = key(
         "rank0", '"rank0", "mean" or "per-rank"', "Whose statistics of BatchNorm are saved."
@@ -108,26 +115,26 @@ class LmsKeys(Keys):
     serialization_by_size: float = key(
         0, "a number", "The same for levels that need more than this many GiB; 0 is none."
     )
-    debug: bool = key(False, "true or false", "Say more.")
-    debug_level: int = key(1, "a whole number", "How much more.")
-    cpu_device: str = key("/cpu:0", "a device", "Where tensors go.")
+    debug: bool = key(False, "true or false", "Log what the rewriting does.")
+    debug_level: int = key(1, "a whole number", "How much of it is logged.")
+    cpu_device: str = key("/cpu:0", "a device", "The device that holds swapped tensors.")
     gpu_device: str | None = key(
-        None, "a device, or null", "The GPU that they come from, in a model of several towers."
+        None, "a device, or null", "The GPU whose tensors are swapped, in a model of several towers."
     )
     planner: Literal["cost", "distance"] | None = key(
-        None, '"cost", "distance" or null', "By measured cost, for a budget; or by distance."
+        None, '"cost", "distance" or null', "Plan by measured cost, within a budget; or by distance."
     )
-    memory_budget: Nbytes | None = key(None, _SIZE, "What a step may take beside what was there before it.")
+    memory_budget: Nbytes | None = key(None, _SIZE, "Memory for a step, on top of the process' own.")
     tier: Literal["auto", "host", "file", "host-then-file"] = key(
-        "auto", '"auto", "host", "file" or "host-then-file"', "Where tensors are kept."
+        "auto", '"auto", "host", "file" or "host-then-file"', "Where swapped tensors are stored."
     )
-    directory: FilePath | None = key(None, "a path, or null", "Where the file is, on a disk of this node.")
-    min_bytes: Nbytes | None = key(None, _SIZE, "Leave smaller tensors alone.")
-    window: Nbytes | None = key(None, _SIZE, "How many bytes may be in transit when compute continues.")
-    host_limit: Nbytes | None = key(None, _SIZE, "How much the host takes at a time.")
-    file_limit: Nbytes | None = key(None, _SIZE, "How much the file takes at a time.")
-    recompute: bool = key(True, "true or false", "Whether cheap ops may be computed again instead.")
-    verify: bool = key(True, "true or false", "Whether to run a step first, and see what it takes.")
+    directory: FilePath | None = key(None, "a path, or null", "The directory of the swap file, on a disk of this node.")
+    min_bytes: Nbytes | None = key(None, _SIZE, "Tensors smaller than this are not swapped.")
+    window: Nbytes | None = key(None, _SIZE, "How many bytes may be in transit while compute continues.")
+    host_limit: Nbytes | None = key(None, _SIZE, "Host memory for swapped tensors, at most.")
+    file_limit: Nbytes | None = key(None, _SIZE, "Space in the file for swapped tensors, at most.")
+    recompute: bool = key(True, "true or false", "Whether cheap ops may be computed again instead of swapped.")
+    verify: bool = key(True, "true or false", "Whether to run one step first and measure its memory.")
 
 
 class CycleKeys(Keys):
@@ -145,7 +152,7 @@ class CycleKeys(Keys):
     metrics: Any = key([], "a list of factories, and of names of Keras' own", "The metrics.")
     optimizer: Any = key(None, FACTORY, "The optimizer.")
     train_loop: Any = key(None, FACTORY, "How to train: epochs, callbacks, submodels.")
-    checkpoint: CheckpointKeys | None = key(None, "a mapping", "How it is saved, and what is kept.")
+    checkpoint: CheckpointKeys | None = key(None, "a mapping", "When and where to save, and how much to keep.")
     lms: LmsKeys | None = key(None, "a mapping, or null", "Large Model Support; null: without.")
     distributed: Literal["auto", "none", "horovod", "mpi4py"] | None = key(
         "auto", '"auto", "none", "horovod" or "mpi4py"', "What averages gradients over the ranks."
