@@ -8,16 +8,16 @@
 # MAX_RESTARTS (default 20) ends the chain.
 set -u
 is_asked=0
-trap 'is_asked=1; kill -USR1 "$job" 2>/dev/null' TERM USR1 USR2
+job=
+trap 'is_asked=1; [ -z "$job" ] || kill -USR1 "$job" 2>/dev/null' TERM USR1 USR2
 
 for ((n = 0; n <= ${MAX_RESTARTS:-20}; n++)); do
     "$@" &
     job=$!
-    code=255
-    while [ "$code" -gt 128 ]; do # a signal ends `wait`, not the job
-        wait "$job"
-        code=$?
-    done
+    [ "$is_asked" = 0 ] || kill -USR1 "$job" 2>/dev/null # the signal came before the job was known
+    while kill -0 "$job" 2>/dev/null; do wait "$job"; done # a signal ends `wait`, not the job
+    wait "$job"
+    code=$?
     echo "requeue.sh: run $n ended with $code" >&2
     if [ "$code" != 75 ] || [ "$is_asked" = 1 ]; then break; fi
 done

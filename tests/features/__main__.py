@@ -1,4 +1,4 @@
-"""Run the rows of the table of features, each as a user of the original would, and report.
+"""Run the rows of the table of features as users of the originals would; report the results.
 
 python -m tests.features                 all rows
 python -m tests.features T1 K3           some
@@ -32,7 +32,7 @@ WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a row."""
+    """The result of a row."""
 
     row: str
     feature: str
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; return 1 if a row is partial."""
+    """Run the requested rows; return 1 if a row is partial, 2 if one is unknown."""
     asked = _arguments(arguments)
     if asked.page:
         PAGE.write_text(page(), encoding="utf-8")
@@ -84,7 +84,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(session: Session, row: Row, *, is_kept: bool) -> Outcome:
-    """Run one row; whatever it raises makes it partial, and is printed."""
+    """Run one row and print its result.
+
+    An exception makes the row partial; `NeedsError` gives it the verdict ``needs``.
+    """
     began, work = time.monotonic(), Work(session, row.name, session.directory / "rows" / row.name)
     try:
         verdict, evidence = row.verdict, row.check(work)
@@ -95,7 +98,7 @@ def _run(session: Session, row: Row, *, is_kept: bool) -> Outcome:
         verdict, evidence = "partial", str(error)
         if not evidence[:1].strip():
             evidence = f"{_place(error)}\n{evidence}"
-    except Exception as error:  # noqa: BLE001 - a row that is broken is counted, too
+    except Exception as error:  # noqa: BLE001 - a broken row counts as partial
         verdict, evidence = "partial", f"{type(error).__name__}: {error}"
         with work.log.open("a", encoding="utf-8") as log:
             log.write(traceback.format_exc())

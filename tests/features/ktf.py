@@ -1,4 +1,4 @@
-"""ktf: training from a configuration, without a program."""
+"""Rows of ktf: training from a configuration file, without a program."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SHAPES = """
 
 
 def train(work: Work, config: str, options: str = "", ranks: int = 0, code: int | None = 0, **env: str) -> Done:
-    """Run ``hpcckpt train`` with a configuration, whose text this is."""
+    """Run ``hpcckpt train`` with `config`, the text of a configuration."""
     work.write("config.json", config)
     return work.mpirun(ranks, "bash", "-c", f"hpcckpt train -c config.json {options}", code=code, **env)
 
 
 def changed(**keys: object) -> str:
-    """Return the configuration of one cycle with other values for its keys."""
+    """Return the one-cycle configuration `SHAPES` with some keys replaced."""
     return json.dumps([{**json.loads(SHAPES)[0], **keys}])
 
 
@@ -42,7 +42,10 @@ def _functional(work: Work) -> Done:
 
 
 def functional(work: Work, name: str) -> str:
-    """Return the line of a functional test, all of which are run once, from ``/``; it has passed."""
+    """Return the line of a functional test that passed.
+
+    All functional tests run once per session, from ``/``.
+    """
     return work.session.once("functional", _functional).line(rf"^{name}\.\w+ +[\d.]+ s  passed$")
 
 
@@ -50,8 +53,8 @@ def functional(work: Work, name: str) -> str:
 def k1(work: Work) -> str:
     """K1: `trainer.py -c config.json`: training without Python
 
-    `hpcckpt train -c config.json` and `python -m hpcckpt.train -c config.json` train, and so do 2 ranks under
-    `mpirun`.
+    `hpcckpt train -c config.json` and `python -m hpcckpt.train -c config.json` train. The first also trains on 2 ranks
+    under `mpirun`.
     """
     done = train(work, SHAPES, "--run runs/one")
     work.sh("python -m hpcckpt.train -c config.json --run runs/two")
@@ -63,10 +66,10 @@ def k1(work: Work) -> str:
 
 @row("works")
 def k2(work: Work) -> str:
-    """K2: hjson: comments with `#`, `//` and `/* */`, and commas that are left out
+    """K2: hjson: comments with `#`, `//` and `/* */`, and optional commas
 
-    Both samples of the document parse as they are, and a file with the three styles prints its effective
-    configuration.
+    Both samples of ktf's documentation parse unchanged. For a file with all three comment styles, the effective
+    configuration is printed.
     """
     work.write(
         "mine.hjson",
@@ -91,9 +94,9 @@ def k2(work: Work) -> str:
 
 @row("works")
 def k3(work: Work) -> str:
-    """K3: The simple sample of the document, as it is
+    """K3: The simple sample of ktf's documentation, unchanged
 
-    affNIST is generated where there is no network; then the sample trains with `hpcckpt train -c`.
+    The row generates affNIST, which needs no network. Then `hpcckpt train -c` trains the sample.
     """
     work.sh("python -m hpcckpt.train.datasets.digits.affnist.raw_to_tfrecord data/affnist --n-images 1280")
     shutil.copy(SEEDS / "simple.json", work.directory)
@@ -102,10 +105,10 @@ def k3(work: Work) -> str:
 
 @row("works")
 def k4(work: Work) -> str:
-    """K4: The complex sample of the document, as it is
+    """K4: The complex sample of ktf's documentation, unchanged
 
-    MobileNetV2, frozen in the first of two cycles, on affNIST, with TensorBoard in both. Weights of ImageNet come
-    from the cache of Keras, else the error says where to put them; random weights are put there.
+    MobileNetV2 trains on affNIST in two cycles, frozen in the first, with TensorBoard in both. The ImageNet weights
+    come from Keras' cache. If they are missing, the error names the folder for them. The row puts random weights there.
     """
     work.sh("python -m hpcckpt.train.datasets.digits.affnist.raw_to_tfrecord data/affnist --n-images 384")
     shutil.copy(SEEDS / "complex.json", work.directory)
@@ -131,10 +134,10 @@ def k4(work: Work) -> str:
 
 @row("works")
 def k5(work: Work) -> str:
-    """K5: Cycles: what one leaves out is inherited, weights go from one to the next
+    """K5: Cycles: a cycle inherits the keys that it leaves out, and continues from the weights of the previous one
 
-    Two cycles, the second with another optimizer and loop: the effective configuration has the data of the first, the
-    tensors of cycle 1 are handed over, and the same command again trains nothing.
+    The second of two cycles has another optimizer. The effective configuration has the data of the first cycle. The
+    second cycle starts from the tensors of cycle 1. The same command again trains nothing.
     """
     config = json.loads(SHAPES)
     config.append({"optimizer": {"tf.keras.optimizers.SGD": {"learning_rate": 0.01}}})
@@ -152,10 +155,10 @@ def k5(work: Work) -> str:
 
 @row("better")
 def k6(work: Work) -> str:
-    """K6: Keys, defaults, and what is said of mistakes
+    """K6: Keys, defaults, and error messages for mistakes
 
-    All problems are reported at once with their places and the nearest name; `--print-config`, `--check` and `--set`;
-    `CustomTrainLoop` without a step is refused.
+    All problems are reported at once, with their places and the nearest name. `--print-config`, `--check` and `--set`
+    work. `CustomTrainLoop` without a step is rejected.
     """
     wrong = json.loads(SHAPES)[0]
     wrong["optimiser"] = {"tf.keras.optimizers.Adam": {}}
@@ -178,8 +181,9 @@ def k6(work: Work) -> str:
 def k7(work: Work) -> str:
     """K7: Factories by dotted path, nested, in lists; `tf` and `ktf` names; `import ktf` in programs
 
-    A learning-rate schedule in an optimizer, layers in a Sequential, metrics; what a file may not name is refused
-    unless `--allow`; and programs use `import hpcckpt.train.ktf as ktf` with the names of ktf.
+    The row trains with a learning-rate schedule in an optimizer, layers in a Sequential, and metrics. A name that is
+    not permitted in a file is rejected unless `--allow` permits it. Programs use `import hpcckpt.train.ktf as ktf` with
+    the names of ktf.
     """
     schedule = {
         "tf.keras.optimizers.schedules.ExponentialDecay": {
@@ -215,8 +219,8 @@ def k7(work: Work) -> str:
 def k8(work: Work) -> str:
     """K8: `@export_config` and `Environment().run([...])`
 
-    The program of the document with its module renamed and its missing colon: trains; the run directory has the name
-    of the script.
+    The program of ktf's documentation trains, with its module renamed and its missing colon added. The run directory
+    has the name of the script.
     """
     work.write("hello.py", """
         #!/usr/bin/env python
@@ -251,7 +255,7 @@ def k8(work: Work) -> str:
 def k9(work: Work) -> str:
     """K9: `KerasTrainLoop(num_epochs, num_valid_steps, callbacks, freeze_submodels)`
 
-    All four in one file, and `null` for `num_valid_steps`, which takes all of them.
+    One file has all four. With `num_valid_steps` set to `null`, all validation steps are run.
     """
     loop = {
         "num_epochs": 2, "num_valid_steps": None, "freeze_submodels": ["base_model"],
@@ -272,7 +276,7 @@ def k9(work: Work) -> str:
 def k10(work: Work) -> str:
     """K10: `CustomTrainLoop`
 
-    A subclass with a GradientTape trains on 1 and on 2 ranks; the resume after a second start is exact.
+    A subclass with a GradientTape trains on 1 and on 2 ranks. Started again with more epochs, it resumes exactly.
     """
     work.write("tape.py", """
         import sys
@@ -309,8 +313,8 @@ def k10(work: Work) -> str:
 def k11(work: Work) -> str:
     """K11: Weights are saved and loaded between cycles by default
 
-    In the run directory, not in the directory for temporary files: verified, and the second cycle begins with the
-    bits that the first ended with.
+    The weights are in the run directory, not in the directory for temporary files, and are verified. The second cycle
+    starts with exactly the bits with which the first ended.
     """
     loop = {"ktf.train.KerasTrainLoop": {"num_epochs": 1}}
     still = {"tf.keras.optimizers.SGD": {"learning_rate": 0.0}}
@@ -325,8 +329,8 @@ def k11(work: Work) -> str:
 def k12(work: Work) -> str:
     """K12: Lists of weights of submodels, saved and loaded
 
-    `save_submodels: ["base_model", "base_model@block1"]` of one training, `load_submodels` of another with another
-    head.
+    One training uses `save_submodels: ["base_model", "base_model@block1"]`. Another, with another head, uses
+    `load_submodels`.
     """
     loop = {"num_epochs": 1, "save_submodels": ["base_model", "base_model@block1"]}
     train(work, changed(train_loop={"ktf.train.KerasTrainLoop": loop}), "--run runs/first")
@@ -350,8 +354,8 @@ def k12(work: Work) -> str:
 def k13(work: Work) -> str:
     """K13: `freeze_submodels`, with `a@b@c` for a submodel in a submodel
 
-    Frozen weights keep their bits, nested or not; a path that leads nowhere prints what there is and the nearest
-    name.
+    Frozen weights keep their bits, nested or not. For a path that does not exist, the error lists the existing names
+    and the nearest one.
     """
     wrong = {"ktf.train.KerasTrainLoop": {"freeze_submodels": ["base_model@block9"]}}
     done = train(work, changed(train_loop=wrong), "--run runs/a", code=2)
@@ -363,8 +367,9 @@ def k13(work: Work) -> str:
 def k14(work: Work) -> str:
     """K14: Data sets: `parser.py`, `raw_to_tfrecord.py`, `dataset.py`; folders of images
 
-    mnist, digits and synthetic have the three files, and ranks share no image; folders of image files are trained
-    on, and TFRecord shards made of them are streamed: a process grows by less than a quarter of what it reads.
+    mnist, digits and synthetic have the three files, and no image is on two ranks. A training reads folders of image
+    files. TFRecord shards made from such folders are streamed: the memory of the process grows by less than a quarter
+    of what it reads.
     """
     datasets = ROOT / "hpcckpt/train/datasets"
     for name in ("mnist", "digits", "synthetic"):
@@ -425,8 +430,8 @@ def k14(work: Work) -> str:
 def k15(work: Work) -> str:
     """K15: Networks, components, losses, heads
 
-    Several heads on a ResNet, a sequence encoder and decoder, and regression train from example configurations;
-    ResNet of depth 18 and 50 has as many weights as published.
+    Several heads on a ResNet, a sequence encoder and decoder, and regression train from example configurations. ResNets
+    of depth 18 and 50 have as many weights as published.
     """
     lines = []
     for name in ("heads", "sequences", "regression"):
@@ -449,8 +454,8 @@ def k15(work: Work) -> str:
 def k16(work: Work) -> str:
     """K16: Functional tests that print `*********** Passed ***********`
 
-    `tests/frameworks/train/functional/run.py` runs them from `/`, and checks code, line and that nothing is left
-    behind.
+    `tests/frameworks/train/functional/run.py` runs them from `/`. It checks the exit code and the line, and that no
+    files remain.
     """
     done = work.session.once("functional", _functional)
     assert done.code == 0, done.tail()
@@ -461,8 +466,8 @@ def k16(work: Work) -> str:
 def k17(work: Work) -> str:
     """K17: Notebooks as tests; viewers of data sets and of models
 
-    All notebooks are executed from top to bottom by the tests; `python -m hpcckpt.train.view` shows the
-    images of each data set; `notebooks/models.ipynb` shows the five models, each built from its configuration.
+    The tests run all notebooks from top to bottom. `python -m hpcckpt.train.view` shows the images of each data set.
+    `notebooks/models.ipynb` shows the five models, each built from its configuration.
     """
     done = work.sh(
         f"python -m pytest -q -p no:cacheprovider --rootdir {ROOT} -c {ROOT}/pyproject.toml {ROOT}/tests/docs/test_notebooks.py"
@@ -489,8 +494,8 @@ def k17(work: Work) -> str:
 def k18(work: Work) -> str:
     """K18: Docker: build, push, clean; `docker run --gpus all`; Apptainer
 
-    The scripts with `--dry-run`, an image for GPUs among them, and the Apptainer file; images are built where there
-    is an engine.
+    The scripts run with `--dry-run`, also for the GPU image, and the Apptainer file exists. The row builds no image; it
+    lists Docker, Apptainer or a GPU as needed where one is missing.
     """
     build = work.sh(f"{ROOT}/docker/build_docker.sh --dry-run")
     work.sh(
@@ -517,8 +522,8 @@ def k18(work: Work) -> str:
 def k19(work: Work) -> str:
     """K19: Argo: `argo_train.sh`
 
-    `docker/argo_train.sh --dry-run` fills a workflow that is valid YAML and retries on code 75; submitting needs a
-    cluster.
+    `docker/argo_train.sh --dry-run` prints a workflow that is valid YAML and retries on exit code 75. Submitting it
+    needs a cluster.
     """
     work.write("mnist.hjson", (ROOT / "examples/configs/mnist.hjson").read_text(encoding="utf-8"))
     done = work.sh(
@@ -540,7 +545,8 @@ def k19(work: Work) -> str:
 def k20(work: Work) -> str:
     """K20: The TensorBoard callback in a configuration, with `profile_batch: [10, 20]`
 
-    Events of training, histograms, the graph and a profile are written; the counters continue after a resume.
+    The callback writes the events of the training, histograms, the graph and a profile. Its counters continue after a
+    resume.
     """
     board = {
         "tf.keras.callbacks.TensorBoard": {
@@ -577,7 +583,7 @@ def k20(work: Work) -> str:
 def k21(work: Work) -> str:
     """K21: `TF_FORCE_GPU_ALLOW_GROWTH`, `TF_GPU_THREAD_MODE`, and a check for GPUs after the installation
 
-    Scripts for nodes with GPUs export both; `hpcckpt doctor` has a line with the devices that TensorFlow finds.
+    Job scripts for nodes with GPUs export both; `hpcckpt doctor` has a line with the devices that TensorFlow finds.
     """
     script = work.sh(
         "hpcckpt jobscript --scheduler slurm --nodes 1 --gpus-per-node 4 --time 1h --run runs/a -- hpcckpt train -c a.hjson"
@@ -596,8 +602,8 @@ def k21(work: Work) -> str:
 def k22(work: Work) -> str:
     """K22: `requirements.txt`, `requirements_ext.txt`, a virtual environment
 
-    Extras of the package for each use; with numpy and the four small packages that are required alone, a program
-    saves and loads; `make setup` makes a virtual environment.
+    The package has extras for each use. With only the required packages, numpy and four small ones, a program saves and
+    loads. `make setup` creates a virtual environment.
     """
     done = work.python("""
         import sys, tomllib
@@ -621,7 +627,7 @@ def k22(work: Work) -> str:
 def k23(work: Work) -> str:
     """K23: Rules for the names of data and weights
 
-    A paragraph of `docs/train.md`: lower case, groups of folders, not in the repository.
+    A paragraph of `docs/train.md` has the rules: lower case, groups of folders, not in the repository.
     """
     page = (ROOT / "docs/train.md").read_text(encoding="utf-8")
     found = re.search(r"Weights do not belong into a repository.*?digits/mnist/raw", page, re.DOTALL)
@@ -633,7 +639,8 @@ def k23(work: Work) -> str:
 def k24(work: Work) -> str:
     """K24: FAQ: `CUDNN_STATUS_INTERNAL_ERROR`, slow trainings, `--shm-size`
 
-    `docs/slow-training.md` answers each with what to type; the profile of a training that it asks for is row K20.
+    `docs/slow-training.md` has the command or setting for each. Row K20 writes the profile of a training for which the
+    page asks.
     """
     page = (ROOT / "docs/slow-training.md").read_text(encoding="utf-8")
     words = ("CUDNN_STATUS_INTERNAL_ERROR", "TF_FORCE_GPU_ALLOW_GROWTH=true", "profile_batch", "--load_fast=false",
@@ -647,8 +654,8 @@ def k24(work: Work) -> str:
 def k25(work: Work) -> str:
     """K25: Tools that convert raw data to TFRecord files
 
-    `python -m hpcckpt.train.datasets.digits.raw_to_tfrecord`: whole or absent, with checksums; a file that was cut is
-    named with the remedy.
+    `python -m hpcckpt.train.datasets.digits.raw_to_tfrecord` writes the files completely or not at all, with checksums.
+    For a truncated file, the error names the file and the remedy.
     """
     tool = "python -m hpcckpt.train.datasets.digits.raw_to_tfrecord data/digits"
     work.sh(f"{tool} && {tool}")
@@ -664,8 +671,8 @@ def k25(work: Work) -> str:
 def k26(work: Work) -> str:
     """K26: Places for optimizers, gradient algorithms, train steps and triplet-loss processors
 
-    Triplet batches with their loss train from an example configuration; a package with an optimizer and a train
-    step of the user trains with `--allow`.
+    Triplet batches with their loss train from an example configuration. A user's package with an optimizer and a train
+    step trains with `--allow`.
     """
     config = ROOT / "examples/configs/triplets.hjson"
     done = work.sh(f"hpcckpt train -c {config} --run runs/triplets --set train_loop.num_epochs=1")

@@ -1,4 +1,4 @@
-"""The notebook of TFLMS: a CNN on MNIST in a session."""
+"""Rows of the TFLMS notebook: a CNN on MNIST in a session."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ for name in os.listdir(graph_location):
 
 
 def notebook_files(work: Work) -> None:
-    """Write the cells that define the model, and data, into the row's directory."""
+    """Write the cells that define the model, and the data, into the row's directory."""
     (work.directory / "mnist.npz").symlink_to(work.mnist())
     work.write("deepnn.py", DEEPNN)
 
@@ -144,16 +144,17 @@ def _run(work: Work) -> Done:
 
 
 def notebook(work: Work) -> Done:
-    """Return what the cells print, executed once for all rows."""
+    """Return the output of the notebook's cells, run once for all rows."""
     return work.session.once("notebook", _run)
 
 
 @row("works")
 def n1(work: Work) -> str:
-    """N1: The cells of the notebook as they are
+    """N1: The cells of the notebook, unchanged
 
-    `deepnn`, the three parameters, `excl_output_by_scopes` and `run(tf.get_default_graph())` in
-    `tensorflow.compat.v1`, with the import changed and a reader of MNIST that TensorFlow 2 no longer has.
+    `deepnn`, the three parameters, `excl_output_by_scopes` and `run(tf.get_default_graph())` run in
+    `tensorflow.compat.v1`. Only the import is changed, and the row defines the reader of MNIST, which TensorFlow 2 no
+    longer has.
     """
     done = notebook(work)
     for line in ("swapout_threshold: 50", "swapin_ahead: 3", "swapin_groupby: 2"):
@@ -165,8 +166,8 @@ def n1(work: Work) -> str:
 def n2(work: Work) -> str:
     """N2: Its numbers: vertices, levels, swap-outs and swap-ins
 
-    368 vertices, 5 swap-outs and 6 swap-ins, where the original adds 6 and 7: `docs/lms.md` explains the difference
-    beside the numbers.
+    The graph has 368 vertices, 5 swap-outs and 6 swap-ins. TFLMS adds 6 and 7; `docs/lms.md` has both pairs of numbers
+    and explains the difference.
     """
     done = notebook(work)
     done.find(r"The graph has 368 vertices and \d+ edges\.")
@@ -182,7 +183,8 @@ def n2(work: Work) -> str:
 def n3(work: Work) -> str:
     """N3: The histogram of distances in `.lms/`
 
-    The file that the run names has the original's header, and its frequencies add up to the edges of the graph.
+    The log names the file. Its header is that of TFLMS, and the sum of its frequencies is the number of edges of the
+    graph.
     """
     done = notebook(work)
     rows = done.out.partition("\nHISTOGRAM\n")[2].splitlines()
@@ -197,7 +199,7 @@ def n3(work: Work) -> str:
 def n4(work: Work) -> str:
     """N4: The edited graph for TensorBoard
 
-    `FileWriter.add_graph` of the notebook writes an event file; the operations of LMS are in its graph.
+    The notebook's `FileWriter.add_graph` writes an event file. The graph in it contains the operations of LMS.
     """
     names = notebook(work).find(r"^EVENTS \d+ (.*)$")[1].split()
     outs = [name for name in names if "swapout" in name]
@@ -209,7 +211,7 @@ def n4(work: Work) -> str:
 def n5(work: Work) -> str:
     """N5: "Auto tuning will determine that TFLMS is not needed and disable it"
 
-    The notebook's model with `LMS()`: without a batch size the original's error, with it the line of the original.
+    The notebook's model runs with `LMS()`. Without a batch size, it raises TFLMS' error. With one, it logs TFLMS' line.
     """
     notebook_files(work)
     done = work.python("""
@@ -232,7 +234,7 @@ def n5(work: Work) -> str:
 def n6(work: Work) -> str:
     """N6: Test accuracy above 0.9, computed in batches
 
-    300 steps of the notebook's training with its learning rate; the notebook reaches 0.9146.
+    The notebook's training runs 300 steps with the notebook's learning rate. The notebook itself reaches 0.9146.
     """
     done = notebook(work)
     accuracy = float(done.find(r"^test accuracy (\S+)$")[1])
@@ -244,8 +246,8 @@ def n6(work: Work) -> str:
 def n7(work: Work) -> str:
     """N7: A tutorial as a notebook
 
-    `notebooks/large_model_support.ipynb` is executed from top to bottom, and stores numbers, the histogram and the
-    memory of a step.
+    `notebooks/large_model_support.ipynb` runs from top to bottom. The stored notebook contains its numbers, the
+    histogram and the memory of a step.
     """
     done = work.sh(
         f"python -m pytest -q -p no:cacheprovider --rootdir {ROOT} -c {ROOT}/pyproject.toml {ROOT}/tests/docs/test_notebooks.py"
@@ -258,8 +260,8 @@ def n7(work: Work) -> str:
 def n8(work: Work) -> str:
     """N8: 3-D U-Net, a comparison with gradient checkpointing, LMS with distributed training
 
-    `examples/lms_large.py --network unet3d` trains with LMS, with `tf.recompute_grad` and without either, and its CSV
-    compares them; `examples/lms_horovod.py` is row L22.
+    `examples/lms_large.py --network unet3d` trains with LMS, with `tf.recompute_grad`, and with neither. Its CSV
+    compares them. `examples/lms_horovod.py` is row L22.
     """
     common = "--network unet3d --image-size 32 --batch-size 1 --depth 2 --filters 8 --stats-csv stats.csv"
     for options in ("--no-lms", "", "--no-lms --recompute-grad"):

@@ -1,4 +1,4 @@
-"""The outline of the project: its parts, and the programs that it is made for."""
+"""Rows of hpcckpt's outline: its parts, and the programs it works with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TINY = """
 
 
 def srun(work: Work) -> str:
-    """Return a PATH with a simulated srun, which starts ranks by mpirun."""
+    """Return a PATH with a simulated srun, which starts ranks with mpirun."""
     work.write("bin/srun", SRUN).chmod(0o755)
     return f"{work.directory}/bin:{work.environment()['PATH']}"
 
@@ -45,7 +45,7 @@ def srun(work: Work) -> str:
 def c1(work: Work) -> str:
     """C1: The tree of the project
 
-    Every directory and file that the outline names exists, and the package is imported from it.
+    Every directory and file that the outline names exists, and Python imports the package from there.
     """
     names = ("pyproject.toml", "hpcckpt/__init__.py", "hpcckpt/collective", "hpcckpt/backends", "hpcckpt/native", "hpcckpt/lms",
              "scripts/theta", "scripts/slurm", "tests")  # fmt: skip
@@ -60,7 +60,7 @@ def c1(work: Work) -> str:
 def c2(work: Work) -> str:
     """C2: TensorFlow, mpi4py, Horovod, h5py, numpy, each in its place
 
-    Importing hpcckpt loads none but numpy; the sources import mpi4py, h5py and Horovod only in the modules that are
+    Of these, importing hpcckpt loads only numpy. The sources import mpi4py, h5py and Horovod only in the modules meant
     for them.
     """
     loaded = work.python("""
@@ -90,7 +90,7 @@ def _importers(name: str) -> set[str]:
 def c3(work: Work) -> str:
     """C3: pytest-mpi
 
-    A part of the suite runs under `mpirun -n 2 pytest --with-mpi`; tests have its marks, and `-m mpi` selects them.
+    A part of the suite runs under `mpirun -n 2 pytest --with-mpi`. Tests have its marks, and `-m mpi` selects them.
     """
     pytest = "mpirun -n 2 python -m pytest --with-mpi -q -p no:cacheprovider"
     done = work.sh(f"cd {ROOT} && {pytest} tests/unit/checkpointer/test_round_trip.py")
@@ -101,10 +101,10 @@ def c3(work: Work) -> str:
 
 @row("works")
 def c4(work: Work) -> str:
-    """C4: The native part gives access to buffers, the MPI layer decides who writes what, parallel HDF5 or files per rank by plugins
+    """C4: Native code accesses buffers, the MPI layer assigns the writes, plugins write parallel HDF5 or files per rank
 
-    A sharded and a replicated tensor on 2 ranks with rankfile, hdf5 by MPI-IO, hdf5 per rank and a C plugin: all
-    verified; h5py reads the shared file.
+    A sharded and a replicated tensor are saved on 2 ranks with rankfile, hdf5 through MPI-IO, hdf5 per rank and a C
+    plugin. All are verified, and h5py reads the shared file.
     """
     done = work.python(
         """
@@ -143,7 +143,7 @@ def c4(work: Work) -> str:
 def c5(work: Work) -> str:
     """C5: LMS on each rank before distributed training
 
-    Two ranks of Horovod plan before the first step, compare the digests of their plans, and swap while gradients are
+    Two Horovod ranks plan before the first step and compare the digests of their plans. They swap while gradients are
     averaged.
     """
     done = work.example(
@@ -158,8 +158,8 @@ def c5(work: Work) -> str:
 def c6(work: Work) -> str:
     """C6: `aprun` and `srun` start trainings
 
-    Three epochs on 2 ranks by the script of `scripts/theta` with simulated qsub and aprun, and by a simulated srun;
-    with a real Slurm where it is installed.
+    Three epochs run on 2 ranks: with the script in `scripts/theta` under simulated qsub and aprun, and under a
+    simulated srun. A test with a real Slurm runs where Slurm is installed.
     """
     cobalt = BatchServer(work.directory / "spool", "cobalt", work.directory / "login")
     (cobalt.work / "c.hjson").write_text(TINY, encoding="utf-8")
@@ -192,8 +192,8 @@ def _last(text: str) -> str:
 def c7(work: Work) -> str:
     """C7: Horovod's callbacks
 
-    `RestoreCallback` beside those of Horovod: rank 1 of 2 is killed in the third epoch, and the same command resumes
-    on 2 ranks with level exact.
+    `RestoreCallback` runs beside Horovod's callbacks. Rank 1 of 2 is killed in the third epoch. The same command
+    resumes on 2 ranks with level exact.
     """
     work.write("train.py", """
         import os, signal
@@ -227,7 +227,8 @@ def c7(work: Work) -> str:
 def c8(work: Work) -> str:
     """C8: A command that restores a checkpoint to a file, on rank 0 alone
 
-    `mpirun -n 2 hpcckpt restore RUN best --out best.npz`, and the same under a simulated srun: one rank writes, once.
+    `mpirun -n 2 hpcckpt restore RUN best --out best.npz` runs, and the same under a simulated srun. Only one rank
+    writes the file, once.
     """
     work.python("""
         import numpy as np, hpcckpt as hc
@@ -250,9 +251,9 @@ def c8(work: Work) -> str:
 def c9(work: Work) -> str:
     """C9: Templates for qsub and sbatch
 
-    `train.qsub`, `restart.qsub`, `train.sbatch` and `restart.sbatch` are run dry from a directory outside of the
-    checkout, a program of the user's by `program.sbatch` and `hpcckpt jobscript`; a run that is complete says so
-    before it imports TensorFlow.
+    `train.qsub`, `restart.qsub`, `train.sbatch` and `restart.sbatch` run in dry-run mode outside the directories that
+    contain them. So does a user's program with `program.sbatch` and with `hpcckpt jobscript`. A complete run ends
+    without importing TensorFlow.
     """
     work.write("c.hjson", TINY)
     copied = work.directory / "copied"
@@ -263,7 +264,7 @@ def c9(work: Work) -> str:
         ("slurm/restart.sbatch", "runs/c"), ("slurm/program.sbatch", "runs/p python p.py"),
     ):  # fmt: skip
         where = ROOT / "scripts" / script
-        if script.startswith("slurm"):  # as sbatch does, which runs a copy
+        if script.startswith("slurm"):  # sbatch also runs a copy
             where = copied / where.name
             where.write_bytes((ROOT / "scripts" / script).read_bytes())
         dry = work.sh(f"bash {where} {words}", HPCCKPT_DRY_RUN="1")

@@ -1,4 +1,4 @@
-"""The rows of the table of features: a function each, whose docstring is what the table shows."""
+"""The table of features: each row is a function, and its docstring is the text of the row."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ SYSTEMS = {
     "K": "ktf",
     "C": "The outline of the project",
 }
-"""What the letter of a row stands for."""
+"""The system that each row letter refers to."""
 Check = Callable[["Work"], str]
 C = TypeVar("C", bound=Check)
 
 
 class NeedsError(Exception):
-    """What a row shows cannot be run on this machine.
+    """Report that a row cannot run on this machine.
 
     Parameters
     ----------
     what : str
         What is missing: ``"a GPU"``, ``"the network"``.
     tried : str
-        What was run, and what it printed.
+        The command that was run, and its output.
     """
 
     def __init__(self, what: str, tried: str) -> None:
@@ -51,13 +51,13 @@ class Row:
     name : str
         ``"T1"``.
     feature : str
-        What a user of the original has, in a user's words.
+        A feature of the original system, in a user's words.
     verdict : str
-        ``"works"``, or ``"better"`` than the original, where the row passes.
+        The verdict if the row passes: ``"works"``, or ``"better"`` if hpcckpt is better than the original.
     shown : str
-        How it is shown.
+        How the row shows the feature.
     check : callable
-        Returns the line that is the evidence, or raises.
+        Returns the line of evidence, or raises.
     """
 
     name: str
@@ -68,11 +68,13 @@ class Row:
 
 
 ROWS: dict[str, Row] = {}
-"""All rows, by name; `names` has their order."""
+"""All rows, by name; `names` returns their order."""
 
 
 def row(verdict: str) -> Callable[[C], C]:
-    """Return a decorator that registers the function ``t1`` as the row ``T1``; its docstring says what and how.
+    """Return a decorator that registers the function ``t1`` as the row ``T1``.
+
+    The first line of the function's docstring is the row's name and feature. The text after it is how the row shows it.
 
     Parameters
     ----------
@@ -96,17 +98,20 @@ def row(verdict: str) -> Callable[[C], C]:
 
 
 N_ROWS = {"T": 16, "A": 22, "L": 22, "N": 8, "K": 26, "C": 9}
-"""How many rows a system has, by its letter."""
+"""The number of rows of each system, by letter."""
 PAGE = ROOT / "docs" / "features.md"
 
 
 def names() -> list[str]:
-    """Return the names of all rows, system by system."""
+    """Return the names of all rows, sorted by system and number."""
     return sorted(ROWS, key=lambda name: (list(SYSTEMS).index(name[0]), int(name[1:])))
 
 
 def page() -> str:
-    """Return the text of ``docs/features.md``: what it has before its first table, and a table for each system."""
+    """Return the text of ``docs/features.md``.
+
+    It is the text of the present file before the first table, then a table for each system.
+    """
     head = PAGE.read_text(encoding="utf-8").partition("\n## ")[0].rstrip("\n")
     parts = []
     for letter, system in SYSTEMS.items():

@@ -1,4 +1,4 @@
-"""TFLMS: tensors leave memory while they are not needed."""
+"""Rows of TFLMS: tensors are swapped out while they are not needed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KERAS = """
 
 
 def keras_program(work: Work, program: str, *words: str, **env: str) -> Done:
-    """Run a program of Keras on MNIST; ``graph`` as a word makes it one of TensorFlow 1."""
+    """Run a Keras program on MNIST; the word ``graph`` selects TensorFlow 1 mode."""
     if not (work.directory / "mnist.npz").exists():
         (work.directory / "mnist.npz").symlink_to(work.mnist())
     return work.python(KERAS + program, *words, **env)
@@ -51,8 +51,8 @@ def keras_program(work: Work, program: str, *words: str, **env: str) -> Done:
 def l1(work: Work) -> str:
     """L1: Sessions: `LMS().run()` before `tf.Session`
 
-    The session of the notebook, whose graph `run` edits, trains with tensors that leave memory, and reaches the
-    accuracy of the notebook.
+    `run` edits the graph of the notebook. Its session then swaps tensors out during training, and reaches the accuracy
+    of the notebook.
     """
     done = notebook(work)
     swapped = int(done.find(r"^SWAPPED (\d+) ")[1])
@@ -65,8 +65,8 @@ def l1(work: Work) -> str:
 def l2(work: Work) -> str:
     """L2: Tensors are swapped between the memory of a GPU and that of the host
 
-    `make gpu` has to print how many bytes were swapped; no part of it runs LMS yet, and no GPU with TensorFlow was
-    available: never shown.
+    Never shown. `make gpu` must print how many bytes were swapped, but no part of it runs LMS yet, and no GPU with
+    TensorFlow was available.
     """
     work.sh(f"make -n -C {ROOT} gpu")
     tried = no_gpu(work)
@@ -80,7 +80,7 @@ def l2(work: Work) -> str:
 def l3(work: Work) -> str:
     """L3: Estimators: `hooks=[logging_hook, lms_hook]`
 
-    `examples/lms_mnist_estimator.py` trains 60 steps with LMS among its hooks, and evaluates.
+    `examples/lms_mnist_estimator.py` trains 60 steps with LMS as a hook, and evaluates the model.
     """
     done = work.example("lms_mnist_estimator", "--steps", "60", "--data", str(work.mnist()))
     found = done.find(r"Added (\d+) operations to the model \((\d+) swap-out")
@@ -92,7 +92,8 @@ def l3(work: Work) -> str:
 def l4(work: Work) -> str:
     """L4: Keras: `callbacks=[lms_callback]` of `fit`, in eager mode and in graph mode
 
-    A CNN on MNIST in both modes, with and without LMS: it edits, swaps, and the losses are the same.
+    A CNN trains on MNIST in both modes, with and without LMS. LMS edits the graph and swaps, and the losses are the
+    same.
     """
     program = """
     without = cnn().fit(x, y, 64, 1, shuffle=False, verbose=0).history["loss"]
@@ -115,8 +116,8 @@ def l4(work: Work) -> str:
 def l5(work: Work) -> str:
     """L5: `model.fit_generator(generator=training_gen, callbacks=[lms_callback])`
 
-    The line of the document in graph mode and in eager mode: swap-outs are executed, and losses are those without
-    LMS.
+    The line of TFLMS' documentation runs in graph mode and in eager mode. Swap-outs are executed, and the losses are
+    the same as without LMS.
     """
     program = """
     def train(*callbacks):
@@ -136,8 +137,9 @@ def l5(work: Work) -> str:
 def l6(work: Work) -> str:
     """L6: `swapout_threshold`, `swapin_ahead`, `swapin_groupby`
 
-    On the notebook's graph a smaller threshold swaps more, a larger `swapin_groupby` makes fewer swap-ins, and
-    `swapin_ahead` begins them earlier; `docs/lms.md` lists where counts differ from the original's.
+    On the notebook's graph, a smaller threshold swaps more, and a larger `swapin_groupby` makes fewer swap-ins. A
+    larger `swapin_ahead`, which begins swap-ins earlier, does not change the counts. `docs/lms.md` explains where the
+    counts differ from TFLMS'.
     """
     notebook_files(work)
     done = work.python("""
@@ -169,7 +171,8 @@ def _counts(done: Done) -> list[tuple[str, ...]]:
 def l7(work: Work) -> str:
     """L7: `sync_mode` 0 to 3
 
-    The four texts of the original, the note that `swapin_ahead` is ignored, and the same loss with each.
+    The log has TFLMS' text for each of the four modes, and the note that `swapin_ahead` is ignored. The loss is the
+    same in all modes.
     """
     notebook_files(work)
     done = work.python("""
@@ -199,7 +202,8 @@ def l7(work: Work) -> str:
 def l8(work: Work) -> str:
     """L8: `serialization=[1, '3:5', 7]`, `serialization_by_size`
 
-    `[21, '23:25', 27]` serializes levels 21, 23, 24, 25 and 27, the graph then has more levels, and by size levels are found.
+    `[21, '23:25', 27]` serializes levels 21, 23, 24, 25 and 27, and the graph then has more levels.
+    `serialization_by_size` finds levels to serialize.
     """
     notebook_files(work)
     done = work.python("""
@@ -224,8 +228,8 @@ def l8(work: Work) -> str:
 def l9(work: Work) -> str:
     """L9: `debug`, `debug_level`
 
-    With `debug=True` each swap-out, swap-in, connection and control edge is a line of level 1, and with
-    `debug_level=2` each operation; without it there are none.
+    With `debug=True`, the log has a line of level 1 for each swap-out, swap-in, connection and control edge. With
+    `debug_level=2`, it also has a line for each operation. Without `debug`, it has none of these lines.
     """
     notebook_files(work)
     done = work.python("""
@@ -252,7 +256,7 @@ def l9(work: Work) -> str:
 def l10(work: Work) -> str:
     """L10: `run(graph, keras)`: the default graph, and a second run
 
-    Without arguments the default graph is edited; a second run leaves it as it is, in the original's words.
+    Without arguments, `run` edits the default graph. A second run changes nothing and logs TFLMS' message.
     """
     notebook_files(work)
     done = work.python("""
@@ -273,9 +277,9 @@ def l10(work: Work) -> str:
 def l11(work: Work) -> str:
     """L11: Auto tuning: `lms.batch_size`, both errors, `TF_LMS_SIMULATOR_MEM_RATIO`, `autotune_gpu_mem`
 
-    On the notebook's own model: the error without a batch size, the one where no parameters are found, and the line that
-    LMS is not necessary, which is said only after a step was run and measured; on a deep network with little memory the
-    search finds parameters.
+    The notebook's model gives the error for a missing batch size, the error when no parameters are found, and the line
+    that LMS is not necessary. That line is logged only after a step was run and measured. On a deep network with little
+    memory, the search finds parameters.
     """
     notebook_files(work)
     done = work.python("""
@@ -318,8 +322,8 @@ def l11(work: Work) -> str:
 def l12(work: Work) -> str:
     """L12: Filters by scope and by type
 
-    In Keras' `fit` the types `Relu`, `Conv2D` and `MaxPool` are found though TensorFlow has fused operations; one
-    that matches nothing is a warning that lists the types of the graph.
+    In Keras' `fit`, the types `Relu`, `Conv2D` and `MaxPool` are found although TensorFlow has fused operations. For a
+    type that matches nothing, a warning lists the types of the graph.
     """
     done = keras_program(work, """
     for types in ({"Relu"}, {"Conv2D"}, {"MaxPool"}, {"Conv7D"}):
@@ -341,8 +345,8 @@ def l12(work: Work) -> str:
 def l13(work: Work) -> str:
     """L13: A MetaGraph or SavedModel that was saved after LMS is loaded for inference or further training
 
-    Both are saved from the notebook's graph; a new process that imports `hpcckpt.lms` predicts with one and trains
-    the other, and a plain graph loads without hpcckpt.
+    Both are saved from the notebook's graph. A new process imports `hpcckpt.lms`, predicts with the SavedModel and
+    trains with the MetaGraph. A plain graph loads without hpcckpt.
     """
     notebook_files(work)
     work.python("""
@@ -394,8 +398,8 @@ def l13(work: Work) -> str:
 def l14(work: Work) -> str:
     """L14: `keras.models.save_model` has no swap nodes, and the same weights
 
-    A model that trained with LMS is saved by Keras as SavedModel and `.h5`: no operation of LMS is in it, and weights
-    are those of a training without LMS.
+    Keras saves a model that trained with LMS as SavedModel and `.h5`. The files contain no operation of LMS, and the
+    weights equal those of a training without LMS.
     """
     done = keras_program(work, """
     def train(*callbacks):
@@ -420,8 +424,8 @@ def l14(work: Work) -> str:
 def l15(work: Work) -> str:
     """L15: `load_model(filepath, callbacks=[lms_callback])`
 
-    `hpcckpt.keras.load_model` takes `.h5`, `.keras` and a SavedModel of Keras, and a checkpoint of hpcckpt; the next
-    `fit` of each is planned.
+    `hpcckpt.keras.load_model` loads `.h5`, `.keras`, a SavedModel of Keras, and a checkpoint of hpcckpt. LMS plans the
+    next `fit` of each.
     """
     done = keras_program(work, """
     import hpcckpt as hc
@@ -443,7 +447,7 @@ def l15(work: Work) -> str:
 def l16(work: Work) -> str:
     """L16: The mode `SCHEDULING_HEURISTICS` of a session
 
-    `lms.session_config()` has it, and a session takes it.
+    `lms.session_config()` sets the mode, and a session accepts it.
     """
     done = work.python("""
         import tensorflow.compat.v1 as tf
@@ -460,11 +464,11 @@ def l16(work: Work) -> str:
 
 @row("works")
 def l17(work: Work) -> str:
-    """L17: Large data: raise the image size until memory ends, then try the options
+    """L17: Large data: raise the image size until memory runs out, then try the options
 
-    `examples/lms_large.py` has the options of the original (sync mode, serialization, by size, -1 for a search,
-    networks of Keras, channels first); it trains with and without LMS, writes CSV, and lists the largest tensors when
-    memory ends.
+    `examples/lms_large.py` has TFLMS' options (sync mode, serialization, serialization by size, -1 for a search,
+    networks of Keras, channels first). It trains with and without LMS, writes CSV, and lists the largest tensors when
+    memory runs out.
     """
     usage = work.example("lms_large", "--help")
     for option in (
@@ -507,7 +511,7 @@ def l17(work: Work) -> str:
 def l18(work: Work) -> str:
     """L18: The log lines, with `tf.logging.set_verbosity(tf.logging.INFO)` alone
 
-    The lines of the notebook come in its order, and begin with `INFO:tensorflow:[LMS][0]`.
+    The lines of the notebook appear in the same order, and begin with `INFO:tensorflow:[LMS][0]`.
     """
     done = notebook(work)
     patterns = [
@@ -528,8 +532,7 @@ def l18(work: Work) -> str:
 def l19(work: Work) -> str:
     """L19: Install without a second command
 
-    From an installation of `pip install` a session and `fit` train with LMS; nothing is built and no command is asked
-    for.
+    After `pip install`, `fit` trains with LMS. Nothing is built, and no further command is needed.
     """
     where = work.session.once("site", site)
     done = keras_program(work, """
@@ -547,8 +550,8 @@ def l19(work: Work) -> str:
 def l20(work: Work) -> str:
     """L20: Beyond TFLMS: a memory budget that is verified
 
-    A budget that can be kept is kept by the first step, which is measured; one that cannot is refused before the
-    first step with the nearest that can; `Verified:` is never said of a step that took more.
+    The first step is measured and keeps a feasible budget. An infeasible budget is rejected before the first step, with
+    the nearest feasible one. `Verified:` is never printed for a step that used more.
     """
     kept = work.example("lms_mnist_keras", "--memory-budget", "150 MiB", "--limit", "2048", "--data", str(work.mnist()))
     took, budget = kept.find(r"Verified: a step took ([\d.]+) MiB, within the memory budget of ([\d.]+) MiB").groups()
@@ -568,8 +571,8 @@ def l20(work: Work) -> str:
 def l21(work: Work) -> str:
     """L21: Beyond TFLMS: `tf.function`, predictions, and refusals with a remedy
 
-    `lms.watch(step)` swaps in a loop of the user's; `is_training = False` plans `predict`; XLA and eager execution
-    are answered by a line that says what to do.
+    `lms.watch(step)` swaps in a user's own loop. `is_training = False` plans `predict`. For XLA and for eager
+    execution, a line describes what to do.
     """
     done = keras_program(work, """
     given = dict(swapout_threshold=10, swapin_ahead=3, swapin_groupby=2)
@@ -607,7 +610,7 @@ def l21(work: Work) -> str:
 def l22(work: Work) -> str:
     """L22: With Horovod, the same plan on all ranks
 
-    `mpirun -n 2 examples/lms_horovod.py`: the digests of the plans are compared before the first step.
+    `mpirun -n 2 examples/lms_horovod.py` compares the digests of the plans before the first step.
     """
     done = work.example(
         "lms_horovod", "--run", "runs/lms", "--epochs", "1", "--limit", "1024", "--data", str(work.mnist()), ranks=2

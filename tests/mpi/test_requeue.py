@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,21 @@ def test_a_chain_of_jobs_has_an_end(tmp_path):
 def test_a_job_that_does_not_ask_for_it_is_not_started_again(code):
     ended = run(str(EXAMPLES / "requeue.sh"), "sh", "-c", f"echo once; exit {code}")
     assert (ended.returncode, ended.stdout) == (code, "once\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_job_that_a_signal_ended_ends_the_chain_with_its_code(number):
+    ended = run(str(EXAMPLES / "requeue.sh"), "sh", "-c", f"kill -{int(number)} $$")
+    assert ended.returncode == 128 + number
+    assert f"run 0 ended with {128 + number}" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_reaches_the_job_whose_code_ends_the_chain(number):
+    job = ["bash", "-c", "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([EXAMPLES / "requeue.sh", *job], env=clean_environment(), **pipes) as chain:
+        assert chain.stdout.readline() == "ready\n"
+        chain.send_signal(number)
+        _, err = chain.communicate(timeout=LIMIT_S)
+    assert (chain.returncode, err) == (75, "requeue.sh: run 0 ended with 75\n")
