@@ -252,8 +252,8 @@ def c9(work: Work) -> str:
     """C9: Templates for qsub and sbatch
 
     `train.qsub`, `restart.qsub`, `train.sbatch` and `restart.sbatch` run in dry-run mode outside the directories that
-    contain them. So does a user's program with `program.sbatch` and with `hpcckpt jobscript`. A complete run ends
-    without importing TensorFlow.
+    contain them. So does a user's program with `program.sbatch` and with `hpcckpt jobscript`. A complete run reports
+    that it is complete, and ends without importing TensorFlow.
     """
     work.write("c.hjson", TINY)
     copied = work.directory / "copied"
@@ -275,5 +275,6 @@ def c9(work: Work) -> str:
     job.find(r"would start: srun .*python p\.py")
     work.sh("hpcckpt train -c c.hjson --run runs/c --set train_loop.num_epochs=1")
     again = work.sh("hpcckpt train -c c.hjson --run runs/c --set train_loop.num_epochs=1", PYTHONPROFILEIMPORTTIME="1")
+    again.find(r"complete cycles=1 .*nothing is left to train")
     assert again.count(r"\| +tensorflow$") == 0, "a complete run imports TensorFlow to say that it is complete"
     return f"{len(lines)} scripts: {lines[-1][:90]}; complete run: {again.seconds:.0f} s"

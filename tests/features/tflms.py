@@ -532,18 +532,23 @@ def l18(work: Work) -> str:
 def l19(work: Work) -> str:
     """L19: Install without a second command
 
-    After `pip install`, `fit` trains with LMS. Nothing is built, and no further command is needed.
+    After `pip install`, `fit` trains with LMS in eager mode and in the session of graph mode. Nothing is built, and no
+    further command is needed.
     """
     where = work.session.once("site", site)
-    done = keras_program(work, """
+    program = """
     import hpcckpt
     lms = LMS(swapout_threshold=10, swapin_ahead=3, swapin_groupby=2)
     cnn().fit(x[:128], y[:128], 64, 1, verbose=0, callbacks=[lms])
     print("TRAINED", hpcckpt.__file__, lms.report().mode, swapped())
-    """, **with_site(where))  # fmt: skip
-    assert done.count("building the TensorFlow ops") == 0, done.tail()
-    done.find(rf"^TRAINED {re.escape(str(where))}/\S+ pass [1-9]")
-    return done.line("^TRAINED")[-60:]
+    """
+    lines = []
+    for words, mode in (((), "pass"), (("graph",), "graph")):
+        done = keras_program(work, program, *words, **with_site(where))
+        assert done.count("building the TensorFlow ops") == 0, done.tail()
+        done.find(rf"^TRAINED {re.escape(str(where))}/\S+ {mode} [1-9]")
+        lines.append(done.line("^TRAINED")[-40:])
+    return "; ".join(lines)
 
 
 @row("better")

@@ -223,8 +223,8 @@ def a6(work: Work) -> str:
     """A6: Format: TensorFlow checkpoint
 
     `hpcckpt convert` writes the index, the data and the file `checkpoint`. `tf.train.latest_checkpoint` finds the
-    checkpoint, `model.load_weights` loads it, and the accuracy is equal. The files can be converted back to a
-    checkpoint.
+    checkpoint, `model.load_weights` loads it, and the accuracy is equal. Converted back to a checkpoint, the files have
+    the same tensors of the model.
     """
     printed = trained(work)
     work.sh("mkdir tf && hpcckpt convert full tf/cp-0002.ckpt && hpcckpt convert tf/cp-0002.ckpt back")
@@ -235,7 +235,8 @@ model.load_weights(tf.train.latest_checkpoint("tf"))
 show("restored", model)
 """
     shown = same_accuracy(work, program, printed)
-    return f"{shown}; {work.sh('hpcckpt list back').line('latest')}"
+    same = work.sh("hpcckpt diff full back --only 'model/*'")
+    return f"{shown}; hpcckpt diff: {same.out.splitlines()[-1]}"
 
 
 @row("works")
