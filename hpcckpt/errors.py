@@ -22,7 +22,10 @@ from typing import ClassVar, NamedTuple
 
 
 def printable(text: str) -> str:
-    """Return text with control characters escaped, which could rewrite what a terminal or a log shows. Pure."""
+    """Return text with control characters escaped. Pure.
+
+    Unescaped, they could change what a terminal or a log shows.
+    """
     if text.isprintable():
         return text
     return "".join(char if char in "\n\t" or not _is_control(char) else _escaped(char) for char in text)
@@ -48,7 +51,7 @@ class HpcckptError(Exception):
 
 
 class Failure(NamedTuple):
-    """What one rank says of its failure: the only form in which an error crosses ranks."""
+    """A failure of one rank, in the only form in which ranks send errors."""
 
     kind: str
     text: str
@@ -164,7 +167,7 @@ class NoRestorableStepError(CorruptError):
 
 
 class ManifestError(CorruptError):
-    """The manifest is absent, unreadable, or says what cannot be."""
+    """The manifest is absent, unreadable, or has invalid content."""
 
     kind = "manifest"
 
@@ -197,7 +200,7 @@ class MemoryBudgetError(OptionError):
     Attributes
     ----------
     nearest : int
-        The least budget that can be met, in bytes.
+        The smallest budget that can be met, in bytes.
     """
 
     kind = "memory-budget"
@@ -205,7 +208,7 @@ class MemoryBudgetError(OptionError):
 
 
 class StepExistsError(ConfigError, FileExistsError):
-    """The step is there already and is good."""
+    """The step exists already and is intact."""
 
     kind = "step-exists"
     exit_code = 1
@@ -278,7 +281,7 @@ class StateMismatchError(ConfigError, ValueError):
 
 
 class ForeignFormatError(ConfigError, ValueError):
-    """A file of another format is not what its format says, cannot be told apart, or would run code if it were read."""
+    """A file of another format is invalid, ambiguous, or would run code if read."""
 
     kind = "foreign-format"
     exit_code = 1
@@ -319,7 +322,7 @@ class PlanMismatchError(CodeError, ValueError):
 
 
 class ShardingError(CodeError, ValueError):
-    """The shards of a tensor overlap, leave a hole, or leave its shape."""
+    """The shards of a tensor overlap, leave a gap, or lie outside its shape."""
 
     kind = "sharding"
 
@@ -347,7 +350,7 @@ class CollectiveError(HpcckptError):
     phase : str
         What was being done.
     failures : dict of int to str
-        The text of each rank that failed.
+        The error text of each rank that failed.
     kinds : dict of int to str
         The kind of each rank's failure.
     """
@@ -379,7 +382,7 @@ def _subclasses(cls: type[HpcckptError]) -> list[type[HpcckptError]]:
 
 @functools.cache
 def error_class(kind: str) -> type[HpcckptError]:
-    """Return the class whose ``kind`` this is, or the root class."""
+    """Return the error class of a ``kind``; the root class if there is none."""
     for cls in _subclasses(HpcckptError):
         if cls.__dict__.get("kind") == kind and "_is_joint" not in cls.__dict__:
             return cls
@@ -400,10 +403,10 @@ def _joint_class(kind: str) -> type[CollectiveError]:
 
 
 def collective_error(phase: str, failures: Mapping[int, Failure]) -> CollectiveError:
-    """Make the one error that every rank raises, from what the failed ranks said.
+    """Return the error that every rank raises for the failures of some ranks.
 
-    It is an instance of :class:`CollectiveError`, and of the failures' own class too when they
-    agree on the kind, so that callers may catch either.
+    It is an instance of :class:`CollectiveError`.  If all failures are of one kind, it is also an
+    instance of the class of this kind, so that callers may catch either.
     """
     kinds = {failure.kind for failure in failures.values()}
     cls = _joint_class(kinds.pop()) if len(kinds) == 1 else CollectiveError
@@ -415,7 +418,10 @@ def collective_error(phase: str, failures: Mapping[int, Failure]) -> CollectiveE
 
 
 def error_of(failure: Failure) -> HpcckptError:
-    """Make the error of a failure that concerns all ranks: on all of them of the same class and text."""
+    """Return the error of a failure that concerns all ranks.
+
+    It has the same class and text on all of them.
+    """
     error = error_class(failure.kind)(failure.text)
     if isinstance(error, CollectiveError):
         error.kinds = {0: failure.kind}
@@ -438,7 +444,7 @@ def _rank_list(ranks: list[int], limit: int = 8) -> str:
 
 
 def as_failure(error: BaseException) -> Failure:
-    """Say of any exception what other ranks need to know."""
+    """Return what other ranks need to know about an exception."""
     if isinstance(error, HpcckptError):
         return Failure(error.kind, str(error))
     if isinstance(error, OSError):
@@ -456,7 +462,7 @@ _READ_ONLY_ERRNOS = {errno.EROFS, *_DENIED_ERRNOS}
 
 
 def from_os_error(error: OSError, doing: str = "") -> HpcckptError:
-    """Translate an ``OSError`` into the error whose class says what to do."""
+    """Translate an ``OSError`` into the error class that tells what to do."""
     text = _os_error_text(error, doing)
     if error.errno in _SPACE_ERRNOS:
         return NoSpaceError(f"{text}; free space or quota, committed steps are untouched")
@@ -466,7 +472,7 @@ def from_os_error(error: OSError, doing: str = "") -> HpcckptError:
 
 
 def from_read_error(error: OSError, doing: str) -> HpcckptError:
-    """Translate an ``OSError`` of a file or directory that was to be read."""
+    """Translate an ``OSError`` from reading a file or directory."""
     if error.errno in _DENIED_ERRNOS:
         return ReadOnlyError(f"{_os_error_text(error, doing)}; make it readable for this user")
     return from_os_error(error, doing)

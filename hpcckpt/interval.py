@@ -24,7 +24,10 @@ def young(cost_s: float, mtbf_s: float) -> float:
 
 
 def daly(cost_s: float, mtbf_s: float) -> float:
-    """Return Daly's interval, which holds for saves that are not short against `mtbf_s` too. Independent."""
+    """Return Daly's interval: seconds of training between two saves. Independent.
+
+    It also holds for saves that are not short against `mtbf_s`.
+    """
     if cost_s >= 2.0 * mtbf_s:
         return mtbf_s
     ratio = cost_s / (2.0 * mtbf_s)
@@ -32,10 +35,11 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 
 
 def lost_part(interval_s: float, cost_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
-    """Return the part of the time that is not training: saves, what is trained again, restarts. Independent.
+    """Return the part of the time that is lost. Independent.
 
-    It is Daly's expectation, with failures that are equally likely at any moment, also while a save or a restart goes
-    on: a job that trains for a second takes ``mtbf * exp(restart/mtbf) * (exp((interval+cost)/mtbf) - 1) / interval``.
+    It is lost to saves, to restarts, and to steps that are trained again. This is Daly's expected value: failures are
+    equally likely at any moment, also during a save or a restart. One second of training takes
+    ``mtbf * exp(restart/mtbf) * (exp((interval+cost)/mtbf) - 1) / interval`` seconds.
     """
     exponent = (interval_s + cost_s) / mtbf_s
     if exponent + restart_s / mtbf_s > 700.0:
@@ -44,28 +48,31 @@ def lost_part(interval_s: float, cost_s: float, mtbf_s: float, restart_s: float 
 
 
 def job_mtbf(node_mtbf_s: float, n_nodes: int) -> float:
-    """Return the mean time between failures of a job that any one of its nodes ends. Independent."""
+    """Return the mean time between failures of a job. Independent.
+
+    The job fails when any one of its nodes fails.
+    """
     return node_mtbf_s / n_nodes
 
 
 @dataclass(slots=True)
 class IntervalPlanner:
-    """Learns what saves cost, and says how long to train between them.
+    """Measures what saves cost, and computes how long to train between them.
 
     Parameters
     ----------
     mtbf_s : float
         Mean time between failures of the whole job.
     max_overhead : float
-        The part of the time that saves may take, whatever the formula says.
+        The largest part of the time that saves may take; it takes precedence over the formula.
     min_interval_s : float
-        The interval is never shorter; before the first save it is this.
+        The shortest interval, which is also used before the first save.
 
     Notes
     -----
-    What a save costs is how long it held the training up, or by how much the steps were longer while it went on in the
-    background, whichever is more; and never more than it lasted.  The first save, which plans and touches memory for
-    the first time, counts until there is a second one.
+    The cost of a save is the time for which it blocked the training, or the time by which the steps were longer while
+    it ran in the background, whichever is larger. It is at most the duration of the save. The first save plans, and
+    touches memory for the first time; its cost is used only until there is a second save.
     """
 
     mtbf_s: float
@@ -78,14 +85,14 @@ class IntervalPlanner:
     _n_saves: int = field(init=False, default=0)
 
     def observe_step(self, seconds: float, *, is_saving: bool) -> None:
-        """Take in how long a step took, and whether a save went on meanwhile. Independent."""
+        """Record the duration of a step, and whether a save ran during it. Independent."""
         if not is_saving:
             self._quiet.append(seconds)
         elif self._quiet:
             self._excess_s += max(0.0, seconds - statistics.median(self._quiet))
 
     def observe_save(self, stall_s: float, seconds: float) -> None:
-        """Take in how long a save held the training up, and how long it lasted in all. Independent."""
+        """Record how long a save blocked the training, and its duration. Independent."""
         if self._n_saves == 1:
             self._costs.clear()
         self._costs.append(min(max(stall_s, self._excess_s), seconds))
@@ -95,12 +102,12 @@ class IntervalPlanner:
 
     @property
     def last_cost_s(self) -> float:
-        """What the last save cost the training; 0 before the first."""
+        """Seconds that the last save cost the training; 0 before the first save."""
         return self._costs[-1] if self._costs else 0.0
 
     @property
     def cost_s(self) -> float | None:
-        """What a save costs the training, on average over the last ones; ``None`` before the first."""
+        """Mean cost of the last saves, in seconds; ``None`` before the first save."""
         return statistics.fmean(self._costs) if self._costs else None
 
     @property

@@ -59,7 +59,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class LinkSource(NamedTuple):
-    """A file of tensors that do not change, how many it has, and the CRC32C of the blocks of one of them."""
+    """A file of unchanged tensors, their number, and block checksums of one."""
 
     file: FileRecord
     n_in_file: int
@@ -68,16 +68,16 @@ class LinkSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRecord:
-    """The block checksums of a payload of the newest committed step, and its bytes if they are still in memory.
+    """Block checksums, and maybe bytes, of a payload of the newest committed step.
 
     Attributes
     ----------
     crcs : tuple of int
         CRC32C of its blocks.
     data : numpy.ndarray or None
-        Its bytes, if they were held ever since.
+        Its bytes, if they have been in memory since then.
     where : LinkSource or None
-        The file that holds it among nothing but such tensors, if there is one.
+        The file that has it together with other unchanged tensors only, if there is one.
     """
 
     crcs: tuple[int, ...]
@@ -91,11 +91,11 @@ class Payload:
     Parameters
     ----------
     item : WriteItem
-        What it is.
+        The item.
     data : numpy.ndarray of uint8
-        A flat, C-contiguous view, which keeps alive what it needs and stays as it is until it is released.
+        A flat, C-contiguous view, which keeps its memory alive, and does not change until it is released.
     is_held : bool
-        Whether the view shows the program's own buffer, which the program copies before it changes it.
+        Whether the view is of the program's own buffer, which the program copies before it changes it.
     """
 
     __slots__ = ("_before", "_data", "is_held", "is_unchanged", "item", "record")
@@ -117,7 +117,10 @@ class Payload:
 
     @property
     def linkable(self) -> LinkSource | None:
-        """The file of the newest committed step that holds the bytes of this payload, to be linked into this one."""
+        """The file of the newest committed step that has the bytes of this payload.
+
+        It may be linked into the new step.
+        """
         return self._before.where if self.is_unchanged and self._before is not None else None
 
     def compare_with(self, before: BlockRecord | None) -> None:
@@ -127,24 +130,25 @@ class Payload:
         self.is_unchanged = held is not None and self._data is not None and _address(held) == _address(self._data)
 
     def release(self) -> None:
-        """Release the bytes, which the kernel has by now, unless they may turn out to be frozen.
+        """Release the bytes, unless they may turn out to be unchanged.
 
-        A backend calls this for each payload as soon as it can: whatever is held is copied by its next update.
+        A backend calls this for each payload as soon as the kernel has the bytes: as long as they are held, an update
+        of the tensor copies them.
         """
         if self._before is None:
             self._data = None
 
     def written(self, crcs: Sequence[int], file: FileRecord | None = None, n_in_file: int = 0) -> None:
-        """Record where the bytes are now, and release them unless they seem to be frozen.
+        """Record where the bytes were written; release them if they changed.
 
         Parameters
         ----------
         crcs : sequence of int
             CRC32C of their blocks.
         file : FileRecord, optional
-            Their file, if it has none but unchanged tensors.
+            Their file, if it has only unchanged tensors.
         n_in_file : int
-            How many it has.
+            Number of tensors in this file.
         """
         if self.is_held:
             own = tuple(crcs)
@@ -178,20 +182,20 @@ class Backend(ABC):
     threads : int
         Native threads to write and read with.
     nice : int
-        How far those that write give way to the training.
+        Nice value of the threads that write, so that they give way to the training.
     comm : Communicator, optional
-        The ranks that save together, for a ``collective`` backend; ``None`` where only one process reads.
+        The ranks that save together, for a ``collective`` backend; ``None`` if only one process reads.
     **options
-        What the user gave as ``backend_options``; the subclass checks them.
+        The user's ``backend_options``; the subclass checks them.
 
     Attributes
     ----------
     name : str
-        The name users give.
+        The name by which users choose it.
     features : frozenset of str
-        What it can do; an instance may have fewer or more of them than its class, as its options say.
+        What it can do; an instance may have fewer or more features than its class, depending on its options.
     is_recycling_forced : bool
-        Whether files of retired steps are written over even if others have them open (``recycle="always"``).
+        Whether files of retired steps are overwritten even if others have them open (``recycle="always"``).
 
     Raises
     ------
@@ -232,22 +236,26 @@ class Backend(ABC):
         threads : int
             Native threads to read with.
         options : mapping
-            What `options_for_reading` gave when it was written, from a manifest that anybody may have written: use
-            with care. Ignored by default.
+            What `options_for_reading` returned when the checkpoint was written. They come from a manifest that anybody
+            may have written, so do not trust them. Ignored by default.
         """
         return cls(threads)
 
     def options_for_reading(self) -> dict[str, Any]:
-        """Return JSON values for the manifest: what was decided about how to write, for people and for `reader`."""
+        """Return how checkpoints are written, as JSON values for the manifest.
+
+        They are for people, and for `reader`.
+        """
         return {}
 
     # -- saving ------------------------------------------------------------------------------------
 
     def file_layout(self, plan: FullPlan) -> Any:
-        """Return what all ranks must know of how a plan is put on storage: small, and fit for pickle. Root only.
+        """Return what all ranks must know to write a plan to storage. Root only.
 
-        Called for each plan, if the feature ``designs`` is there; the result is `SaveJob.file_layout` of all saves by
-        this plan, on every rank. Two file layouts are compared with ``==``.
+        The result must be small and picklable. This is called for each plan, if the backend has the feature
+        ``designs``; the result is `SaveJob.file_layout` of all saves by this plan, on every rank. Two file layouts are
+        compared with ``==``.
         """
         raise NotImplementedError(f"backend {self.name!r} has the feature designs, but no method file_layout")
 
@@ -258,12 +266,13 @@ class Backend(ABC):
         """Create what must exist in a new staging directory before ranks write. Root only."""
 
     def reuse(self, path: Path, n_ranks: int, file_layout: Any = None) -> None:
-        """Make a staging directory of one that was used before, whose files may be written over. Root only.
+        """Make a used directory a staging directory, to overwrite its files. Root only.
 
-        Called where the feature ``recycles`` is there, with the directory of a retired step; and where ``designs``
-        is there, with a directory that was prepared for another file layout. Every file that `write` will not find by
-        its name, or that has another name, must go; and none may look whole before it is. A file that others have open
-        is not written over: `hpcckpt.backends.reusing` has what opens files so.
+        This is called with the directory of a retired step, if the backend has the feature ``recycles``; and with a
+        directory that was prepared for another file layout, if it has the feature ``designs``. Remove every file that
+        `write` will not look up by its name, and every file that has a second name (a hard link). No file may look
+        complete before it is. Files that others have open must not be overwritten: `hpcckpt.backends.reusing` has
+        functions that open files in this way.
         """
         raise NotImplementedError(f"backend {self.name!r} has the feature recycles or designs, but no method reuse")
 
@@ -273,7 +282,7 @@ class Backend(ABC):
     ) -> WriteReport:
         """Write this rank's payloads; files, and directories with new entries, are durable on return.
 
-        Independent; or Collective, if the feature ``collective`` is there.
+        Independent; or Collective, if the backend has the feature ``collective``.
 
         Parameters
         ----------
@@ -290,7 +299,9 @@ class Backend(ABC):
         """
 
     def seal(self, job: SaveJob, path: Path, reports: Sequence[WriteReport]) -> tuple[FileRecord, ...]:  # noqa: ARG002
-        """Complete what all ranks wrote, durable on return; return all files, sorted by path. Root only.
+        """Complete what all ranks wrote; return all files. Root only.
+
+        Everything is durable on return. The files are sorted by path.
 
         Parameters
         ----------
@@ -299,12 +310,12 @@ class Backend(ABC):
         path : pathlib.Path
             The staging directory.
         reports : sequence of WriteReport
-            What `write` returned, of every rank in order.
+            What `write` returned on each rank, in rank order.
 
         Raises
         ------
         BackendError
-            If two ranks report the same file, and it has no feature ``shared-file``.
+            If two ranks report the same file, and the backend does not have the feature ``shared-file``.
         """
         files: dict[str, FileRecord] = {}
         writers: dict[str, int] = {}
@@ -333,9 +344,12 @@ class Backend(ABC):
 
     @abstractmethod
     def read(self, path: Path, manifest: Manifest, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
-        """Fill the requests' buffers, verifying every block touched; return the damaged ones. Independent."""
+        """Fill the requests' buffers; return the damaged blocks. Independent.
+
+        Every block that is read is verified.
+        """
 
 
 def is_built_in(backend: Backend) -> bool:
-    """Return True for a backend of this package: what it reports is right by construction. Pure."""
+    """Return True for a backend of this package: its reports are trusted. Pure."""
     return type(backend).__module__.partition(".")[0] == "hpcckpt"

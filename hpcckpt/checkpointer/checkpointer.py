@@ -36,7 +36,7 @@ class PendingSave:
     Parameters
     ----------
     session : Session
-        The checkpointer's.
+        The checkpointer's session.
     save : InFlightSave
         The save.
     """
@@ -60,7 +60,7 @@ class PendingSave:
         Raises
         ------
         CollectiveError
-            The same on every rank, and also of the failure's own class.
+            If the save failed: the same error on every rank, and also an instance of the failure's own class.
         """
         self._session.check_process()
         with raising(self._session):
@@ -69,14 +69,14 @@ class PendingSave:
             return self._save.result()
 
     def durable(self) -> SavedStep:
-        """Return the step when it is in the run directory, or raise what prevented that. Collective.
+        """Wait until the step is in the run directory, and return it. Collective.
 
-        Without ``scratch`` that is what `result` does.
+        Without ``scratch`` this is the same as `result`.
 
         Raises
         ------
         CollectiveError
-            The same on every rank, and also of the failure's own class.
+            If the save failed: the same error on every rank, and also an instance of the failure's own class.
         """
         saved = self.result()
         tiers = self._session.scratch_tier
@@ -90,54 +90,58 @@ class Checkpointer:
     Parameters
     ----------
     directory : path_like
-        The run directory; made at the first save.
+        The run directory; created at the first save.
     comm : mpi4py communicator, optional
         The ranks that save together; ``None`` means MPI.COMM_WORLD when launched under MPI, else one rank.
     backend : str
         Name of the storage backend, see ``hpcckpt backends``.
     max_to_keep : int or None
-        Newest steps to keep; ``None`` keeps all.
+        Number of newest steps to keep; ``None`` keeps all.
     keep_best : Best or str, optional
-        Keep the best step by a metric besides: ``"val_loss"``, ``"max:reward"``, or a `Best`.
+        Also keep the best step by a metric: ``"val_loss"``, ``"max:reward"``, or a `Best`.
     keep_period : int, optional
-        Keep steps divisible by this besides.
+        Also keep the steps that are divisible by this.
     async_save : bool
-        Whether `save` returns after the snapshot; the rest is done in the background, and progresses when `poll` or
-        another method is called. Otherwise `save` returns when the step is committed.
+        Whether `save` returns after the snapshot. The rest is then done in the background, and progresses when `poll`
+        or another method is called. Otherwise `save` returns when the step is committed.
     on_newer : {"error", "aside"}
-        What saving does when the directory has steps that are newer than the one this run resumed from: refuse, or
-        move them aside (they are never deleted).
+        What a save does if the directory has steps that are newer than the one this run resumed from: raise
+        `NewerStepError`, or move them aside (they are never deleted).
     check_replicas : int
-        At the first save and then after this many saves compare replicated tensors over ranks; 0 never.
+        Compare replicated tensors between ranks at the first save, and then every time after this many saves; 0 for
+        never.
     lock_expiry_s : float
-        Seconds of silence after which a lock held on another host counts as left by a dead job.
+        Seconds without a heartbeat after which a lock held on another host counts as left by a dead job.
     threads : int
-        Native I/O threads per rank; 0 chooses.
+        Native I/O threads per rank; 0 chooses from the cores that this rank may use.
     max_in_flight : int
-        How many saves may be in the background before the next one waits for the oldest.
+        Number of saves that may be in the background; the next one waits for the oldest.
     max_bytes_in_flight : int, optional
-        Bytes per rank that saves in the background may hold; a save beyond them waits for the others, and one that
-        is larger by itself is written before `save` returns.
+        Bytes per rank that saves in the background may hold in memory. A save that would exceed this limit waits for
+        the others; a save that is larger than the limit is written before `save` returns.
     recycle : bool or "always"
-        Write over the files of retired steps, which is several times faster than new files on most file systems:
-        those that no program on this machine has open or mapped, where the kernel knows that (local file systems).
-        ``"always"`` writes over them without asking, on parallel file systems too: a program that has a step open
-        then reads the values of a later one.
+        Whether to overwrite the files of retired steps, which is several times faster than new files on most file
+        systems. ``True`` overwrites only files that no program on this machine has open or mapped, and only where the
+        kernel knows that (local file systems). ``"always"`` overwrites without this check, on parallel file systems
+        too: a program that has a step open then reads the values of a later one.
     incremental : bool
-        Link tensors that did not change since the newest step instead of writing them again. Only what is held
-        without a copy can be known not to have changed: TensorFlow variables on CPU.
+        Link the files of tensors that did not change since the newest step, instead of writing them again. This works
+        only for tensors that a snapshot holds without a copy: TensorFlow variables on CPU.
     nan_guard : bool
-        Refuse a step with NaN or infinite values (`NonFiniteError`), so that it never displaces a good one. In numbers
-        of Python only NaN is refused: ``best=float("inf")`` is a bound. Metrics and `objects` are not checked.
+        Refuse a step with NaN or infinite values (`NonFiniteError`), so that it never displaces a good one. Python
+        numbers may be infinite, because ``best=float("inf")`` may be a bound; for them only NaN is refused. Metrics
+        and `objects` are not checked.
     peer_timeout_s : float
-        How long a rank that waits puts up with the silence of another one; then it says so and ends the job.
+        Seconds that a rank waits for other ranks without progress. Then all ranks raise `PeerTimeoutError` if they are
+        in the same call; otherwise the rank logs which ranks are missing, and ends the job.
     scratch : path_like, optional
         A faster directory, such as the disk of the node: steps are committed there, and drained to the run directory
-        in the background. Ranks need not see the same one, nor give the same path; see the page on tiers.
+        in the background. It may be another directory on each node, and the path may differ between ranks; see the
+        page on tiers.
     scratch_bandwidth : float, optional
         Bytes per second that all ranks together may drain during the training.
     scratch_keep : int
-        Newest steps that stay on scratch when they are drained, for a restore from near.
+        Number of newest steps that stay on scratch after they were drained, for a faster restore.
     backend_options : mapping, optional
         Options of the backend, see its documentation: ``{"driver": "mpio"}``.
 
@@ -218,7 +222,7 @@ class Checkpointer:
 
     @property
     def comm(self) -> Communicator:
-        """Our duplicate of the communicator."""
+        """The checkpointer's duplicate of the communicator."""
         return self._session.comm
 
     @property
@@ -228,17 +232,20 @@ class Checkpointer:
 
     @property
     def is_draining(self) -> bool:
-        """Whether a step is on its way from scratch to the run directory, as far as known here."""
+        """Whether a drain to the run directory is running, as far as this rank knows."""
         return self._session.is_draining
 
     @property
     def last_step(self) -> int | None:
-        """The step that was saved or restored last, as far as known here; the same on all ranks after `wait`."""
+        """The step that was saved or restored last, as far as this rank knows.
+
+        After `wait` it is the same on all ranks.
+        """
         return self._session.rundir.lineage.step
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is in flight whose outcome is not known here yet."""
+        """Whether a save is in flight whose outcome this rank does not know yet."""
         return self._session.is_saving
 
     @property
@@ -247,17 +254,19 @@ class Checkpointer:
         return self._session.rundir.journal
 
     def on_saved(self, callback: Callable[[SavedStep], None]) -> Callable[[], None]:
-        """Call a function with each step that is committed; return a function that ends this. Independent.
+        """Register a function to be called with each committed step. Independent.
 
-        It is called by the thread that polls or waits, and must neither save nor raise.
+        The thread that polls or waits calls it; it must neither save nor raise. The function that is returned here
+        removes the registration.
         """
         self._session.check_process()
         return self._session.queue.listeners.add(callback)
 
     def on_drained(self, callback: Callable[[SavedStep], None]) -> Callable[[], None]:
-        """Call a function with each step that was drained; return a function that ends this. Independent.
+        """Register a function to be called with each drained step. Independent.
 
-        Without ``scratch`` that is `on_saved`; with it `SavedStep.seconds` is the time until then.
+        With ``scratch``, `SavedStep.seconds` is the time from the call of `save` to the end of the drain. Without it
+        this is the same as `on_saved`. The function that is returned here removes the registration.
         """
         self._session.check_process()
         tiers = self._session.scratch_tier
@@ -280,29 +289,29 @@ class Checkpointer:
         Parameters
         ----------
         step : int
-            Identity of the checkpoint, from the training loop; not negative. An integer of NumPy counts too.
+            Number of the step in the training, 0 or more, which identifies the checkpoint. NumPy integers are accepted.
         state : mapping or object
             What to save; see the architecture page.
         metrics : mapping of str to float, optional
-            Stored with the step; NaN is allowed, and never best.
+            Stored with the step. NaN is allowed, but is never the best value.
         objects : mapping, optional
-            JSON values, taken from root.
+            JSON values to store with the step; those of root are stored.
         overwrite : bool
-            Replace a good step of this number, atomically.
+            Replace an intact step that has this number, atomically.
         level : {"exact", "state", "weights"}
-            What a resume from this step can promise; stored with it.
+            What a resume from this step guarantees; stored with the step.
 
         Returns
         -------
         PendingSave
-            Whose ``result()`` is the committed step.
+            Its ``result()`` returns the committed step.
 
         Raises
         ------
         CollectiveError
-            If an earlier save failed in the background and its result was not asked for, or, with
-            ``async_save=False`` and at the first save, if this one failed: the same on every rank, and also of the
-            failure's own class (`StepExistsError`, `NoSpaceError`, `LockedError`, `TreeMismatchError`, …).
+            If an earlier save failed in the background and its result was not requested; with ``async_save=False``,
+            and at the first save, also if this save failed. The error is the same on every rank, and also an instance
+            of the failure's own class (`StepExistsError`, `NoSpaceError`, `LockedError`, `TreeMismatchError`, …).
             The previous checkpoint is untouched and training may continue.
         """
         self._check_open()
@@ -327,11 +336,11 @@ class Checkpointer:
         Parameters
         ----------
         state : mapping or object
-            As given to `save`, built with the same names and global shapes; shards may be cut differently.
+            What was given to `save`, with the same names and global shapes; the extents of shards may differ.
         step : int, optional
-            The step; by default the newest that is whole, skipping damaged ones with a warning.
+            The step; by default the newest intact one. Damaged steps are skipped with a warning.
         strict : bool
-            Refuse if names, shapes or dtypes differ; else restore what fits and warn.
+            Whether to refuse if names, shapes or dtypes differ; otherwise restore what fits, and warn.
 
         Raises
         ------
@@ -340,7 +349,7 @@ class Checkpointer:
         NoRestorableStepError
             If there are steps, and none of them can be restored; a `CorruptError`.
         CorruptError
-            If the step asked for is damaged; the state may be partly overwritten then.
+            If the requested step is damaged; the state may then be partly overwritten.
         StateMismatchError
             If state and step differ; the state is unchanged.
         """
@@ -373,7 +382,7 @@ class Checkpointer:
         Raises
         ------
         CollectiveError
-            If a save failed whose failure was not raised yet; the same on every rank.
+            If a save failed and its failure was not raised yet; the same error on every rank.
         """
         self._check_open()
         with raising(self._session):
@@ -391,7 +400,7 @@ class Checkpointer:
         Raises
         ------
         NoRestorableStepError
-            If the run has steps, and none of them can be restored: then it must not begin at 0 unnoticed.
+            If the run has steps, but none of them can be restored: the run must not silently begin at step 0.
         """
         with self._call("latest_step()"):
             if self._session.scratch_tier is None:
@@ -400,7 +409,7 @@ class Checkpointer:
             return steps[-1] if steps else None
 
     def has_steps(self) -> bool:
-        """Return True if there is any step, restorable or not: then a new run would not be the first. Collective."""
+        """Return True if the run has any step, restorable or not. Collective."""
         with self._call("has_steps()"):
             if self._on_root("look for steps", lambda: bool(discovery.step_numbers(self.directory))):
                 return True
@@ -411,7 +420,7 @@ class Checkpointer:
             )
 
     def all_steps(self) -> list[int]:
-        """Return all restorable steps in rising order. Collective.
+        """Return all restorable steps in ascending order. Collective.
 
         Raises
         ------
@@ -472,9 +481,10 @@ class Checkpointer:
         return infos
 
     def pin(self, step: int) -> None:
-        """Keep a step until `unpin`: retention, `overwrite` and going back leave it where it is. Collective.
+        """Pin a step: keep it until `unpin`. Collective.
 
-        The pin is of the save that has this number now, and not of a later one of the same number.
+        Retention does not remove it, `overwrite` does not replace it, and it is not moved aside. The pin applies to the
+        save that has this number now, not to a later save with the same number.
         """
         with self._call(f"pin({step})"):
             if self._session.scratch_tier is not None:
@@ -482,7 +492,7 @@ class Checkpointer:
             self._on_root(f"pin step {step}", lambda: pins.pin_save(self.directory, step))
 
     def unpin(self, step: int) -> bool:
-        """Take a pin away; return whether there was one. Collective."""
+        """Remove a pin; return True if there was one. Collective."""
         with self._call(f"unpin({step})"):
             return self._on_root(f"unpin step {step}", lambda: pins.unpin(self.directory, step))
 
@@ -492,7 +502,7 @@ class Checkpointer:
         Raises
         ------
         CollectiveError
-            If a save failed whose failure was not raised yet; all is released all the same.
+            If a save failed and its failure was not raised yet; lock and communicator are released nevertheless.
         """
         self._session.check_process()
         if self._session.is_closed and self._session.comm.calls.failure is None:

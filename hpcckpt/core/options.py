@@ -27,7 +27,7 @@ class Best:
     mode : {"auto", "min", "max"}
         ``auto`` is ``max`` for names with "acc", "auc", "f1", "score", "precision", "recall", else ``min``.
     count : int
-        How many of them.
+        Number of best steps to keep.
     """
 
     metric: str

@@ -17,14 +17,14 @@ BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One tensor as one rank declares it: what it is, and the extent this rank holds."""
+    """One tensor on one rank: its description, and the extent of this rank."""
 
     spec: TensorSpec
     extent: Extent
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what this rank holds."""
+        """Bytes of this rank's extent."""
         return self.extent.n_elements * itemsize(self.spec.dtype)
 
 
@@ -44,7 +44,10 @@ class WriteItem(NamedTuple):  # of these there are many, and a tuple is made in 
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """One save, the same on all ranks: its identity, and the file layout that root's backend made for all of them."""
+    """One save, the same on all ranks: its identity and file layout.
+
+    Root's backend makes the file layout.
+    """
 
     save_id: str
     step: int
@@ -57,16 +60,16 @@ class SaveJob:
 
 @dataclass(frozen=True, slots=True)
 class FullPlan:
-    """What a checkpoint will hold, and who writes what of it.
+    """What a checkpoint will contain, and which rank writes which parts of it.
 
     Attributes
     ----------
     tensors : tuple of TensorSpec
         All tensors, sorted by name; shapes of per-rank ones are rank 0's.
     items : tuple of tuple of WriteItem
-        The entries of each rank. Values that a rank has for itself may have another size at each save.
+        The entries of each rank. Per-rank values may have another size at each save.
     directory : pathlib.Path or None
-        The run directory that it will be in.
+        The run directory.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -76,7 +79,7 @@ class FullPlan:
 
 @dataclass(frozen=True, slots=True)
 class StagingSlot:
-    """Where a later save is written: the name of its staging directory, and its identity."""
+    """A staging directory for a later save: its name, and the save's identity."""
 
     name: str
     save_id: str
@@ -84,9 +87,9 @@ class StagingSlot:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A data file as the manifest names it: path relative to the step, size, CRC32C of its header.
+    """A data file in the manifest: path relative to the step, size, header CRC32C.
 
-    `save_id` is the save that wrote it, where that is an older one than the manifest's; else empty.
+    `save_id` is the save that wrote it, if that is older than the save of the manifest; else it is empty.
     """
 
     path: str
@@ -104,11 +107,11 @@ class WriteReport:
     files : tuple of FileRecord
         Its files.
     shared_nbytes, own_nbytes : int
-        Tensor bytes, without headers: of tensors that ranks share, and of those that each has for itself.
+        Tensor bytes, without headers: of tensors that ranks share, and of per-rank tensors.
     linked_nbytes : int
-        How many of these were linked, not written.
+        How many of these bytes were linked, not written.
     detail
-        Anything that the backend on root wants to know of this rank.
+        Anything that the backend on root needs to know about this rank.
     """
 
     files: tuple[FileRecord, ...]
@@ -129,7 +132,7 @@ class WriteReport:
 
 
 class StoredEntry(NamedTuple):
-    """Where an item was written: what it is, and file, byte offset and one CRC32C per block."""
+    """An item, and where it was written: file, byte offset, CRC32C of each block."""
 
     item: WriteItem
     rank: int
@@ -145,7 +148,7 @@ class StoredEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DamagedBlock:
-    """A block with missing bytes, or with another checksum than when it was written."""
+    """A block with missing bytes, or whose checksum changed since it was written."""
 
     tensor: str
     file: str
@@ -163,5 +166,5 @@ Index = Mapping[str, tuple[StoredEntry, ...]]
 
 
 def block_count(nbytes: int, block_bytes: int) -> int:
-    """Return how many checksummed blocks `nbytes` take."""
+    """Return the number of checksummed blocks in `nbytes`."""
     return math.ceil(nbytes / block_bytes)

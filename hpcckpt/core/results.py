@@ -23,17 +23,17 @@ class SavedStep:
     files : int
         Number of data files.
     seconds, stall_seconds : float
-        From the call to the commit, and how much of that the caller was kept waiting.
+        Time from the call to the commit; and how long the call blocked.
     kept : int
-        Restorable steps in the run directory afterwards.
+        Number of restorable steps in the run directory afterwards.
     backend : str
-        Which backend wrote it.
+        The backend that wrote it.
     warnings : tuple of str
-        What went wrong after the commit (retention), with nothing lost.
+        Problems after the commit (retention); nothing was lost.
     linked_nbytes : int
-        How many of the bytes were linked from the step before, not written (``incremental``).
+        How many of the bytes were not written, but linked from the previous step (``incremental``).
     tier : str
-        Where it is: ``run``, the run directory, or ``scratch`` until it is drained.
+        Where it is: ``run`` for the run directory, ``scratch`` until it is drained.
     """
 
     step: int
@@ -62,11 +62,11 @@ class Restored:
     objects : dict
         The JSON values given to ``save(objects=…)``.
     warnings : tuple of str
-        What was left out or replaced, in words; empty if everything came back.
+        Messages about what was left out or replaced; empty if everything was restored.
     path : pathlib.Path
-        The directory it came from.
+        The directory of the step.
     n_ranks : int
-        How many ranks had saved it.
+        Number of ranks that saved it.
     level : str
         ``exact``, ``state`` or ``weights``.
     nbytes : int
@@ -74,10 +74,10 @@ class Restored:
     seconds : float
         Time it took.
     missing, unexpected : tuple of str
-        Names that only the state, or only the checkpoint, has (``strict=False``).
+        Names that only the state has, and names that only the checkpoint has (``strict=False``).
     logged : tuple of str
-        Those of the warnings that rank 0 has logged: damaged steps, what each rank had for itself that is not
-        restored on another number of ranks, and what of the state is not restored with ``strict=False``.
+        The warnings that rank 0 has logged: about damaged steps, about per-rank values that are not restored on
+        another number of ranks, and about parts of the state that are not restored with ``strict=False``.
     """
 
     step: int

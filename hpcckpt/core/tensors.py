@@ -96,7 +96,10 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype token, global shape and kind of a tensor; the shape of a per-rank one is that of rank 0."""
+    """Name, dtype token, global shape and kind of a tensor.
+
+    The shape of a per-rank tensor is that of rank 0.
+    """
 
     name: str
     dtype: str
@@ -120,9 +123,9 @@ def is_text(value: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)  # a state has the same names at every save
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a tensor name, or ``None``.
+    """Return what is wrong with a tensor name, or ``None``.
 
-    Names become paths in HDF5 files and on restore, so none may climb out of its directory.
+    Names become paths in HDF5 files and on restore, so no name may lead out of its directory.
     """
     if not name:
         return "has no name: give a mapping of names to tensors"

@@ -20,14 +20,15 @@ __all__ = ["RestoreCallback"]
 class RestoreCallback(BackupAndRestore):
     """Restore on all ranks, before the first batch, and verify that they are equal. Collective.
 
-    It replaces ``hvd.callbacks.BroadcastGlobalVariablesCallback``, and loading weights on rank 0. That one broadcasts
-    *after* the first batch, so the first step adds up gradients of different models, and never broadcasts the learning
-    rate: a resumed run silently diverges. This one, after every ``on_train_begin`` and before the first batch,
+    It replaces ``hvd.callbacks.BroadcastGlobalVariablesCallback``, and loading weights on rank 0. Horovod's callback
+    broadcasts *after* the first batch, so the first step sums gradients of different models; and it never broadcasts
+    the learning rate, so a resumed run silently diverges. This callback, after every ``on_train_begin`` and before the
+    first batch,
 
-    1. restores the newest good step of the run directory on every rank: weights, optimizer, learning rate, loss scale,
-       callbacks, random streams, epoch, batch and position in the data;
+    1. restores the newest intact step of the run directory on every rank: weights, optimizer, learning rate, loss
+       scale, callbacks, random streams, epoch, batch and position in the data;
     2. or, if nothing was saved yet, broadcasts the initial state of `root_rank`: all of it, learning rate included;
-    3. compares checksums of all tensors that are to be equal, and ends the run if one differs, naming it.
+    3. compares checksums of all tensors that must be equal, and ends the run if one differs, naming it.
 
     With `save_freq` or another of `BackupAndRestore`'s scheduling options, it saves too; else it only restores what
     such a callback wrote. Create it identically on all ranks of the process set.
@@ -45,15 +46,14 @@ class RestoreCallback(BackupAndRestore):
     check_every : int
         Compare all ranks again every N batches; 0 never.
     **options
-        All other options of `hpcckpt.keras.BackupAndRestore` except `comm`; `delete_checkpoint` is off unless asked
-        for.
+        All other options of `hpcckpt.keras.BackupAndRestore` except `comm`; `delete_checkpoint` is off by default.
 
     Raises
     ------
     CodeError
         If Horovod is not initialized.
     OptionError
-        If an option makes no sense, or this rank is not in the process set.
+        If an option is invalid, or this rank is not in the process set.
     ReplicaMismatchError
         By ``fit``: on all ranks, naming the first tensor that differs.
     """

@@ -30,13 +30,14 @@ class DurableState:
     It wraps a state and can be used in its place: by attribute access, by Horovod's callbacks such as
     ``CommitStateCallback``, and by ``hvd.elastic.run``.
 
-    * `commit` keeps the state in memory, as Horovod does, and every `every_n_commits` also saves it, in the background.
-    * `sync`, the first time in a job, restores the newest good step on all ranks; later, when ranks of this job hold a
-      newer state in memory, it broadcasts that.
+    * `commit` keeps the state in memory, as Horovod does; every `every_n_commits` commits it also saves the state to
+      disk, in the background.
+    * `sync` restores the newest intact step on all ranks when it is called for the first time in a job. Later, when
+      ranks of this job have a newer state in memory, it broadcasts that state.
     * `restore` goes back to the last commit.
 
-    Horovod's own states leave out what Keras 2.15 does not list among an optimizer's variables, first of all the
-    learning rate; here it is committed, broadcast, restored and saved with the rest.
+    Horovod's own states leave out values that Keras 2.15 does not list among an optimizer's variables, most importantly
+    the learning rate. Here these values are committed, broadcast, restored and saved with the others.
 
     Parameters
     ----------
@@ -47,10 +48,10 @@ class DurableState:
     every_n_commits : int
         Save every N-th commit.
     step : str or callable, optional
-        The step numbers: an attribute of the state, such as ``"batch"`` if it never decreases, or a function of the
-        state. By default commits are counted, over restarts too.
+        Where step numbers come from: an attribute of the state, such as ``"batch"`` if it never decreases, or a
+        function of the state. By default the number of commits, counted over restarts too.
     process_set : hvd.ProcessSet, optional
-        All of Horovod's ranks; no other, for its elastic states broadcast over all of them.
+        Must be all of Horovod's ranks, because its elastic states broadcast over all of them.
     verbose : int
         0 is silent; 1 writes a line on root for each durable commit and restore.
     **options
@@ -103,7 +104,10 @@ class DurableState:
     # -- what Horovod calls ----------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Commit in memory, every so often to disk too; then look for changes of the hosts. Collective."""
+        """Commit in memory, and every N-th time also to disk. Collective.
+
+        Then check for changes of the hosts.
+        """
         self.save()
         self.commits += 1
         self._checkpointer.poll()
@@ -118,13 +122,16 @@ class DurableState:
         self._is_current = True
 
     def restore(self) -> None:
-        """Go back to what was committed last in memory. Independent."""
+        """Go back to the last commit in memory. Independent."""
         self._state.restore()
         for leaf, values in self._memory:
             leaf.assign(values)
 
     def sync(self) -> None:
-        """Give all ranks the newest state there is: in memory, else on disk, else the first rank's. Collective."""
+        """Give all ranks the newest state. Collective.
+
+        It is the one in memory, else the one on disk, else the state of the first rank.
+        """
         if not self._ranks.allreduce(self._is_current, operator.or_):
             self._restore_newest()
         self._state.sync()
@@ -156,13 +163,13 @@ class DurableState:
         return self._pending
 
     def wait(self) -> None:
-        """Wait until all that was begun is on disk. Collective."""
+        """Wait until the save that was begun is on disk. Collective."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Finish, and give back the run directory. Collective."""
+        """Wait for the last save, and release the run directory. Collective."""
         try:
             self.wait()
         finally:

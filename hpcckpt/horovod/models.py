@@ -23,22 +23,22 @@ def load_model(
 ) -> Any:
     """Build the model of a checkpoint on all ranks, its optimizer wrapped in ``hvd.DistributedOptimizer``. Collective.
 
-    The wrapper is a new optimizer, made from the configuration of the other one: what was restored before it was made
-    would be lost.  So it is made first, and then given all variables of the checkpoint's optimizer, iterations, slots
-    and learning rate.  At the end all ranks are compared.
+    The wrapper is a new optimizer, made from the configuration of the restored one, without its variables. So all
+    variables of the restored optimizer are copied into it: iterations, slots and learning rate. At the end all ranks
+    are compared.
 
     Parameters
     ----------
     path : path_like
         A run directory, or the directory of a step.
     step : int or str, optional
-        The step: a number, ``"latest"`` (the default) or ``"best"``; the first rank finds it for all.
+        The step: a number, ``"latest"`` (the default) or ``"best"``; the first rank selects it for all.
     process_set : hvd.ProcessSet, optional
         The ranks that train this model together; by default all of Horovod's.
     loading : mapping, optional
-        More for `hpcckpt.keras.load_model`.
+        Further arguments of `hpcckpt.keras.load_model`.
     **wrapping
-        More for ``hvd.DistributedOptimizer``: ``compression``, ``op``, ``backward_passes_per_step``, …
+        Further arguments of ``hvd.DistributedOptimizer``: ``compression``, ``op``, ``backward_passes_per_step``, …
 
     Returns
     -------
@@ -48,7 +48,7 @@ def load_model(
     Raises
     ------
     ReplicaMismatchError
-        If ranks read different things; on all ranks, naming the first tensor that differs.
+        If ranks read different values; on all ranks, naming the first tensor that differs.
     CodeError
         If the model was not compiled when it was saved, or Horovod is not initialized.
     """

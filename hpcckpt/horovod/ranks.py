@@ -15,15 +15,15 @@ from hpcckpt.errors import CodeError, MpiError, OptionError
 
 
 def start() -> Communicator:
-    """Start Horovod on all ranks that were started, as ``hvd.init()`` does, and return its communicator. Collective.
+    """Start Horovod on all ranks of the job, and return its communicator. Collective.
 
-    MPI is started before it: a Horovod that starts MPI also ends it, on all ranks, when the first of them exits, while
-    others may still talk.  Where Horovod runs already, it stays as it is.
+    It calls ``hvd.init()``, after MPI was started. If Horovod started MPI, it would also finalize MPI on all ranks when
+    the first rank exits, while other ranks may still communicate. A Horovod that is already running is left as it is.
 
     Raises
     ------
     MpiError
-        If Horovod's ranks are not those of mpi4py, or it is not clear who started them.
+        If Horovod's ranks are not those of mpi4py, or it is not clear which launcher started them.
     """
     import horovod.tensorflow as hvd
 
@@ -38,7 +38,7 @@ def communicator(process_set: Any = None) -> Communicator:
     Parameters
     ----------
     process_set : hvd.ProcessSet, optional
-        One that this rank belongs to; by default all of Horovod's ranks.
+        A process set that this rank belongs to; by default all of Horovod's ranks.
 
     Raises
     ------

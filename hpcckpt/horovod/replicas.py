@@ -21,29 +21,30 @@ _SHARED = {"replicated", "root"}
 def broadcast_state(
     state: Any, root_rank: int | None = None, *, process_set: Any = None, comm: Communicator | None = None
 ) -> None:
-    """Give all ranks the state of one of them: weights, optimizer, learning rate, JSON values. Collective.
+    """Broadcast the state of one rank to all ranks. Collective.
 
-    Unlike ``hvd.broadcast_variables`` it takes whatever a checkpoint takes, the learning rate of Keras 2.15 among it,
-    builds an optimizer that has no variables yet, and finds out first whether all ranks hold the same things. What
-    each rank has for itself, such as streams of random numbers, stays.
+    The state is weights, optimizer, learning rate and JSON values. Unlike ``hvd.broadcast_variables`` this function
+    broadcasts everything that a checkpoint has, including the learning rate of Keras 2.15; it builds an optimizer that
+    has no variables yet; and it first checks that all ranks have the same names, shapes and dtypes. Per-rank values,
+    such as streams of random numbers, are left as they are.
 
     Parameters
     ----------
     state : Keras model, or mapping
         As for `Checkpointer.save`.
     root_rank : int, optional
-        Whose; a rank of Horovod, by default the first of the process set.
+        The rank whose state is broadcast: a rank of Horovod, by default the first of the process set.
     process_set : hvd.ProcessSet, optional
         By default all of Horovod's ranks.
     comm : Communicator, optional
-        The same ranks, if `communicator` was asked before.
+        A communicator of these ranks, if the caller has one from `communicator`.
 
     Raises
     ------
     OptionError
         If `root_rank` is not in the process set.
     TreeMismatchError
-        Naming the first value that ranks do not share in name, shape and dtype; nothing was changed then.
+        If ranks differ in a name, shape or dtype; names the first differences. Nothing is changed.
     """
     hvd = initialized()
     ranks = ranks_of(process_set)
@@ -109,10 +110,10 @@ def _check_equal(comm: Communicator, leaves: Sequence[TensorLeaf], values: Itera
 
 
 def check_equal(state: Any, *, process_set: Any = None, comm: Communicator | None = None) -> int:
-    """Prove that all ranks hold the same weights, optimizer and learning rate; return how many tensors. Collective.
+    """Check that weights and optimizer are equal on all ranks. Collective.
 
-    Each rank takes a checksum of every tensor that is to be equal; statistics of BatchNorm, which Horovod never
-    averages, and what each rank has for itself are left out.
+    Returns the number of tensors. Each rank computes a checksum of every tensor that must be equal, the learning rate
+    included. Statistics of BatchNorm, which Horovod never averages, and per-rank values are left out.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ def check_equal(state: Any, *, process_set: Any = None, comm: Communicator | Non
     process_set : hvd.ProcessSet, optional
         By default all of Horovod's ranks.
     comm : Communicator, optional
-        The same ranks, if `communicator` was asked before.
+        A communicator of these ranks, if the caller has one from `communicator`.
 
     Raises
     ------

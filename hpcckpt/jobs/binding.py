@@ -23,16 +23,17 @@ CHOICE = "HPCCKPT_GPUS"
 
 
 def bound(environ: Mapping[str, str], n_nvidia: int) -> dict[str, str]:
-    """Return the variable to set so that a rank sees only its device; {} if there is none to set. Pure.
+    """Return the variable that makes a rank see only its own device. Pure.
 
-    The devices that the user names in `CHOICE` give the order of the visible devices, and add none.
+    The result is {} if there is nothing to set. The devices that the user names in `CHOICE` order the visible devices,
+    but add none to them.
 
     Parameters
     ----------
     environ : mapping
         The environment of the rank.
     n_nvidia : int
-        How many NVIDIA devices there are on the node; they are taken if no variable names any.
+        Number of NVIDIA devices on the node; they are used if no variable names devices.
     """
     rank = _local_rank(environ)
     variable = next((name for name in VISIBLE if environ.get(name)), VISIBLE[0])
@@ -67,7 +68,10 @@ def count_nvidia(names: Iterable[str]) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Become a command that sees its own device only; return an exit code if it cannot be. Independent."""
+    """Execute a command that sees only its own device. Independent.
+
+    The command replaces this process; an exit code is returned only if that fails.
+    """
     if not words:
         write_message("hpcckpt: error: which command? LAUNCHER... python -m hpcckpt.jobs.binding COMMAND...")
         return 2

@@ -52,9 +52,9 @@ class JobState(NamedTuple):
     is_running : bool
         It is neither cancelled, nor requeued, nor lost.
     is_requeued : bool
-        It is in the queue again since this script began, by the scheduler or by a person.
+        The scheduler or a person has put it into the queue again since this script began.
     is_preempted : bool
-        The scheduler ends it, or will, to make room for a job of higher priority.
+        The scheduler ends it, or will end it, to make room for a job of higher priority.
     """
 
     is_running: bool = True
@@ -70,8 +70,8 @@ class Scheduler(ABC):
     1) `job_id`, `restarts`, `job_end`: logged at the start; `step_environment` goes to the ranks;
     2) `signal_step`: a signal came, and is forwarded to the ranks;
     3) `state`: the step has ended, or a TERM came: has the scheduler ended the job, and why?
-    4) `requeue`: the step has ended with 75, and the job is to begin again;
-    5) `end_chain`: it has ended with another code, and the jobs that wait for it in the queue are not needed.
+    4) `requeue`: the step has ended with code 75, and the job must begin again;
+    5) `end_chain`: the step has ended with another code, and the jobs that wait for it in the queue are not needed.
 
     Parameters
     ----------
@@ -95,11 +95,11 @@ class Scheduler(ABC):
     @property
     @abstractmethod
     def restarts(self) -> int:
-        """How often this job was begun before."""
+        """How many times this job has started before."""
 
     @property
     def request(self) -> str:
-        """The id of what the user submitted: the same however often the job is put into the queue again."""
+        """The id of what the user submitted; a requeue keeps it."""
         return self.job_id
 
     def job_end(self) -> JobEndResult:
@@ -130,7 +130,7 @@ class Scheduler(ABC):
     def state(self) -> JobState:
         """Return what the scheduler reports of this job. Independent.
 
-        If it cannot be asked, or does not answer, the job is running: this process is part of it.
+        If the scheduler cannot be asked, or does not answer, the job counts as running: this process is part of it.
         """
         return JobState()
 
@@ -166,7 +166,7 @@ class NoScheduler(Scheduler):
 
     @property
     def request(self) -> str:
-        """There is none: each start by hand is another one."""
+        """There is none: each start by hand is a new request."""
         return ""
 
     def requeue(self) -> Requeue | None:
@@ -194,12 +194,13 @@ def detect(environ: Environment = os.environ) -> Scheduler:
 def act(command: Sequence[str], timeout_s: float = ANSWER_S) -> str:
     """Run a command of the scheduler, and return what it prints. Independent.
 
-    It survives a TERM: a scheduler that requeues a job sends one to all its processes, including this command.
+    The command survives a TERM, because a scheduler that requeues a job sends one to all its processes, including this
+    command.
 
     Raises
     ------
     RetryError
-        With the output of the command, if it fails, does not exist, or does not answer.
+        If the command fails, does not exist, or does not answer; the message has its output.
     """
     text = " ".join(command)
     if shutil.which(command[0]) is None:
@@ -228,5 +229,8 @@ def _term_held_back() -> Iterator[None]:
 
 
 def may_be_done(error: RetryError) -> bool:
-    """Return True if the command that failed may have been executed: its answer did not come in time. Pure."""
+    """Return True if a failed command may have been executed after all. Pure.
+
+    This is so if its answer did not come in time.
+    """
     return isinstance(error.__cause__, subprocess.TimeoutExpired)

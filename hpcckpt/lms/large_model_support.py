@@ -30,50 +30,53 @@ __all__ = ["LMS"]
 
 
 class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # neither has types
-    """Train with less memory: tensors are swapped out while not needed, and back in time. Collective.
+    """Train with less memory by swapping tensors out while unused. Collective.
 
-    As `TFLMSv2` is used: ``LMS().run()`` before a session, ``hooks=[lms]`` for an Estimator, ``callbacks=[lms]`` for
-    Keras; and ``step = lms.watch(step)`` for a `tf.function`. Losses and weights are the same to the bit, with two
-    exceptions (docs/lms.md).
+    It is used like `TFLMSv2`: ``LMS().run()`` before a session, ``hooks=[lms]`` for an Estimator, ``callbacks=[lms]``
+    for Keras; and ``step = lms.watch(step)`` for a `tf.function`. Losses and weights are bit-identical to those without
+    LMS, with two exceptions (docs/lms.md).
 
     Parameters
     ----------
     swapout_threshold : int
-        Swap tensors that are needed again more than this many levels later: the smaller, the more. -1 is found by a
-        search.
+        Swap tensors that are needed again more than this many levels later; smaller values swap more tensors. -1: a
+        search finds the value.
     swapin_groupby : int
-        Consumers of a tensor within this many levels share a swap-in. -1 is found by a search.
+        Consumers of a tensor within this many levels share a swap-in. -1: a search finds the value.
     swapin_ahead : int
-        Swap a tensor in this many levels before it is needed: the larger, the earlier. -1 is found by a search.
+        Swap a tensor in this many levels before it is needed. -1: a search finds the value.
     sync_mode : {0, 1, 2, 3}
-        What waits: nothing; compute for swap-outs; swap-ins for compute; both.
+        What waits: nothing (0); compute for swap-outs (1); swap-ins for compute (2); both (3).
     serialization : list of int or str
         Levels whose ops run one after the other: ``[1, '3:5', 7]`` is 1, 3, 4, 5 and 7.
     serialization_by_size : float
-        The same for all levels that need more than this many GiB; 0 is none.
+        Also serialize all levels that need more than this many GiB; 0 for none.
     debug, debug_level : bool, int
         Print each swap and control edge, ``[LMS][1]``; at level 2 each operation too, ``[LMS][2]``.
     cpu_device, gpu_device : str, optional
-        Where tensors are moved to; the GPU of this object, in a model of several towers.
+        The device that tensors are swapped to; the GPU that this object is for, in a model of several towers.
     planner : {"cost", "distance"}, optional
-        By exact liveness and measured cost, for a budget; or by distance, as TFLMSv2. By default the cost planner
-        if there is a budget or a device whose memory is the budget, unless one of the parameters above is given.
+        ``"cost"`` plans for a budget, by exact liveness and measured cost; ``"distance"`` plans by distance, as TFLMSv2
+        does. By default the cost planner is used if there is a budget, or a device whose memory is the budget, unless
+        one of the parameters above is given.
     memory_budget : int or str, optional
         The memory that a step may use beyond what was used before it: ``"600 MiB"``; ``"600 MB"`` is 600 * 10**6 bytes.
     tier : {"auto", "host", "file", "host-then-file"}
-        Where tensors are kept: memory of the host, a file on the node's own disk, or one and then the other.
+        Where swapped tensors are kept: in host memory, in a file on the node's own disk, or in host memory up to
+        `host_limit` and the others in the file.
     directory : path_like, optional
-        Where the file is; it is unnamed, and ends with the process.
+        The directory of the file; the file has no name, and ends with the process.
     min_bytes : int or str, optional
-        Leave smaller tensors alone.
+        Do not swap smaller tensors.
     window : int or str, optional
-        How many bytes may be in transit when compute continues; 0, the default, waits until their memory is free.
+        How many bytes may be in transit while compute continues; with 0, the default, compute waits until their memory
+        is free.
     host_limit, file_limit : int or str, optional
         The capacity of each tier; ``"host-then-file"`` needs the first.
     recompute : bool
         Whether the cost planner may recompute cheap ops instead of swapping their outputs.
     verify : bool
-        Whether to run a step and measure its memory, if there is a budget; if it is exceeded, plan again.
+        If there is a budget: whether to run a step, measure its memory, and plan again if it exceeds the budget.
     comm : mpi4py communicator or Communicator, optional
         The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI. With Horovod over some
         ranks: ``hpcckpt.horovod.communicator(process_set)``.
@@ -83,15 +86,15 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
     batch_size : int or None
         The size assumed for an unknown first dimension; read from Keras' ``fit`` if possible.
     is_training : bool
-        Whether the model is trained, or only used.
+        Whether the model is trained; otherwise it only predicts.
     autotune_gpu_mem : float or None
         The device's memory in GiB, as assumed by the search.
     autotune_plot : bool
         Write the histogram of distances, and pictures, into ``.lms/``.
     excl_output_by_scopes, excl_output_by_types, excl_input_by_scopes, excl_input_by_types : set of str
-        Ops whose outputs are not swapped, and ops that do not consume swapped tensors.
+        Ops whose outputs are not swapped; ops that do not consume swapped tensors.
     incl_output_by_scopes, incl_output_by_types, incl_input_by_scopes, incl_input_by_types : set of str
-        The only ones that do.
+        If given: the only ops whose outputs are swapped; the only ops that consume swapped tensors.
 
     Raises
     ------
@@ -160,12 +163,12 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         graph : tf.Graph, optional
             The graph; by default TensorFlow's default graph.
         keras : bool
-            Whether it is that of a Keras model.
+            Whether it is the graph of a Keras model.
 
         Returns
         -------
         set of tf.Operation
-            What was added; nothing if LMS is not necessary, or was here before.
+            The operations that were added; none if LMS is not necessary, or has edited the graph before.
 
         Raises
         ------
@@ -188,19 +191,25 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         return set(outcome.added)
 
     def begin(self) -> None:
-        """Edit the default graph: what an Estimator, or a MonitoredSession, calls before it finalizes the graph."""
+        """Edit the default graph.
+
+        An Estimator or a MonitoredSession calls this before it finalizes the graph.
+        """
         self.run(tf.compat.v1.get_default_graph())
 
     # -- functions
 
     def watch(self, function: Any) -> Any:
-        """Return a `tf.function` that is planned when it is called: ``step = lms.watch(step)``, or as a decorator."""
+        """Return a `tf.function` that is planned when it is first called.
+
+        Use it as ``step = lms.watch(step)``, or as a decorator.
+        """
         return plan_on_first_call(function, self._path)
 
     # -- Keras
 
     def set_params(self, params: Any) -> None:
-        """Take what Keras says of the training; in graph mode, edit its graph."""
+        """Take Keras' parameters of the training; in graph mode, edit its graph."""
         super().set_params(params)
         if params and params.get("batch_size"):
             self.batch_size = int(params["batch_size"])
@@ -208,7 +217,10 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
             self._run_in_graph_mode()
 
     def set_model(self, model: Any) -> None:
-        """Take the model: its next training step will be planned. `load_model(path, callbacks=[lms])` calls it too."""
+        """Take the model, whose next training step will be planned.
+
+        `load_model(path, callbacks=[lms])` calls this too.
+        """
         super().set_model(model)
         if tf.executing_eagerly() and self.is_training and getattr(model, "optimizer", None) is not None:
             self._take("train_function", keras_model.TRAINING)
@@ -263,7 +275,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
         self._n_swapped_before = process_stats.n_swapped()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
-        """In graph mode, report after the first batch if nothing was swapped though it was planned."""
+        """In graph mode, report after the first batch if no planned swap happened."""
         before, self._n_swapped_before = self._n_swapped_before, None
         result = self._edited.result if self._edited is not None else None
         if before is None or result is None or not (result.is_necessary and result.plan.swap_outs):
@@ -272,7 +284,7 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
             self._path.note(self._replaced() or messages.GRAPH_KNOWN.format(model=getattr(self.model, "name", "")))
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras' names
-        """In graph mode, report if Keras has replaced the training function that was edited, at any batch."""
+        """In graph mode, report if Keras has replaced the edited training function."""
         why = self._replaced()
         if why:
             self._path.note(why)
@@ -286,20 +298,23 @@ class LMS(Callback, tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  #
     # -- what there is to tell
 
     def report(self) -> Report:
-        """Return what was done, and what it was seen to take. Independent."""
+        """Return what was done, and what was measured. Independent."""
         outcome = self._edited or self._path.outcome or LmsOutcome()
         return report_of(self._options(), outcome, self._path.notes)
 
     def stats(self) -> dict[str, Any]:
-        """Return what was moved and waited for so far in this process, and the memory of GPUs. Independent."""
+        """Return counters of swaps and waits, and the memory of GPUs. Independent.
+
+        They count everything so far in this process.
+        """
         return process_stats.stats()
 
     def session_config(self) -> Any:
-        """Return the ``ConfigProto`` that the original recommends. Independent."""
+        """Return the ``ConfigProto`` that TFLMSv2 recommends. Independent."""
         return process_stats.session_config()
 
     def write_graph(self, logdir: str | PathLike[str]) -> Path:
-        """Write the edited graph for TensorBoard, and return the directory. Independent.
+        """Write the edited graph for TensorBoard; return the directory. Independent.
 
         Raises
         ------

@@ -128,7 +128,7 @@ def crc32c(data: BytesLike, value: int = 0) -> int:
 
 
 def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
-    """Compute the CRC32C of two byte strings put together, from theirs.
+    """Compute the CRC32C of two concatenated byte strings from their CRC32Cs.
 
     Parameters
     ----------
@@ -181,9 +181,9 @@ def write_blocks(
 ) -> list[list[int]]:
     """Write pieces to a file and checksum them in the same pass.
 
-    Nothing is durable before :func:`fsync`.  If writing fails, or a signal's handler raises (Ctrl-C, on the main
-    thread), an unknown part has been written.  The bytes must stay
-    as they are until it is done: checksums are taken after the system has its copy.
+    Nothing is durable before :func:`fsync`.  If writing fails, or a signal handler raises (Ctrl-C, on the main thread),
+    an unknown part has been written.  The bytes must not change until the call returns, because checksums are computed
+    after the system has copied the bytes.
 
     Parameters
     ----------
@@ -202,10 +202,11 @@ def write_blocks(
         thread, one at a time or several at once.  The piece's buffer has been released by then, so that it is freed
         if there is no other reference to it: give `pieces` as an iterator, because a list would have one.
     nice
-        Above 0, the threads that write give way to others with this nice value (Linux), and the caller only waits.
+        Above 0, the threads that write have this nice value (Linux), so that they give way to others, and the caller
+        only waits.
     is_one_writer
-        One thread writes, and with `nice` 0 a second one takes the checksums meanwhile: for file systems that let one
-        writer at a time into a file.
+        For file systems that let only one thread at a time write to a file: one thread writes, and with `nice` 0 a
+        second one computes the checksums meanwhile.
 
     Returns
     -------
@@ -253,7 +254,7 @@ def read_blocks(
     Returns
     -------
     list of tuple of int
-        (piece, block) of each block whose bytes do not have the CRC they should; its bytes are in the buffer.
+        (piece, block) of each block whose bytes do not have the expected CRC; the buffer has these bytes nevertheless.
 
     Raises
     ------
@@ -267,17 +268,17 @@ def read_blocks(
 
 
 def preallocate(fd: int, nbytes: int, path: Path = "") -> None:
-    """Make room for the first `nbytes` bytes of a file, and let it be at least that long.
+    """Allocate space for the first `nbytes` bytes of a file; extend it if shorter.
 
-    Running out of space shows here rather than in the middle of writing.  Where the file system cannot preallocate,
-    nothing happens.
+    If space is missing, this fails before anything is written.  Where the file system cannot preallocate, nothing
+    happens.
 
     Parameters
     ----------
     fd
         File open for writing.
     nbytes
-        Length to make room for; a longer file stays as it is.
+        Length to allocate; a longer file keeps its length.
     path
         Name of the file, for errors.
 
@@ -290,7 +291,7 @@ def preallocate(fd: int, nbytes: int, path: Path = "") -> None:
 
 
 def copy_pieces(pairs: Iterable[tuple[BytesLike, BytesLike]], threads: int = 1) -> None:
-    """Copy many buffers at once, past the caches if there is much to copy.
+    """Copy many buffers at once, bypassing the caches if there is much to copy.
 
     Parameters
     ----------
@@ -324,14 +325,14 @@ def count_nonfinite(buffer: BytesLike, dtype_token: str, threads: int = 1) -> in
     Returns
     -------
     int
-        How many; a complex number counts once.
+        The number of such elements; a complex number counts once.
     """
     _check_threads(threads)
     return _core.count_nonfinite(buffer, dtype_token, threads)
 
 
 def prefault(buffer: BytesLike, threads: int = 1) -> None:
-    """Have the system give each page of a buffer its memory now; its content stays.
+    """Allocate the memory of all pages of a buffer now; its content stays.
 
     Parameters
     ----------
@@ -345,19 +346,19 @@ def prefault(buffer: BytesLike, threads: int = 1) -> None:
 
 
 def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float) -> None:
-    """In a forked child: end by a signal as the system would, unless the parent has had a signal too.
+    """Let a signal end this forked child, unless the parent received one too.
 
-    It ends also where it is blocked in a call that does not return to Python.  ``_pure`` cannot do that: there the
-    handler that Python has stays.
+    The child ends as by the system's default action, also while it is blocked in a call that does not return to Python.
+    ``_pure`` cannot do that: there Python's handler stays.
 
     Parameters
     ----------
     number
         The signal.
     parent_state
-        Two bytes in memory that the parent shares: whether it has had a signal, and whether it is ending.
+        Two bytes in memory that the parent shares: whether it has received a signal, and whether it is ending.
     wait_s
-        How long the parent's own signal is waited for.
+        Seconds to wait for the signal of the parent.
     """
     _core.end_unless_parent_has_signal(number, parent_state, wait_s)
 
@@ -390,7 +391,10 @@ def view(tensor: object) -> TensorBuffer:
 
 
 def live_views() -> int:
-    """Return how many claims on tensor memory are alive: views not yet released, and what was exported from them."""
+    """Return how many references keep tensor memory alive.
+
+    They are the views that are not yet released, and the buffers that were exported from them.
+    """
     return _core.live_views()
 
 

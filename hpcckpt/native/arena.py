@@ -19,20 +19,20 @@ _MADV_WIPEONFORK = 18  # from <sys/mman.h>: Python has no name for it
 class Arena:
     """Zeroed, page-aligned memory with all pages allocated in advance. Independent.
 
-    It does not grow: make a new one.  The memory goes back to the system when the arena and all its views are gone.
-    In a forked child it is zeroed.
+    It cannot grow.  The memory is returned to the system when the arena and all its views are gone. In a forked child
+    it is zeroed.
 
     Parameters
     ----------
     nbytes
         Size.
     threads
-        How many threads make the pages present, without the GIL.
+        Number of threads that allocate the pages, without the GIL.
 
     Raises
     ------
     HostMemoryError
-        If the system has no room for it.
+        If the system does not have this much memory.
     """
 
     __slots__ = ("__weakref__", "_bytes")
@@ -47,7 +47,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Size, as asked for."""
+        """Size in bytes, as requested."""
         return self._bytes.nbytes
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -56,7 +56,7 @@ class Arena:
         Parameters
         ----------
         offset, nbytes
-            Where it begins, and how long it is.
+            Where the part begins, and its length.
 
         Raises
         ------

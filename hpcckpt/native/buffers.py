@@ -20,8 +20,9 @@ _HOST_DEVICES = (1, 3, 11)
 class TensorBuffer(Protocol):
     """A view of a tensor's memory that keeps the memory alive until it is released or freed.
 
-    ``numpy.asarray`` of it gives its bytes without a copy, and so does whatever takes a buffer in this package.
-    The native one exports the buffer protocol too; in pure Python that begins with Python 3.12.
+    ``numpy.asarray`` returns its bytes without a copy, and functions of this package that take a buffer do not copy
+    them either. The native implementation also exports the buffer protocol; the one in pure Python does so from Python
+    3.12 on.
     """
 
     @property
@@ -49,7 +50,7 @@ class TensorBuffer(Protocol):
         """Whether :meth:`release` was called."""
 
     def release(self) -> None:
-        """Release the memory; what was exported from here before keeps it alive."""
+        """Release the memory; buffers that were exported before keep it alive."""
 
 
 if TYPE_CHECKING:

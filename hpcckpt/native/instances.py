@@ -27,15 +27,15 @@ class PluginTensor:
     name, dtype, kind : str
         Its name, dtype token, and how ranks share it.
     shape : tuple of int
-        Of the box.
+        Shape of the box.
     address, nbytes : int
-        Where its bytes are: the tensor's own memory.
+        Address and size of its bytes: the tensor's own memory.
     global_shape, offset : tuple of int, optional
-        Of the whole tensor, and where the box begins in it; by default the box is the whole.
+        Shape of the whole tensor, and where the box begins in it; by default the box is the whole tensor.
     first_element, n_elements : int
         Which elements of the box, in C order; by default all.
     owner : object
-        What keeps the memory alive.
+        The object that keeps the memory alive.
     """
 
     name: str
@@ -53,16 +53,16 @@ class PluginTensor:
 
 @dataclass(frozen=True, slots=True)
 class PluginContext:
-    """What a call is about; see ``hpcckpt_context``.
+    """The save or restore that a call belongs to; see ``hpcckpt_context``.
 
     Attributes
     ----------
     directory, save_id : str
-        Where its files go, and its identity; empty if there is none.
+        The directory of its files, and its identity; empty if there is none.
     step : int
-        -1 if there is none.
+        Its step; -1 if there is none.
     rank, n_ranks : int
-        Whose entries they are, and of how many ranks.
+        The rank whose entries the tensors are, and the number of ranks.
     """
 
     directory: str = ""
@@ -81,9 +81,9 @@ class LoadedBackend:
     name, origin : str
         Its name, and the file it came from.
     features : frozenset of str
-        Of ``stores``, ``concurrent``, ``durable``, ``partial``.
+        Any of ``stores``, ``concurrent``, ``durable``, ``partial``.
     address : int
-        Of its ``hpcckpt_backend_table``, for native code that calls it itself; good until the process ends.
+        Address of its ``hpcckpt_backend_table``, for native code that calls the backend; valid until the process ends.
     record : BackendRecord
         The table's content.
     """
@@ -106,12 +106,12 @@ class LoadedBackend:
         Parameters
         ----------
         config : str
-            In the plugin's own form.
+            Configuration, in the plugin's own format.
 
         Raises
         ------
         BackendError
-            If the plugin cannot, with what it says.
+            If the plugin cannot make one, with its error text.
         """
         return Instance(self, config)
 
@@ -122,9 +122,9 @@ class Instance:
     Parameters
     ----------
     backend : LoadedBackend
-        What to make one of.
+        The backend.
     config : str
-        In the plugin's own form.
+        Configuration, in the plugin's own format.
     """
 
     def __init__(self, backend: LoadedBackend, config: str = "") -> None:
@@ -149,9 +149,9 @@ class Instance:
         Raises
         ------
         BackendError
-            If the plugin says so, with its code and its text.
+            If the plugin reports an error, with its code and its text.
         NoSpaceError
-            If it says that its storage is full.
+            If the plugin reports that its storage is full.
         """
         self._run("Save", self._save, context, tensors)
 
@@ -161,9 +161,9 @@ class Instance:
         Raises
         ------
         CorruptError
-            If the plugin says that it is damaged, or not there.
+            If the plugin reports that what was stored is damaged or missing.
         BackendError
-            If it failed otherwise, with its code and its text.
+            If the plugin reports another error, with its code and its text.
         """
         self._run("Load", self._load, context, tensors)
 

@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=_become_child)
 def search_path() -> list[Path]:
     """Return the directories in which plugins are found by name, first those of ``HPCCKPT_PLUGIN_PATH``.
 
-    Directories that others own, or can write, are left out: what is in them may be anybody's code.
+    Directories that other users own or can write are left out: anybody could have put code there.
     """
     own = [directory for directory in _named_directories() if not _why_skipped(directory)]
     return own + [Path(root) / _SAMPLES for root in hpcckpt.native.__path__]
@@ -126,10 +126,10 @@ def load(path: str | os.PathLike[str]) -> tuple[LoadedBackend, ...]:
     Raises
     ------
     PluginError
-        Which is an OSError: if there is no such file, or it is no plugin, too old, too new, for another platform, or
-        damaged; says what to do.
+        If there is no such file, or it is no plugin, too old, too new, for another platform, or damaged; the message
+        has the remedy. It is an OSError.
     BackendConflictError
-        If a backend of this name came from another file; names both.
+        If a backend of this name was loaded from another file; names both files.
     """
     file = _existing(os.fspath(path))
     with _lock:
@@ -139,12 +139,14 @@ def load(path: str | os.PathLike[str]) -> tuple[LoadedBackend, ...]:
 
 
 def find(name: str) -> LoadedBackend:
-    """Return the backend of this name, loading the plugin ``lib<name>.so`` or ``<name>.so`` if need be.
+    """Return the backend of this name; load its plugin if necessary.
+
+    The plugin is ``lib<name>.so`` or ``<name>.so``.
 
     Raises
     ------
     BackendNotFoundError
-        If there is none; lists those that are known.
+        If there is no such backend; lists those that are known.
     BackendError
         If its plugin cannot be loaded, or has no such backend.
     """
@@ -175,7 +177,10 @@ def loaded() -> dict[str, LoadedBackend]:
 
 
 def available() -> dict[str, Path]:
-    """Return the files on the search path, by the name under which each is found, sorted; nothing is loaded."""
+    """Return the plugin files on the search path, without loading them.
+
+    They are sorted by the names under which `find` finds them.
+    """
     found: dict[str, Path] = {}
     for directory in search_path():
         for file in _listed(directory):

@@ -34,13 +34,13 @@ class Advice(NamedTuple):
     Attributes
     ----------
     save, stop : bool
-        Whether to save now; whether to stop, which means to save first.
+        Whether to save now; whether to stop, after a save.
     step : int
         The step that was agreed on.
     reason : str
         Why.
     is_end : bool
-        All ranks have finished (`Guard.finished` only).
+        Whether all ranks have finished (only from `Guard.finished`).
     """
 
     save: bool = False

@@ -40,15 +40,17 @@ def watch(
     Parameters
     ----------
     ckpt : Checkpointer
-        What saves; its run directory is where the file ``HALT`` is looked for.
+        The checkpointer. The file ``HALT`` is looked for in its run directory.
     signals : iterable of str or int
         Signals that ask the job to stop; ``()`` for none.
     walltime : optional
-        How long the job may take, from its start: ``"1:30:00"``, ``"90m"``, seconds; ``False`` not to stop for its end.
+        How long the job may take, from its start: ``"1:30:00"``, ``"90m"``, or seconds. With ``False`` it does not stop
+        before its end.
     job_end : optional
-        When it ends: seconds since 1970, or ISO 8601. Without either, the time is read from the environment.
+        When the job ends: seconds since 1970, or ISO 8601. Without `walltime` and `job_end` the time is read from the
+        environment.
     reserve : optional
-        How long before the end to stop; by default timing from the saves and the steps.
+        How long before the end to stop; by default estimated from the durations of saves and steps.
     halt_every_s : float
         Seconds between root's checks for the file ``HALT``; 0 for none.
     every_n_minutes : float or "auto", optional
@@ -56,7 +58,7 @@ def watch(
     mtbf : optional
         Mean time between failures of the whole job, for ``"auto"``.
     max_overhead : float
-        The part of the time that ``"auto"`` may spend on saves.
+        The largest part of the time that ``"auto"`` may spend on saves.
     patience_s : float
         Seconds that ranks wait for one another, in addition to the time of a batch, before they continue to a later
         boundary.
@@ -66,7 +68,7 @@ def watch(
     Raises
     ------
     OptionError
-        Naming every invalid option, or ``HPCCKPT_JOB_END``.
+        Naming every invalid option, ``HPCCKPT_JOB_END`` included.
     CodeError
         If signals are to be caught outside of the main thread.
     """
@@ -90,18 +92,18 @@ def watch(
 
 
 class Guard:
-    """Advises at each batch boundary whether to save and whether to stop, the same on all ranks; made by `watch`.
+    """Advises at batch boundaries whether to save or to stop; made by `watch`.
 
-    At each boundary the program calls `check` once with the step that has just ended, and does what it advises.
-    A boundary without advice does not wait. Steps are counted over all epochs; a program that resumes from an older
-    step calls `go_back`.
+    At each boundary the program calls `check` once, with the step that has just ended, and follows the advice, which is
+    the same on all ranks. A boundary without advice does not wait. Steps are counted over all epochs; a program that
+    resumes from an older step calls `go_back`.
 
     Parameters
     ----------
     ckpt : Checkpointer
-        What saves.
+        The checkpointer.
     options : object
-        As agreed.
+        The options, on which all ranks have agreed.
     is_logging : bool
         Whether this rank writes lines.
     """
@@ -132,8 +134,8 @@ class Guard:
     def check(self, step: int) -> Advice:
         """Return what to do after a step. Collective if it advises something, else Independent.
 
-        It may be called again with the same step where no step ends: between the batches of a validation, so that a
-        stop need not wait for its end.
+        It may be called again with the same step while no step ends, for example between the batches of a validation:
+        then a stop need not wait until the validation ends.
 
         Parameters
         ----------
@@ -206,7 +208,7 @@ class Guard:
     ) -> NoReturn:
         """Save the agreed step, unless it is committed already, and `exit`. Collective.
 
-        An earlier save that failed is only logged, so that this one is made.
+        The failure of an earlier save is only logged, so that this step is saved.
 
         Raises
         ------
@@ -237,7 +239,7 @@ class Guard:
         Preempted
             Always, unless a save failed.
         CollectiveError
-            If a save failed whose failure was not raised yet; the same on every rank.
+            If a save failed and its failure was not raised yet; the same error on every rank.
         CodeError
             If no stop was agreed on.
         """
@@ -314,9 +316,9 @@ class Guard:
 
 
 def catch_signals(signals: Iterable[str | int] = DEFAULT) -> None:
-    """Catch signals from now on, before there is anything to save; `watch` takes them over. Independent.
+    """Catch signals from now on, until `watch` takes them over. Independent.
 
-    Call it first in a program: a signal that arrives while the model is built or restored then does not kill the job,
-    which stops at its first boundary instead.
+    Call it first in a program: then a signal that arrives while the model is built or restored does not kill the job;
+    the job stops at its first batch boundary instead.
     """
     signal_flag().catch(signal_numbers(signals), PROGRAM)

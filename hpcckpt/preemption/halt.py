@@ -61,12 +61,14 @@ def _is_step(number: str) -> bool:
 
 
 def write_halt(directory: str | os.PathLike[str], halt: Halt, remark: str = "") -> Path:
-    """Request that the job of a run directory stops; return the file that requests it. Independent.
+    """Write the file ``HALT`` of a run directory; return its path. Independent.
+
+    It requests that the job of the run directory stops.
 
     Raises
     ------
     StepNotFoundError
-        If there is no such directory: a directory made for a mistyped name would stop no job.
+        If the directory does not exist. It is not created: if its name was mistyped, no job would stop.
     StorageError, ReadOnlyError, NoSpaceError
         If the file cannot be written.
     """

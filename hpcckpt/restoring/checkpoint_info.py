@@ -24,7 +24,7 @@ class CheckpointInfo:
     Attributes
     ----------
     step, epoch : int
-        Its number, and the epoch if the state has one, else ``None``.
+        Its number; and the epoch, ``None`` if the state has none.
     path : pathlib.Path
         The step directory.
     created : str
@@ -34,20 +34,21 @@ class CheckpointInfo:
     backend, level : str
         Storage backend, and what a resumed run gets back: ``exact``, ``state`` or ``weights``.
     nbytes, tensor_nbytes : int
-        Bytes of the files, and of one copy of every tensor (of a per-rank one, one for each rank).
+        Bytes of the files; and bytes of the tensors, each counted once (a per-rank tensor once for each rank).
     metrics : dict of str to float
         As passed to `save`.
     objects : dict
-        Values that are not tensors: ``objects["state"]`` those of the state by name, ``objects["user"]`` those that
-        were passed to `save`.
+        Values that are not tensors: ``objects["state"]`` has those of the state, by name; ``objects["user"]`` has the
+        ``objects`` that were passed to `save`.
     per_rank : mapping of str to list
-        By name, the value of each rank in rank order; read from the files when a name is looked up.
+        For each per-rank name the values of all ranks, in rank order. They are read from the files when the name is
+        looked up.
     tensors : dict of str to TensorSpec
         Name, dtype, shape and kind of each tensor. `hpcckpt.load` returns their values.
     environment : dict of str to str
         Versions of the software that saved it.
     pinned : bool
-        Whether retention keeps it.
+        Whether it is pinned, so that retention keeps it.
     """
 
     step: int

@@ -368,7 +368,7 @@ def load(
     Raises
     ------
     StepNotFoundError
-        If nothing restorable is there, or no such step.
+        If there is no restorable step, or no such step.
     CorruptError
         If bytes are damaged.
     OptionError

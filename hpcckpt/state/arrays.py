@@ -29,11 +29,11 @@ class Sharded:
     Parameters
     ----------
     array : array_like
-        The values this rank holds, shape of the box.
+        The values that this rank holds: a box of the tensor.
     global_shape : sequence of int
         Shape of the whole tensor, in elements.
     offset : sequence of int
-        Where the box begins in it, one number per axis.
+        Where the box begins in the whole tensor, one index per axis.
 
     Raises
     ------
@@ -63,10 +63,12 @@ def _numbers(name: str, value: Any) -> tuple[int, ...]:
 
 @dataclass(slots=True, eq=False)
 class PerRank:
-    """A value that each rank has for itself: an array, or a JSON value (RNG state, iterator position).
+    """A value that each rank saves separately: an array, or a JSON value.
 
-    On restore with the same rank count each rank gets its own back; else it is left as it is, and rank 0 logs a warning
-    that names it (on stderr, unless logging is configured otherwise); it is in `Restored.warnings` of every rank too.
+    Examples are the state of a random generator and the position of an iterator. A restore on the same number of ranks
+    gives each rank its own value back. On another number of ranks the value is left as it is, and rank 0 logs a warning
+    that names it (on stderr, unless logging is configured otherwise). The warning is also in `Restored.warnings` of
+    every rank.
     """
 
     value: Any
@@ -81,7 +83,10 @@ class PerRankArrays:
 
 @dataclass(slots=True, eq=False)
 class RootOnly:
-    """An array that may differ between ranks, of which rank 0's counts (BatchNorm statistics)."""
+    """An array that may differ between ranks, such as BatchNorm statistics.
+
+    Rank 0's is saved, and restored on all ranks.
+    """
 
     value: Any
 

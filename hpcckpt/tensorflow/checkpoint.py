@@ -48,7 +48,7 @@ class Checkpoint(tf.train.Checkpoint):  # type: ignore[misc]  # TensorFlow has n
         save_path : path_like
             A step directory, or the prefix of a checkpoint that TensorFlow wrote.
         options : tf.train.CheckpointOptions, optional
-            For TensorFlow's.
+            For checkpoints of TensorFlow.
 
         Returns
         -------
@@ -60,7 +60,7 @@ class Checkpoint(tf.train.Checkpoint):  # type: ignore[misc]  # TensorFlow has n
         StepNotFoundError, CorruptError, StateMismatchError
             As `Checkpointer.restore` does.
         OptionError
-            If `save_path` is a run directory, not a step of it; has the call that restores the newest.
+            If `save_path` is a run directory, not a step of it. The message has the call that restores the newest step.
         """
         _refuse_run_directory(save_path)
         if is_step(save_path):

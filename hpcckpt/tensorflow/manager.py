@@ -29,21 +29,23 @@ Number = int | Any  # an int, or an integer variable or tensor of TensorFlow's
 class CheckpointManager:
     """Saves and restores what a ``tf.train.Checkpoint`` tracks, keeping some steps and deleting others. Collective.
 
-    Like ``tf.train.CheckpointManager``, with these differences: a checkpoint is a directory ``step-0000000001``, atomic
-    and verified, and all ranks write it together; `save` returns when the snapshot is taken, and the rest runs in the
-    background; and a damaged checkpoint is skipped for the one before.
+    Like ``tf.train.CheckpointManager``, with these differences:
+
+    * A checkpoint is a directory ``step-0000000001``, atomic and verified, and all ranks write it together.
+    * `save` returns when the snapshot is taken; the rest runs in the background.
+    * If a checkpoint is damaged, the previous one is restored.
 
     Parameters
     ----------
     checkpoint : tf.train.Checkpoint
-        What is saved and restored; or anything else that TensorFlow tracks. Its ``restore`` then reads hpcckpt's steps
-        too.
+        What is saved and restored; any other object that TensorFlow tracks is accepted too. Afterwards its ``restore``
+        also reads hpcckpt's steps.
     directory : path_like
         The run directory.
     max_to_keep : int or None
-        How many of the newest are kept; ``None`` keeps all.
+        Number of newest checkpoints to keep; ``None`` keeps all.
     keep_checkpoint_every_n_hours : float, optional
-        Of those that would be deleted, keep one every N hours permanently: it is pinned.
+        Of the checkpoints that would be deleted, keep one every N hours permanently, by a pin.
     checkpoint_name : str
         Accepted, without effect: directories are always called ``step-…``.
     step_counter : tf.Variable, optional
@@ -51,12 +53,12 @@ class CheckpointManager:
     checkpoint_interval : int, optional
         The minimum number of steps between two checkpoints.
     init_fn : callable, optional
-        Called by `restore_or_initialize` where there is nothing to restore.
+        Called by `restore_or_initialize` if there is nothing to restore.
     last_checkpoint_step : int, optional
         The step of the last checkpoint, if another manager saved it.
     comm : mpi4py communicator, optional
-        The ranks that train together; ``None`` means those of the checkpoint, if it was given some, else
-        MPI.COMM_WORLD when launched under MPI.
+        The ranks that train together; ``None`` means the ``comm`` of the checkpoint, if it has one, else MPI.COMM_WORLD
+        when launched under MPI.
     backend : str
         Storage backend.
     backend_options : mapping, optional
@@ -65,18 +67,18 @@ class CheckpointManager:
         Whether training continues while a checkpoint is written.
     scratch : path_like, optional
         A faster directory, such as the disk of the node: checkpoints are committed there, and drained to the run
-        directory in the background; they are listed once they are there.
+        directory in the background. They are listed when they are in the run directory.
     scratch_bandwidth : float, optional
         Bytes per second that all ranks together may drain while the training continues.
     keep_best : Best or str, optional
-        Keep the best by one of the `metrics` that `save` is given besides.
+        Also keep the best checkpoint by one of the `metrics` that are passed to `save`.
     on_newer : {"error", "aside"}
-        What saving does if there are checkpoints newer than the restored one.
+        What a save does if there are checkpoints newer than the restored one: fail, or move them aside.
 
     Raises
     ------
     OptionError
-        If an option makes no sense; it is a `ValueError` too.
+        If an option is invalid; it is also a `ValueError`.
     """
 
     def __init__(
@@ -148,12 +150,14 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The newest checkpoint that this rank knows to be whole, or ``None``; `sync` waits for what is written.
+        """The newest checkpoint that this rank knows to be complete, or ``None``.
+
+        `sync` waits for checkpoints that are being written.
 
         Raises
         ------
         NoRestorableStepError
-            If the directory has checkpoints, and none of them can be restored: ``restore(None)`` would begin at 0.
+            If the directory has checkpoints, but none of them can be restored: ``restore(None)`` would begin at 0.
         """
         checkpoints = self.checkpoints
         if not checkpoints and self._problem:
@@ -162,7 +166,10 @@ class CheckpointManager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The checkpoints that the manager may delete, the oldest first; not those that it keeps for good."""
+        """The checkpoints that the manager may delete, the oldest first.
+
+        Those that it keeps permanently are not in the list.
+        """
         with contextlib.suppress(ClosedError):  # what is known is known
             self._checkpointer.poll()
         return [self._path(step) for step in self._keeping.steps]
@@ -176,16 +183,16 @@ class CheckpointManager:
         metrics: Mapping[str, float] | None = None,
         objects: Mapping[str, Any] | None = None,
     ) -> str | None:
-        """Save a checkpoint, if it is time. Collective.
+        """Save a checkpoint if one is due. Collective.
 
         Parameters
         ----------
         checkpoint_number : int or tf.Variable, optional
-            Its number; by default ``checkpoint.save_counter``, which is counted up in any case.
+            Its number; by default ``checkpoint.save_counter``, which every save increments.
         check_interval : bool
-            Save only if `checkpoint_interval` steps have passed; else whenever the step is another one.
+            Whether to save only if `checkpoint_interval` steps have passed; otherwise save if the step has changed.
         options : tf.train.CheckpointOptions, optional
-            Accepted, and of no effect.
+            Accepted; without effect.
         metrics : mapping of str to float, optional
             Stored with the checkpoint.
         objects : mapping, optional
@@ -194,12 +201,12 @@ class CheckpointManager:
         Returns
         -------
         str or None
-            The path of the checkpoint, which is written in the background; ``None`` if it was not time.
+            The path of the checkpoint, which is written in the background; ``None`` if none was due.
 
         Raises
         ------
         StateError
-            Inside of a ``tf.function``: a graph has no values. Or if `checkpoint_number` is not a whole number.
+            Inside a ``tf.function``, because a graph has no values; or if `checkpoint_number` is not a whole number.
         CollectiveError
             As `Checkpointer.save` does, for this checkpoint or the one before.
         """
@@ -216,12 +223,12 @@ class CheckpointManager:
         return self._path(number)
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the newest checkpoint; where there is none, call `init_fn`. Collective.
+        """Restore the newest checkpoint; if there is none, call `init_fn`. Collective.
 
         Returns
         -------
         str or None
-            The path of what was restored.
+            The path of the restored checkpoint.
 
         Raises
         ------
@@ -243,22 +250,23 @@ class CheckpointManager:
         Raises
         ------
         CollectiveError
-            If one could not be.
+            If one could not be written.
         """
         self._checkpointer.wait(durable=True)
 
     # -- what ours has besides -------------------------------------------------------------------
 
     def restore(self, save_path: str | os.PathLike[str] | int | None = None) -> Any:
-        """Restore a checkpoint; variables that do not exist yet get their values when they are created. Collective.
+        """Restore a checkpoint. Collective.
 
+        Variables that do not exist yet get their values when they are created.
         ``checkpoint.restore(manager.latest_checkpoint)`` does the same.
 
         Parameters
         ----------
         save_path : path_like or int, optional
-            A checkpoint of this or another directory, or its number; one that TensorFlow wrote is read too. By default
-            the newest that is whole.
+            A checkpoint of this or another directory, or a number; TensorFlow's own checkpoints are read too. By
+            default the newest intact checkpoint.
 
         Returns
         -------
@@ -286,11 +294,14 @@ class CheckpointManager:
         return self._restored
 
     def poll(self) -> None:
-        """Advance background work; never blocks. Call it after every step. Independent."""
+        """Make progress in the background; call it after every step. Independent.
+
+        It never blocks.
+        """
         self._checkpointer.poll()
 
     def close(self) -> None:
-        """Wait for all checkpoints, and give the run directory back. Collective.
+        """Wait for all checkpoints, and release the run directory. Collective.
 
         Raises
         ------

@@ -68,12 +68,12 @@ def be_lenient(root: Any) -> None:
 
 
 def last_status(root: Any) -> Any:
-    """Return what TensorFlow says of the last restore of a ``tf.train.Checkpoint`` or the like. Independent.
+    """Return TensorFlow's status object of the last restore. Independent.
 
     Parameters
     ----------
     root : object
-        What was restored, itself or as a part of a state.
+        A ``tf.train.Checkpoint`` or another tracked object that was restored, itself or as a part of a state.
 
     Returns
     -------

@@ -47,12 +47,14 @@ class RandomStreams(tf.train.experimental.PythonState):  # type: ignore[misc]  #
 
 
 def random_streams(rank: int | None = None, size: int | None = None) -> RandomStreams:
-    """Return what has the random streams of this rank saved and restored with a checkpoint. Independent.
+    """Return an object that keeps random streams in a checkpoint. Independent.
+
+    A checkpoint that tracks it saves and restores the random streams of this rank.
 
     Parameters
     ----------
     rank, size : int, optional
-        This rank and the number of ranks; by default what the launcher says.
+        This rank and the number of ranks; by default those of the launcher.
 
     Examples
     --------

@@ -49,7 +49,7 @@ LARGE = 3 * 2**20 + 17
 
 
 def any_bits(token: str, shape: tuple[int, ...], seed: int = 0) -> Array:
-    """Return an array of any bit patterns that a dtype has: NaNs with payloads, infinities, subnormals."""
+    """Return an array of random bits: NaNs with payloads, infinities, subnormals."""
     rng, dtype = np.random.default_rng(seed), numpy_dtype(token)
     if dtype == np.bool_:
         return rng.integers(0, 2, shape).astype(bool)
@@ -62,7 +62,7 @@ def same_bits(a: Array, b: Array) -> bool:
 
 
 def cut(length: int, n_parts: int, part: int) -> slice:
-    """Return the part of a length that is cut unevenly; some are empty when there are many."""
+    """Return one of `n_parts` uneven parts of a length; some may be empty."""
     return slice(length * part**2 // n_parts**2, length * (part + 1) ** 2 // n_parts**2)
 
 
@@ -74,17 +74,17 @@ def strip(full: Array, comm: Any, axis: int) -> hc.Sharded:
 
 
 class BackendSuite:
-    """What a backend is held to. Subclass it in a test module, and name the backend.
+    """Tests that every backend must pass. Subclass it, and name the backend.
 
     Attributes
     ----------
     backend : str
-        As users name it.
+        The name of the backend, as users give it.
     backend_options : mapping
-        Hook: options to run with; a callable property may make them for each test.
+        Hook: options to run with; a property may compute them for each test.
     counts : tuple of int
-        Hook: numbers of ranks, as threads. A backend that communicates by MPI itself has ``(1,)`` here, and runs under
-        ``mpirun`` besides.
+        Hook: numbers of ranks, as threads. A backend that calls MPI itself has ``(1,)`` here, and is also tested under
+        ``mpirun``.
     """
 
     backend: ClassVar[str] = ""
@@ -92,7 +92,9 @@ class BackendSuite:
     counts: ClassVar[tuple[int, ...]] = (1, 2, 3, 5)
 
     def damage(self, step: Path, name: str) -> None:
-        """Change one stored byte of a tensor (a hook): by default where the backend's index says that it lies.
+        """Change one stored byte of a tensor (a hook).
+
+        By default it is found by the index of the backend.
 
         Parameters
         ----------
@@ -114,19 +116,19 @@ class BackendSuite:
     # -- what the tests are made of ----------------------------------------------------------------
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give each test its rank counts."""
+        """Run each test with all numbers of ranks."""
         if "suite_ranks" in metafunc.fixturenames:
             counts: tuple[Any, ...] = ("mpi",) if is_with_mpi(metafunc.config) else self.counts
             metafunc.parametrize("suite_ranks", counts, indirect=True, ids=lambda n: f"n={n}")
 
     @pytest.fixture
     def suite_ranks(self, request: pytest.FixtureRequest) -> Ranks:
-        """Ranks to run a body on."""
+        """Return the ranks to run a function on."""
         return make_ranks(request.param)
 
     @pytest.fixture
     def run(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-        """Return a run directory, not made yet, that all ranks share."""
+        """Return a run directory, not yet created, that all ranks share."""
         if not is_with_mpi(request.config):
             return tmp_path / "run"
         from hpcckpt.collective.mpi import world
@@ -134,7 +136,7 @@ class BackendSuite:
         return world().bcast(tmp_path / "run")
 
     def open(self, run: Path, comm: Any, **options: Any) -> hc.Checkpointer:
-        """Return a checkpointer that writes by the backend."""
+        """Return a checkpointer with this backend."""
         return hc.Checkpointer(run, comm=comm, backend=self.backend, backend_options=self.backend_options, **options)
 
     def save_all(self, ranks: Ranks, run: Path, make: Callable[[Any, int], Any], n: int = 1, **options: Any) -> None:
@@ -148,7 +150,10 @@ class BackendSuite:
         ranks(body)
 
     def round_trip(self, ranks: Ranks, run: Path, make: Callable[[Any, int], Any]) -> list[Any]:
-        """Save what ``make(comm, 1)`` returns, restore into ``make(comm, 0)``; return that of each rank."""
+        """Save ``make(comm, 1)``, restore into ``make(comm, 0)``; return the latter.
+
+        The result has one entry for each rank.
+        """
 
         def body(comm: Any) -> Any:
             target = make(comm, 0)

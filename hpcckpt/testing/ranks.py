@@ -63,7 +63,7 @@ class ThreadCommunicator(Communicator):
     patience : Patience, optional
         How long it waits; by default until the time-out of the group.
     clock, executor : Clock, Executor
-        The time and the threads of this rank.
+        The clock and the threads of this rank.
     """
 
     def __init__(
@@ -125,15 +125,16 @@ def run_ranks(
     main_rank: int | None = None,
     clock: Clock = CLOCK,
 ) -> list[T]:
-    """Run `body` on `n_ranks` ranks, one thread each, and return their results in rank order.
+    """Run `body` on `n_ranks` ranks, one thread each; return all results.
 
-    `main_rank`, if given, runs on the calling thread: where Python handles signals, if that is the main thread.
-    `clock` is the time of all ranks.
+    Results are in rank order. `main_rank`, if given, runs on the calling thread; if that is the main thread, Python
+    handles signals there.
+    `clock` is the clock of all ranks.
 
     Raises
     ------
     Exception
-        The first rank's own exception; one that is not merely the echo of another rank's end.
+        The exception of the lowest rank that failed by itself, not because another rank ended.
     """
     group = _Group(n_ranks, timeout_s)
 

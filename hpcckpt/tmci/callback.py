@@ -30,14 +30,14 @@ class CheckpointCallback(Callback):  # type: ignore[misc]  # Keras has no types
 
         ``epoch``
             After every N epochs: with 2, after the second, the fourth, … (TMCI saved after the first, the
-            third, …, so never the last one of an even number.)
+            third, …, so it never saved the last epoch if their number was even.)
         ``batch``
             After every N batches of an epoch; the count restarts in each epoch.
         ``step``
             After every N batches, counted over all epochs of a ``fit``.
         ``minutes``
-            After the first batch that ends N minutes or more after the last save, or after the beginning. With a
-            backend in Python, by rank 0's clock.
+            After the first batch that ends N minutes or more after the last save, or after the beginning of the
+            training. With a backend in Python rank 0's clock decides.
 
         If an epoch is saved, the other keys do not save again after its last batch.
 

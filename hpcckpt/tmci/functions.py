@@ -32,13 +32,14 @@ def save_weights(
     include_optimizer : bool
         Whether the optimizer's variables are saved too.
     everything : bool, optional
-        Whether a plugin is also given what TMCI leaves out, such as Keras 2.15's learning rate. By default a plugin
-        that stores tensors by name is, and one made for TMCI is not: it knows tensors by their order only.
+        Whether a plugin also gets the values that TMCI leaves out, such as Keras 2.15's learning rate. By default a
+        plugin that stores tensors by name gets them. A plugin made for TMCI does not: it identifies tensors by their
+        order only.
 
     Returns
     -------
     tf.Operation or None
-        While a graph is built that a Session runs: the op that saves.
+        The op that saves, while a graph for a Session is built; else ``None``.
 
     Raises
     ------
@@ -60,7 +61,7 @@ def load_weights(
     """Load the weights of a Keras model, in place. Independent with a plugin, Collective with a backend in Python.
 
     If necessary, the optimizer's variables are created first, without a training step. The plugin gets a variable's own
-    memory if there is no other reference to it; else new memory, which then replaces it.
+    memory if there is no other reference to it; otherwise it gets new memory, which then replaces the variable's.
 
     Parameters
     ----------
@@ -70,20 +71,22 @@ def load_weights(
     Returns
     -------
     tf.Operation or None
-        While a graph is built that a Session runs: the op that loads.
+        The op that loads, while a graph for a Session is built; else ``None``.
 
     Raises
     ------
     BackendError
-        If the plugin fails, with its code and its text; the model's values are undefined then.
+        If the plugin fails, with its code and its text; the model's values are then undefined.
     CorruptError
-        If it, or the backend, says that what was stored is damaged.
+        If the plugin or the backend reports that the stored data is damaged.
     """
     return _as_written(_of_model, "load", model, backend, config, include_optimizer, everything)
 
 
 def save_variables(variables: Mapping[str, Any] | Iterable[Any], backend: str, config: Config = "") -> Any:
-    """Have a plugin save variables, as they are or named in a dict. Independent.
+    """Save variables by a plugin. Independent.
+
+    The variables are an iterable, or a dict that names them.
 
     For programs without a Keras model: custom loops, ``tf.function``, and Sessions, where the variables may also be
     those of TensorFlow 1.
@@ -91,18 +94,21 @@ def save_variables(variables: Mapping[str, Any] | Iterable[Any], backend: str, c
     Returns
     -------
     tf.Operation or None
-        While a graph is built that a Session runs: the op that saves.
+        The op that saves, while a graph for a Session is built; else ``None``.
     """
     return _as_written(_of_variables, "save", variables, backend, config)
 
 
 def load_variables(variables: Mapping[str, Any] | Iterable[Any], backend: str, config: Config = "") -> Any:
-    """Have a plugin fill variables, as they are or named in a dict. Independent.
+    """Load variables by a plugin. Independent.
+
+    The variables are an iterable, or a dict that names them.
 
     Returns
     -------
     tf.Operation or None
-        While a graph is built that a Session runs: the op that loads, once the variables were initialized.
+        The op that loads, while a graph for a Session is built; else ``None``. Run it after the variables were
+        initialized.
     """
     return _as_written(_of_variables, "load", variables, backend, config)
 

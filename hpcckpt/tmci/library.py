@@ -12,13 +12,13 @@ __all__ = ["get_library", "get_library_dir"]
 def get_library() -> str:
     """Return the file name of TensorFlow's library, as for ``ld -l:NAME``.
 
-    It has what TMCI's library has for a plugin, `tensorflow::Tensor`. A plugin that is linked to it, with an rpath to
-    `get_library_dir`, as CMake sets it, loads before and after TensorFlow is imported.
+    It provides what a plugin takes from TMCI's library: `tensorflow::Tensor`. A plugin that is linked to it, with an
+    rpath to `get_library_dir` as CMake sets it, can be loaded before or after TensorFlow is imported.
 
     Raises
     ------
     ConfigError
-        If TensorFlow is not installed; with what to do.
+        If TensorFlow is not installed; the message has the remedy.
     """
     return _path().name
 
@@ -29,7 +29,7 @@ def get_library_dir() -> str:
     Raises
     ------
     ConfigError
-        If TensorFlow is not installed; with what to do.
+        If TensorFlow is not installed; the message has the remedy.
     """
     return str(_path().parent)
 

@@ -47,24 +47,24 @@ def save(
 ) -> PendingSave | None:
     """Save a step of a training (Collective), or a state dict to a file (Independent).
 
-    ``save(state_dict, path)`` replaces ``torch.save``: the file is complete or not there, and an existing one is
-    replaced at the end. It is safetensors, and what is not a tensor is JSON in its metadata; nothing is pickled. With
-    several ranks call it on one of them.
+    ``save(state_dict, path)`` replaces ``torch.save``. The file is written completely or not at all, and an existing
+    file is replaced at the end. Its format is safetensors; values that are not tensors are JSON in its metadata, and
+    nothing is pickled. With several ranks call it on one of them.
 
     Parameters
     ----------
     where : path_like, Checkpointer, or mapping
         With a directory the step is committed when this returns, and no other step is deleted. With a `Checkpointer`
-        its options count: in the background, how many steps are kept, by which ranks. With a mapping, such as
-        ``model.state_dict()`` or a dict of these, `step` is the file.
+        its options apply: whether it saves in the background, how many steps are kept, which ranks save. With a
+        mapping, such as ``model.state_dict()`` or a dict of these, `step` is the file.
     step : int or path_like
         Number of the step; with a mapping the path of the file.
     model, optimizer, scheduler : object, optional
-        Parts of the training; or a list or dict of such.
+        Parts of the training; or lists or dicts of such parts.
     metrics : mapping of str to float, optional
         Stored with the step.
     overwrite : bool
-        Replace a good step of this number, atomically.
+        Replace an intact step that has this number, atomically.
     **objects
         More parts, each under its own name: anything with ``state_dict`` and ``load_state_dict``, tensors, arrays,
         dicts of them. JSON values (``epoch=3``) come back as ``Restored.objects``.
@@ -72,14 +72,14 @@ def save(
     Returns
     -------
     PendingSave or None
-        Whose ``result()`` is the committed step; ``None`` if a file was written.
+        Its ``result()`` returns the committed step; ``None`` if a file was written.
 
     Raises
     ------
     OptionError
         If there is nothing to save, the arguments fit neither form, or a file's header would be too long for readers.
     StateError
-        If a state dict holds what cannot be in a file; names everything.
+        If a state dict has values that a file cannot hold; names all of them.
     CollectiveError
         As `Checkpointer.save` does.
     """
@@ -108,23 +108,23 @@ def load(path: str | os.PathLike[str], map_location: Any = None, *, weights_only
     path : path_like
         A file of ``save(state_dict, path)``, any other safetensors file, or a ``.pt`` file of ``torch.save``.
     map_location : torch.device, str, dict or callable, optional
-        Device of the tensors; the CPU by default. A dict from the devices of a ``.pt`` file (``"cpu"`` for any other
-        file) to those wanted, or a function of a storage and such a device, as in ``torch.load``; a device that the
-        dict has not, or ``None`` from the function, is the CPU.
+        Device of the tensors; the CPU by default. As in ``torch.load`` it may be a dict from the devices in a ``.pt``
+        file to the wanted devices, or a function of a storage and such a device. In any other file all devices are
+        ``"cpu"``. Tensors go to the CPU if the dict does not have their device, or the function returns ``None``.
     weights_only : bool
-        Always true: a file that could run code is refused.
+        Must be true: a file that could run code is refused.
 
     Returns
     -------
     dict
-        Tensors by name, nested as they were saved, in memory of their own.
+        Tensors by name, nested as they were saved, in newly allocated memory.
 
     Raises
     ------
     StepNotFoundError
         If there is no such file.
     OptionError
-        If it is something else, such as a run directory; names the call for it.
+        If `path` is something else, such as a run directory; names the call that reads it.
     ForeignFormatError
         If reading it would run code, or its dtypes are not known.
     CorruptError
@@ -160,10 +160,9 @@ def restore(
     must_exist: bool = True,
     **objects: Any,
 ) -> Restored | None:
-    """Restore a training, in place; an optimizer that was built just now gets its state. Collective.
+    """Restore a training in place; a new optimizer gets its state too. Collective.
 
-    Parts that the step has and that are not given here are left alone: ``restore(where, model=model)`` is what
-    inference wants.
+    Parts of the step that are not given here are ignored: for inference use ``restore(where, model=model)``.
 
     Parameters
     ----------
@@ -172,11 +171,11 @@ def restore(
     model, optimizer, scheduler : object, optional
         What to restore, each under the name it was saved by.
     step : int, optional
-        The step; by default the newest that is whole.
+        The step; by default the newest intact one.
     strict : bool
-        Refuse if names, shapes or dtypes differ; else restore what fits and warn.
+        Refuse if names, shapes or dtypes differ; otherwise restore what fits, and warn.
     must_exist : bool
-        Raise if no step was ever saved; else return ``None`` then, for the run begins here.
+        Whether to raise an error if no step was ever saved. Otherwise ``None`` is returned: the run begins here.
     **objects
         More parts, as given to `save`. JSON values are ignored.
 
@@ -192,7 +191,7 @@ def restore(
     NoRestorableStepError
         If there are steps, and none of them can be restored.
     CorruptError
-        If the step asked for is damaged.
+        If the requested step is damaged.
     StateMismatchError
         If the parts and the step differ; they are unchanged then.
     """

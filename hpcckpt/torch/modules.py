@@ -44,15 +44,17 @@ _POLICIES: weakref.WeakKeyDictionary[Any, Policy] = weakref.WeakKeyDictionary()
 
 
 def batch_norm(model: torch.nn.Module, policy: Policy) -> None:
-    """Choose whose buffers are saved of a model: statistics of BatchNorm differ between ranks. Independent.
+    """Choose which ranks' buffers of a model are saved. Independent.
+
+    Buffers such as the statistics of BatchNorm differ between ranks.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model.
     policy : {"rank0", "per-rank"}
-        ``rank0``, the default: rank 0's count for all. ``per-rank``: each rank's own besides, which come back as long
-        as the number of ranks stays.
+        ``rank0``, the default: rank 0's buffers are saved, and restored on all ranks. ``per-rank``: each rank's buffers
+        are saved too, and restored if the number of ranks is the same; on another number of ranks rank 0's are.
 
     Raises
     ------

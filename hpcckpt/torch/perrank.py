@@ -64,9 +64,9 @@ def _differences(tree: StateTree, specs: Mapping[str, TensorSpec], values: Mappi
 
 
 def per_rank(obj: Any) -> PerRankState:
-    """Return `obj` as a part of a state that each rank has for itself. Independent.
+    """Return `obj` as a part of a state that differs between ranks. Independent.
 
-    On another number of ranks it is left as it is, with a warning.
+    A restore on another number of ranks leaves it as it is, with a warning.
 
     Parameters
     ----------

@@ -61,12 +61,14 @@ class RngState:
 
 
 def rng_state(rank: int | None = None, size: int | None = None) -> RngState:
-    """Return something with a ``state_dict`` that holds the random streams of this rank. Independent.
+    """Return an object with the random streams of this rank. Independent.
+
+    Its ``state_dict`` saves them.
 
     Parameters
     ----------
     rank, size : int, optional
-        This rank and the number of ranks; by default what the launcher says.
+        This rank and the number of ranks; by default those of the launcher.
     """
     return RngState(rank, size)
 

@@ -15,14 +15,15 @@ _log = logging.getLogger("hpcckpt")
 
 
 class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may be absent where types are checked
-    """Deals the samples of each epoch to the ranks in batches, shuffled by seed and epoch, from its position on.
+    """Distributes the samples of each epoch over the ranks, in batches.
 
-    `loader` makes a ``DataLoader`` of it, with any number of workers: samples count as trained on when `advance` is
-    called, not when workers prefetch them.
+    The order of an epoch is shuffled by seed and epoch; iteration begins at the position of the sampler. `loader` makes
+    a ``DataLoader`` of it, with any number of workers. Samples count as trained when `advance` is called, not when
+    workers prefetch them.
 
-    A step takes `batch_size` samples per rank from the epoch's order, rank after rank. A run on another number of
-    ranks begins with the very next sample: none is seen twice. The rest of an epoch that is too small for a step is
-    dropped.
+    A step takes `batch_size` samples per rank from the epoch's order, rank after rank. A run that resumes on another
+    number of ranks begins with the next sample, and sees none twice. The rest of an epoch that is too small for a step
+    is dropped.
 
     Parameters
     ----------
@@ -33,9 +34,9 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
     rank, size : int, optional
         This rank and the number of ranks; by default those of the launcher.
     seed : int
-        Of all epochs' orders, from -2^43 to 2^44 - 1.
+        Seed of the orders of all epochs, from -2^43 to 2^44 - 1.
     shuffle : bool
-        Whether the order is a random one.
+        Whether the order is random.
 
     Raises
     ------
@@ -87,21 +88,21 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
 
     @property
     def step(self) -> int:
-        """Steps of this run's size done in all epochs."""
+        """Steps done in all epochs, counted in steps of this number of ranks."""
         return self.epoch * (self.n_samples // self._per_step) + self.samples // self._per_step
 
     def loader(self, data: Any, **options: Any) -> Any:
         """Return a ``DataLoader`` that does not draw from the program's random stream.
 
-        Otherwise a loader draws from that stream at each iteration, and so once more in a run that resumes within an
-        epoch: dropout would differ.
+        An ordinary loader draws from that stream whenever an iteration begins. A run that resumes within an epoch would
+        draw once more than an uninterrupted run, and dropout would differ.
 
         Parameters
         ----------
         data : Dataset
             The data set.
         **options
-            More for the ``DataLoader``: ``num_workers``, ``collate_fn``, …
+            Further arguments of the ``DataLoader``: ``num_workers``, ``collate_fn``, …
         """
         return torch.utils.data.DataLoader(data, batch_sampler=self, generator=self._seeds, **options)
 
@@ -137,14 +138,20 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
             self.epoch, self.samples = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and the order that it is in, the same on all ranks. Independent."""
+        """Return the position, and the options of the order. Independent.
+
+        Both are the same on all ranks.
+        """
         return {"epoch": self.epoch, "samples": self.samples, **self._order_options()}
 
     def _order_options(self) -> dict[str, Any]:
         return {"n_samples": self.n_samples, "seed": self._seed, "shuffle": self._shuffle}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position, maybe one of another number of ranks; warn if it is in another order. Independent."""
+        """Go to a saved position; warn if it is of another order. Independent.
+
+        The position may be that of a run on another number of ranks.
+        """
         self.epoch, self.samples = int(state["epoch"]), int(state["samples"])
         now = self._order_options()
         changed = [f"{key} {now[key]}, not {state[key]}" for key in now if state.get(key, now[key]) != now[key]]

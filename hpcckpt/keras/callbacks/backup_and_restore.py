@@ -40,10 +40,13 @@ _SIDE_FILES = {journal.NAME, tiers.OWNER_FILE}
 class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     """Back up the training, and resume from the newest backup after an interruption. Collective.
 
-    Like ``keras.callbacks.BackupAndRestore``, with these differences: it brings everything back that training depends
-    on, before the first batch, at the same batch, and on every rank (``docs/keras.md`` lists it); it works on any
-    number of MPI ranks, and on another number after a restart; a backup is atomic, verified, and written in the
-    background; and the one before is kept until it is there.
+    Like ``keras.callbacks.BackupAndRestore``, with these differences:
+
+    * Before the first batch it restores everything that training depends on, on every rank, and training continues at
+      the same batch (``docs/keras.md`` lists what is restored).
+    * It works on any number of MPI ranks, and on another number after a restart.
+    * A backup is atomic, verified, and written in the background. The previous backup is kept until the new one is
+      committed.
 
     Its position among the callbacks does not matter: it restores and saves after all others.
 
@@ -56,20 +59,20 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     delete_checkpoint : bool
         Delete the backups when training ends without an error.
     save_before_preemption : bool or mapping
-        Save, and end the program with exit code 75, when a signal, the walltime or a file ``HALT`` says that it is
-        time; a mapping has options for `hpcckpt.preemption.watch`.
+        Save, and end the program with exit code 75, on a signal, before the end of the walltime, or if a file ``HALT``
+        requests it. A mapping has options for `hpcckpt.preemption.watch`.
     double_checkpoint : bool
-        Keras 3's option to keep the backup before the last one too; here `max_to_keep` says how many.
+        Keep at least the last two backups, as with Keras 3; `max_to_keep` may be larger.
     every_n_batches : int, optional
         Also save every N batches, counted over epochs and restarts.
     every_n_minutes : float or "auto", optional
-        Save so often too; ``"auto"`` from what saves cost and how often jobs fail.
+        Also save after this time; ``"auto"`` computes it from the cost of saves and the frequency of failures.
     comm : mpi4py communicator, optional
         The ranks that train together; ``None`` means MPI.COMM_WORLD when launched under MPI.
     max_to_keep : int or None
-        How many backups are kept.
+        Number of backups to keep; ``None`` keeps all.
     keep_best : Best or str, optional
-        Keep the best by a metric besides, such as ``"val_loss"``.
+        Also keep the best backup by a metric, such as ``"val_loss"``.
     backend : str
         Storage backend.
     backend_options : mapping, optional
@@ -78,27 +81,28 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         A faster directory, one that all ranks see or one on each node: backups are committed there, and drained to
         `backup_dir` while the training continues; see the page on tiers.
     scratch_bandwidth : float, optional
-        Bytes per second that all ranks together may drain meanwhile.
+        Bytes per second that all ranks together may drain while the training continues.
     async_save : bool
         Whether training continues while a backup is written.
     verbose : int
-        0 is silent; 1 writes a line on root for each save and restore, and about what a resume can promise.
+        0 is silent; 1 writes a line on root for each save and restore, and about what a resume guarantees.
     data : DataPosition, optional
         Input pipeline that knows its position, saved and restored with the model.
     iterator : {"auto", "exact", "skip"}
-        How a run that resumes within an epoch finds its place in other data: exactly, or not at all; by reading what
-        was read before and dropping it; or exactly where that can be, and else by skipping.
+        How a run that resumes within an epoch finds its position in data other than `data`. ``"exact"`` restores the
+        position exactly, or raises an error. ``"skip"`` reads the batches before the position again, and drops them.
+        ``"auto"`` is exact where that is possible, and skips elsewhere.
     batch_norm : {"rank0", "mean", "per-rank"}
-        Whose statistics of BatchNorm are saved.
+        Which statistics of BatchNorm are saved: those of rank 0, their mean over the ranks, or those of each rank.
     state : mapping, optional
         More state to save and restore, by name: anything that `Checkpointer` accepts.
     fork_from : path_like, optional
-        A step, or a run directory, of another run: begin with it if this run has no backup yet.
+        A step, or a run directory, of another run, to start from if this run has no backup yet.
 
     Raises
     ------
     OptionError
-        If nothing would ever be saved, or an option makes no sense.
+        If nothing would ever be saved, or an option is invalid.
     StateError
         By ``fit``, if the model is not built, and cannot be built from the shapes of the data either.
     """
@@ -217,7 +221,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
             self.begin_training(logs)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Count from here. Independent."""
+        """Record the epoch that begins. Independent."""
         if not self._stands_last:
             self.begin_epoch(epoch, logs)
 
@@ -232,7 +236,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
             self.end_epoch(epoch, logs)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Delete the backups, if so asked, and give back the run directory. Collective."""
+        """Delete the backups if requested; release the run directory. Collective."""
         if not self._stands_last:
             self.end_training(logs)
 
@@ -244,7 +248,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         self._running.begin()
 
     def begin_epoch(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Count from here. Independent."""
+        """Record the epoch that begins. Independent."""
         del logs
         self._running.begin_epoch(epoch)
 
@@ -258,7 +262,7 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         self._running.end_epoch(epoch, plain_metrics(logs or {}))
 
     def end_training(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Finish, and delete the backups if so asked. Collective."""
+        """Finish, and delete the backups if requested. Collective."""
         del logs
         self._running.end()
         if self.delete_checkpoint:
@@ -270,7 +274,10 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
             comm.free()
 
     def close(self) -> None:
-        """Give back the run directory; needed only if a ``fit`` that failed is not tried again. Collective."""
+        """Release the run directory. Collective.
+
+        This is needed only if a ``fit`` that failed is not repeated.
+        """
         if self._backup is not None:
             self._backup.leave()
         self._saves.close()

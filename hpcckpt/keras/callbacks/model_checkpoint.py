@@ -46,49 +46,50 @@ _WITHOUT = "" if IS_KERAS_3 else ", skipping"
 class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     """Save the model or its weights at some frequency, as ``keras.callbacks.ModelCheckpoint`` does. Collective.
 
-    All options of Keras 2.15 and of Keras 3 are here, with their meaning and their messages, which are written once
-    over all ranks.
+    It has all options of Keras 2.15 and of Keras 3, with the same meaning and the same messages; only root writes the
+    messages.
 
-    The path decides what is saved. If it ends in ``.keras``, ``.weights.h5`` or ``.h5``, or with `format`, Keras writes
-    its own files: root writes them, whole or absent, and all ranks wait. Otherwise all ranks write checkpoints of
-    hpcckpt: with placeholders, ``training/cp-{epoch:04d}.ckpt``, they are steps of the run directory ``training`` and
-    have this name as a link; without, the path is the run directory, and its newest step is the checkpoint.
+    The path decides what is saved. If it ends in ``.keras``, ``.weights.h5`` or ``.h5``, or if `format` is given, Keras
+    writes its own files: root writes each file completely or not at all, and all ranks wait. Otherwise all ranks write
+    checkpoints of hpcckpt. If the path has placeholders, such as ``training/cp-{epoch:04d}.ckpt``, each checkpoint is a
+    step of the run directory ``training``, and a link with this name leads to it. Without placeholders the path is the
+    run directory, and its newest step is the checkpoint.
 
-    The metric that is monitored is averaged over the ranks before it is compared. With ``save_best_only`` a new run
-    compares with the best that an earlier one has saved under this path, and logs it.
+    The monitored metric is averaged over the ranks before it is compared. With ``save_best_only`` a new run compares
+    with the best value that an earlier run has saved under this path, and logs that value.
 
     Parameters
     ----------
     filepath : path_like
-        Where to, with placeholders for ``epoch``, ``batch`` and whatever is in the logs.
+        Where to save, with placeholders for ``epoch``, ``batch`` and any value in the logs.
     monitor : str
         Name of a metric.
     verbose : int
         0 is silent; 1 writes Keras' messages; 2 also a line for each step that is committed.
     save_best_only : bool
-        Save only what is better than all before.
+        Save only if the metric is better than ever before.
     save_weights_only : bool
-        Leave out what `hpcckpt.keras.load_model` builds the model from. (The optimizer is saved in any case, as Keras
-        does.)
+        Leave out the description from which `hpcckpt.keras.load_model` builds the model. (The optimizer is always
+        saved, as by Keras.)
     mode : {"auto", "min", "max"}
         Which values of the metric are better.
     save_freq : {"epoch"} or int
         After each epoch, or after N batches.
     options : tf.train.CheckpointOptions or tf.saved_model.SaveOptions, optional
-        As Keras 2.15 takes them; they have no effect.
+        Accepted as in Keras 2.15; without effect.
     initial_value_threshold : float, optional
-        The value to be better than at first, instead of the best of an earlier run in this directory;
-        ``float("inf")`` (``-inf`` where larger is better) ignores that as Keras does.
+        The first save must be better than this value, instead of the best value of an earlier run in this directory.
+        ``float("inf")`` (``-inf`` if larger is better) ignores earlier runs, as Keras does.
     format : {"keras", "weights.h5", "h5", "tf", "savedmodel"}, optional
         The format of the files: those of Keras, TensorFlow checkpoints (``tf``: weights, as ``model.save_weights`` of
         Keras 2.15 writes them) or SavedModels. By default the end of the path decides.
     max_to_keep : int, optional
-        How many of the newest are kept; all with placeholders, one without. This and what follows
-        up to `async_save` are for checkpoints of hpcckpt.
+        Number of newest checkpoints to keep; by default all with placeholders, one without. This option and
+        those below, up to `async_save`, are for checkpoints of hpcckpt.
     keep_best : Best or str, optional
-        Keep the best by a metric besides.
+        Also keep the best checkpoint by a metric.
     every_n_minutes : float or "auto", optional
-        Save so often too.
+        Also save after this time; ``"auto"`` computes it from the cost of saves and the frequency of failures.
     backend : str
         Storage backend.
     backend_options : mapping, optional
@@ -103,9 +104,9 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     async_save : bool
         Whether training continues while a checkpoint is written.
     period : int
-        Keras' old name for every N epochs.
+        Keras' old option to save every N epochs.
     load_weights_on_restart : bool
-        Keras' old way to begin with what was saved last.
+        Keras' old option to begin with the weights that were saved last.
 
     Attributes
     ----------
@@ -117,7 +118,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
     ValueError
         If `save_freq` is neither "epoch" nor a number, or Keras refuses the path.
     OptionError
-        If `format` and path contradict each other, or an option is given that files do not have.
+        If `format` and path contradict each other, or an option does not apply to Keras' own files.
     TypeError
         If `options` is not what Keras takes, or an option does not exist.
     """
@@ -208,7 +209,10 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
 
     @property
     def monitor_op(self) -> Any:
-        """NumPy's function that compares a value with the best; None as long as Keras 3 does not know which."""
+        """NumPy's function that compares a value with the best.
+
+        With Keras 3 it is None until Keras knows whether larger values are better.
+        """
         model = getattr(self, "model", None)
         if not has_direction(self.monitor, self.mode, model):
             return None
@@ -216,13 +220,13 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
 
     @monitor_op.setter
     def monitor_op(self, function: Any) -> None:
-        """Set `mode` by a comparison, as Keras' subclasses do."""
+        """Set `mode` by a comparison function, as subclasses in Keras do."""
         self.mode = "max" if function in (np.greater, np.greater_equal) else "min"
 
     # -- what Keras calls ------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Check where it saves, and load what was saved last if asked. Collective."""
+        """Check the path, and load what was saved last if requested. Collective."""
         del logs
         self._stop_watching()
         self._is_new, self._is_going_on, self._is_restored = True, None, False
@@ -232,7 +236,10 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
             self._guard = self._target.watch(self._every_n_minutes)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Remember the epoch; before the first one, what was best so far. Collective at first."""
+        """Record the epoch. Collective in the first epoch of a ``fit``.
+
+        In the first epoch it also finds the best value so far.
+        """
         del logs
         mark_bar(None)
         self._current_epoch = epoch
@@ -267,14 +274,17 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         self.close()
 
     def close(self) -> None:
-        """Give back the run directory; needed only if a ``fit`` that failed is not tried again. Collective."""
+        """Release the run directory. Collective.
+
+        This is needed only if a ``fit`` that failed is not repeated.
+        """
         self._stop_watching()
         self._target.close()
 
     # -- its own state, for callbacks that back a training up --------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has changed while training. Independent."""
+        """Return the state that changes during training. Independent."""
         return {
             "best": self.best,
             "epochs_since_last_save": self.epochs_since_last_save,
@@ -284,7 +294,7 @@ class ModelCheckpoint(Callback):  # type: ignore[misc]  # Keras has no types
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned. Independent."""
+        """Set the state that `state_dict` returned. Independent."""
         self.best = state["best"]
         self.epochs_since_last_save = state["epochs_since_last_save"]
         self._batches_seen_since_last_saving = state["batches_seen"]

@@ -24,17 +24,17 @@ _OF_RANKS = "makes the statistics of all ranks equal"
 
 
 def enable_exact_resume(seed: int | None = None) -> None:
-    """Make training repeatable to the bit, a resumed one too; call it before the model is built. Independent.
+    """Make training bit-reproducible, also after a resume. Independent.
 
-    Seeds Python, NumPy and TensorFlow; has TensorFlow use deterministic operations only, which may be slower; has Keras
-    2.15 draw from generators whose state can be saved (Keras 3 does anyway); and has Horovod, if it is not
-    initialized yet, add gradients up one by one, in an order that does not vary.
+    Call it before the model is built. It seeds Python, NumPy and TensorFlow; makes TensorFlow use only deterministic
+    operations, which may be slower; makes Keras 2.15 draw from generators whose state can be saved (Keras 3 always
+    does); and makes Horovod, if it is not initialized yet, sum gradients one by one, in a fixed order.
 
     Parameters
     ----------
     seed : int, optional
-        For all streams of random numbers, on every rank. Ranks that should draw different numbers, for their dropout
-        say, give different seeds and broadcast the first weights. Needed unless the program has set a seed.
+        For all streams of random numbers, on every rank. Ranks that should draw different numbers, for example for
+        dropout, pass different seeds and broadcast the initial weights. Required unless the program has set a seed.
 
     Raises
     ------

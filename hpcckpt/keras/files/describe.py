@@ -10,13 +10,13 @@ from hpcckpt.state.tree import is_json
 
 
 def describe(model: Any) -> dict[str, Any]:
-    """Return the objects of a checkpoint that describe a model: its class, and as far as Keras knows them its parts.
+    """Return the description of a model, to be saved as objects of a checkpoint.
 
     ``model``
-        Class and module; for a model that cannot be built again, why that is.
+        Class and module; and if the model cannot be built from its config, the reason.
     ``architecture``
-        What ``model.to_json()`` and ``model.get_compile_config()`` give, and for a class of the user's the shape of
-        its input; none for a model that has no config.
+        The results of ``model.to_json()`` and ``model.get_compile_config()``, and for a class of the user the shape
+        of its input. A model that has no config has no such entry.
     """
     about = {"class": type(model).__name__, "module": type(model).__module__, "name": model.name}
     try:

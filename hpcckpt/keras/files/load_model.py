@@ -79,8 +79,8 @@ def load_model(
     Parameters
     ----------
     path : path_like
-        A run directory, a step of it, or the name that `ModelCheckpoint` gave one (``training/cp-0003.ckpt``); or one
-        of Keras' own files, ``.keras`` or ``.h5``, or a SavedModel, which ``keras.models.load_model`` reads then.
+        A run directory, a step of it, or the name that `ModelCheckpoint` gave a step (``training/cp-0003.ckpt``). One
+        of Keras' own files, ``.keras`` or ``.h5``, or a SavedModel, is read by ``keras.models.load_model``.
     step : int or str, optional
         The step: a number, ``"latest"`` (the default) or ``"best"``. Keras' own files have none.
     custom_objects : mapping of str to object, optional
@@ -88,10 +88,10 @@ def load_model(
     compile : bool
         Whether to compile it as it was, and to restore its optimizer.
     safe_mode : bool
-        Refuse a model that brings code along (Lambda layers), or names some. Turn it off only for a checkpoint that
-        you trust.
+        Refuse a model that contains code (Lambda layers) or names code. Turn it off only for a checkpoint that you
+        trust.
     callbacks : iterable of keras.callbacks.Callback
-        Callbacks that are given the model, `hpcckpt.lms.LMS` among them: the next training of the model swaps.
+        Callbacks that are given the model. With `hpcckpt.lms.LMS` among them the next training of the model swaps.
 
     Returns
     -------
@@ -101,13 +101,13 @@ def load_model(
     Raises
     ------
     ConfigError
-        If the checkpoint does not say how to build the model, or building it needs code; names the class.
+        If the checkpoint does not describe how to build the model, or building it needs code; names the class.
     StateMismatchError
         If architecture and tensors of the checkpoint do not fit each other.
     StepNotFoundError, CorruptError
         If there is no such step, or it is damaged.
     OptionError
-        If a step is chosen of one of Keras' own files.
+        If `step` is given for one of Keras' own files.
     """
     load = _load_file_of_keras if _is_of_keras(path) else _load_checkpoint
     model = load(path, step, custom_objects, is_compiled=compile, is_trusted=not safe_mode)
@@ -125,7 +125,7 @@ def load_weights(
     strict: bool = True,
     optimizer: bool = True,
 ) -> LoadedWeights:
-    """Put the weights of a checkpoint into a model that is there, all or some. Independent.
+    """Load all or some weights of a checkpoint into a built model. Independent.
 
     Parameters
     ----------
@@ -136,23 +136,23 @@ def load_weights(
     step : int or str, optional
         The step: a number, ``"latest"`` (the default) or ``"best"``.
     names : str or iterable of str, optional
-        Names or patterns of the tensors to take, as ``hpcckpt tensors`` shows them: ``"model/conv*"``. All others of
+        Names or patterns of the tensors to load, as ``hpcckpt tensors`` shows them: ``"model/conv*"``. All others of
         the model stay as they are.
     strict : bool
-        Refuse if names, shapes or dtypes differ, and change nothing then; otherwise take what fits.
+        Refuse if names, shapes or dtypes differ, and change nothing; otherwise load what fits.
     optimizer : bool
-        Whether to take the optimizer too, if model and checkpoint have one. If it does not fit, it is left out as a
-        whole.
+        Whether to load the optimizer too, if model and checkpoint have one. With ``strict=False`` an optimizer that
+        does not fit is left out as a whole.
 
     Returns
     -------
     LoadedWeights
-        What was taken, and what was not.
+        What was loaded, and what was not.
 
     Raises
     ------
     StateMismatchError
-        If they do not fit; names every difference. The model is as it was.
+        If model and checkpoint do not fit; names every difference. The model is unchanged.
     OptionError
         If a name or pattern matches nothing.
     StepNotFoundError, CorruptError
@@ -178,9 +178,10 @@ def load_weights(
 
 
 def signature(model: Any) -> str:
-    """Return the structural signature of a model: equal for models whose weights have equal names, shapes and dtypes.
+    """Return the structural signature of a model. Independent.
 
-    Independent. Values do not matter, nor does the optimizer.
+    Models whose weights have equal names, shapes and dtypes have equal signatures. Values and the optimizer do not
+    matter.
     """
     own = {name: leaf for name, leaf in weights_of(model).items() if not isinstance(leaf, LayerStateLeaf)}
     return _digest({name: leaf.declaration.spec for name, leaf in own.items()})

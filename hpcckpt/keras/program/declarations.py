@@ -11,10 +11,11 @@ _MARK = "_hpcckpt_is_stateless"
 def stateless(thing: T) -> T:
     """Declare that a callback's class, a callback, a function or a variable has no state. Independent.
 
-    Without such a declaration a run with a callback of the program that has no ``state_dict``, or with Python in its
-    training step (``tf.py_function``, ``tf.numpy_function``), is not called ``exact``: what such code counts or draws
-    is not saved.  The declaration promises that nothing it keeps changes the training: a callback that
-    prints, or that computes a value from the epoch; a variable that is set before each use.
+    A callback of the program without ``state_dict``, and Python code in the training step (``tf.py_function``,
+    ``tf.numpy_function``), may have state that is not saved, such as counters or random numbers. A run with them is not
+    called ``exact`` unless they are declared stateless. The declaration promises that nothing they keep changes the
+    training. Examples are a callback that prints, or that computes a value from the epoch, and a variable that is set
+    before each use.
 
     Parameters
     ----------
@@ -24,7 +25,7 @@ def stateless(thing: T) -> T:
     Returns
     -------
     type, callback, callable or tf.Variable
-        The same, so that this can be used as a decorator.
+        The argument itself, so that this can be used as a decorator.
     """
     setattr(thing, _MARK, True)
     return thing

@@ -19,7 +19,7 @@ OUT_OF_MEMORY = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Memory of a step: its peak above the level before, how it went, and that level."""
+    """Memory of a step: peak above the level before it, samples, and that level."""
 
     peak: int
     curve: tuple[tuple[float, int], ...] = ()
@@ -27,7 +27,9 @@ class Measured:
 
 
 class MemoryWatch:
-    """Reads the memory of this process, or of a GPU, from `begin` to `end`: the peak, and samples for the curve.
+    """Measures the memory of this process, or of a GPU, from `begin` to `end`.
+
+    It records the peak, and samples for the curve.
 
     Parameters
     ----------
@@ -48,7 +50,7 @@ class MemoryWatch:
 
     @property
     def is_on(self) -> bool:
-        """Whether it has begun."""
+        """Whether it is measuring."""
         return self._thread is not None
 
     def begin(self, level: int | None = None) -> None:
@@ -66,14 +68,14 @@ class MemoryWatch:
         self._thread.start()
 
     def end(self) -> Measured:
-        """Return what was read since `begin`."""
+        """Stop measuring; return what was measured since `begin`."""
         peak = (peak_since if self._has_peak else resident)(self.gpu) - self._start
         self.drop()
         curve = tuple(self._samples)
         return Measured(max([0, peak, *(nbytes for _, nbytes in curve)]), curve, self._start)
 
     def drop(self) -> None:
-        """Read no more."""
+        """Stop measuring."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
@@ -85,7 +87,10 @@ class MemoryWatch:
 
 
 def resident(gpu: str | None = None) -> int:
-    """Return the bytes in memory now, without pages of files: the kernel drops those when memory is short."""
+    """Return the bytes in memory now, without pages of files.
+
+    The kernel drops pages of files when memory is short.
+    """
     if gpu is not None:
         return int(_gpu_memory(gpu)["current"])
     whole, of_files = _pages()
@@ -99,7 +104,10 @@ def _pages() -> tuple[int, int]:
 
 
 def reset_peak(gpu: str | None = None) -> bool:
-    """Have the peak counted from now on; return whether that could be done: some containers do not let us."""
+    """Reset the peak; return True if that was possible.
+
+    Some containers do not allow it.
+    """
     if gpu is not None:
         import tensorflow as tf
 
@@ -131,7 +139,7 @@ def _gpu_memory(gpu: str) -> dict[str, int]:
 
 
 def measured(step: Callable[[], Any], gpu: str | None = None) -> Measured:
-    """Run a step and return what it took."""
+    """Run a step, and return the memory that it took."""
     watch = MemoryWatch(gpu)
     watch.begin()
     try:
@@ -143,7 +151,10 @@ def measured(step: Callable[[], Any], gpu: str | None = None) -> Measured:
 
 
 def tightened(target: int, budget: int, peak: int) -> int:
-    """Return what to plan for, after a plan for `target` took `peak` where `budget` was to be kept."""
+    """Return the next target, after a plan for `target` exceeded `budget`.
+
+    All are in bytes; `peak` is what the plan took.
+    """
     if peak >= OUT_OF_MEMORY:
         return target // 2
     return min(int(target * budget / max(peak, 1) * 0.98), target - 1)

@@ -59,32 +59,33 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that there is to say; `str` of it is the table.
+    """What LMS did, and what was measured; `str` returns it as a table.
 
     Attributes
     ----------
     mode : {"graph", "pass", "off", "none"}
-        Which path ran: a graph that was edited, the native pass, neither because it is not necessary, or neither.
+        How LMS acted: it edited a graph; it ran as native pass; it was not necessary; it did not act.
     target : str
         What was edited: a graph, or a function by its name.
     plan : mapping
         Planner, parameters, counts, bytes and the digest of what was done.
     memory_budget : int or None
-        What a step may have beside what was there before it.
+        Bytes that a step may use in addition to those in memory before it.
     peak : int or None
-        What it was seen to have, in the step that was verified.
+        Peak of the step that was verified, in bytes above `level`, as measured.
     level : int or None
-        The bytes in memory before that step: `peak` is above it.
+        Bytes in memory before that step.
     histogram : mapping of int to int
-        How many edges have which distance.
+        Number of edges of each distance.
     traffic : tuple of Traffic
         What each swap-in moved.
     stalls : mapping of str to int
-        For each op: the nanoseconds that it waited for what came back when all else was there, over all steps so far.
+        For each op the nanoseconds that it waited for swap-ins after all its other inputs were ready, over all steps so
+        far.
     stats : mapping
-        What the engine counted.
+        The counters of the swap engine.
     notes : tuple of str
-        Where it could not act, and what to do.
+        Where LMS could not act, and what to do.
     """
 
     mode: Mode = "none"
@@ -109,7 +110,10 @@ class Report:
 
     @property
     def is_verified(self) -> bool | None:
-        """Whether a step was seen to keep the budget; `None` if there is no budget, or no step was measured."""
+        """Whether the measured step kept the budget.
+
+        It is `None` if there is no budget, or no step was measured.
+        """
         if self.peak is None or self.memory_budget is None:
             return None
         return self.peak <= self.memory_budget
@@ -120,7 +124,10 @@ class Report:
         return json.dumps(figures, indent=2, default=str)
 
     def save(self, directory: str | Path) -> list[Path]:
-        """Write ``report.json``, and ``report.png`` if Matplotlib is installed; return what was written."""
+        """Write ``report.json``, and ``report.png`` if Matplotlib is installed.
+
+        Returns the paths of the files.
+        """
         place = Path(directory)
         place.mkdir(parents=True, exist_ok=True)
         written = [place / "report.json"]

@@ -33,22 +33,22 @@ class LargestTensors:
 def largest_tensors(graph: Any, n: int = 10, *, batch_size: int | None = None) -> LargestTensors:
     """Return the largest tensors that exist at the simulated peak of a graph. Independent.
 
-    Nothing is run, so it may be used for a step that does not fit: for the graph of a session, or that of a
-    function, ``step.get_concrete_function(...).graph``. Variables and fed batches are not counted.
+    Nothing is run, so it also works for a step that does not fit into memory. The graph may be that of a session, or
+    that of a function, ``step.get_concrete_function(...).graph``. Variables and fed batches are not counted.
 
     Parameters
     ----------
     graph : tf.Graph
         The graph of a whole step.
     n : int
-        The number of tensors, at most.
+        The largest number of tensors to return.
     batch_size : int, optional
-        What an unknown first dimension counts as.
+        The size assumed for an unknown first dimension.
 
     Returns
     -------
     LargestTensors
-        The peak, the op that runs then, and tensors, the largest first.
+        The peak, the op that runs then, and the tensors, the largest first.
     """
     context = GraphContext(from_graph(graph), batch_size=batch_size)
     live = simulated(context, Plan())

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def stats() -> dict[str, Any]:
-    """Return what was moved and waited for so far in this process, and what TensorFlow says of its GPUs' memory.
+    """Return counters of swaps and waits in this process, and GPU memory.
 
     Returns
     -------
     dict
-        The counters of the engine, empty if it is not loaded, and ``gpus``: by GPU, the bytes now and at the peak.
+        The counters of the swap engine, none if it is not loaded; and ``gpus``: for each GPU the bytes that TensorFlow
+        uses now and used at the peak.
     """
     import tensorflow as tf
 
@@ -41,7 +42,10 @@ def n_swapped() -> int:
 
 
 def session_config() -> Any:
-    """Return a ``ConfigProto`` with TensorFlow's own memory optimizer at SCHEDULING_HEURISTICS, as advised."""
+    """Return the ``ConfigProto`` that TFLMSv2 recommends.
+
+    It sets TensorFlow's own memory optimizer to SCHEDULING_HEURISTICS.
+    """
     import tensorflow as tf
     from tensorflow.core.protobuf import rewriter_config_pb2
 

@@ -31,15 +31,15 @@ def register_ops() -> None:
 
 
 def plain_graph(graph: Any) -> Any:
-    """Return a copy of a graph without LMS, which runs where hpcckpt is not installed. Independent.
+    """Return a copy of a graph without LMS. Independent.
 
-    Names, variables and collections are those of the graph; variables get their values from a checkpoint of it.
-    Operations that are computed again stay: they are ordinary ones.
+    The copy runs where hpcckpt is not installed. It has the names, variables and collections of the graph; variables
+    get their values from a checkpoint of the graph. Recomputed operations stay, because they are ordinary operations.
 
     Parameters
     ----------
     graph : tf.Graph
-        A graph that `LMS.run` has edited, or was loaded so.
+        A graph that `LMS.run` has edited, or that was loaded from the file of an edited graph.
     """
     import tensorflow as tf
 

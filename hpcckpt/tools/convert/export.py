@@ -87,7 +87,7 @@ def export_checkpoint(
 ) -> Converted:
     """Write a checkpoint in another format. Independent.
 
-    Every byte that is read is verified; `out` is there whole or not at all.
+    Every byte that is read is verified. `out` is written completely or not at all.
 
     Parameters
     ----------
@@ -97,8 +97,8 @@ def export_checkpoint(
         What to write: a file, the prefix of a TensorFlow checkpoint, or the directory of a SavedModel.
     to : str, optional
         The format, one of ``npz``, ``safetensors``, ``pt``, ``tf``, ``weights.h5``, ``keras``, ``h5``,
-        ``saved-model`` and ``hdf5``; by default what the name of `out` says. ``.h5`` is Keras' file if there is a
-        model, else plain HDF5.
+        ``saved-model`` and ``hdf5``; by default the one that the name of `out` implies. ``.h5`` is Keras' file if there
+        is a model, else plain HDF5.
     model : keras.Model or str, optional
         For Keras' formats and ``tf``: the model, or ``model.json``, ``model.keras`` or ``module:function`` to build it
         from; by default the architecture that the checkpoint holds. A model is filled with the checkpoint.
@@ -107,11 +107,11 @@ def export_checkpoint(
     optimizer : bool
         Whether to write the optimizer.
     overwrite : bool
-        Whether `out` may exist; it is replaced.
+        Whether to replace `out` if it exists.
     threads : int
         Native threads that read.
     progress : callable, optional
-        Called with the bytes of each array that was written.
+        Called with the number of bytes of each array that was written.
 
     Returns
     -------
@@ -123,7 +123,7 @@ def export_checkpoint(
     OptionError
         If the format is not known or cannot hold what was asked for, or `out` may not be written.
     ConfigError
-        If a model is needed and none is there, or a library that the format needs is not installed.
+        If a model is needed but neither given nor stored, or a library that the format needs is not installed.
     StateMismatchError
         If the model does not fit the checkpoint.
     StepNotFoundError, CorruptError

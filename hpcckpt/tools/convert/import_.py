@@ -43,31 +43,31 @@ def import_checkpoint(
 ) -> Converted:
     """Save what a file of another format holds as a step of a run directory. Independent.
 
-    No code is run that the file brings along: what would have to be unpickled is refused.
+    No code that the file contains is run: values that only unpickling could read are refused.
 
     Parameters
     ----------
     source : path_like
-        A file, the prefix of a TensorFlow checkpoint, or the directory of such (its latest is taken).
+        A file, the prefix of a TensorFlow checkpoint, or a directory of such checkpoints (its latest is taken).
     directory : path_like
-        The run directory; made if it is not there.
+        The run directory; created if it does not exist.
     step : int, optional
-        The step to save; by default what the file says, else the optimizer's count of iterations, else 0.
+        The step to save; by default the one that the file names, else the optimizer's count of iterations, else 0.
     fmt : str, optional
         The format of the file, see `hpcckpt.export_checkpoint`; by default it is detected from its content.
     model : keras.Model or str, optional
-        For Keras' formats and ``tf``: a model that the file fits, or what to build it from. Its names are used then,
-        so that it can be restored from the step. Without it the names are those of the file.
+        For Keras' formats and ``tf``: a model that fits the file, or what to build it from. The step then has the names
+        of this model, so that it can be restored from the step. Without a model the step has the names of the file.
     only : iterable of str, optional
         Names or patterns (``model/*``) of tensors.
     optimizer : bool
-        Whether to take the optimizer.
+        Whether to import the optimizer.
     overwrite : bool
         Whether to replace a step of this number.
     backend : str
         Storage backend.
     progress : callable, optional
-        Called with the bytes of each array that was read.
+        Called with the number of bytes of each array that was read.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def import_checkpoint(
     Raises
     ------
     ForeignFormatError
-        If the file is none that is known, or would run code if it were read.
+        If the format of the file is not known, or reading the file would run code.
     CorruptError
         If it is damaged.
     StepNotFoundError

@@ -22,24 +22,24 @@ class Feeding:
     batch_size : int
         Images in a batch of one rank.
     validation : float, optional
-        The share of the images for training that is for validation instead.
+        Fraction of the training images that is used for validation instead.
     limit : int, optional
         Train on at most this many images.
     force_rgb : bool
-        Three channels, whatever the images have.
+        Whether to return three channels, whatever the images have.
     image_size : int, optional
-        Height and width, scaled to.
+        Height and width to which the images are scaled.
     seed : int, optional
-        Of the order; ``None`` is that of `sharing`, else 0.
+        Seed of the order; ``None`` is the seed of `sharing`, else 0.
     shuffle_buffer : int
-        Records among which the next one is drawn, where they are read one after the other.
+        Number of records from which the next one is drawn, if records are read sequentially.
     share : Share, optional
-        Which part of the data; by default that of `sharing`.
+        The part of the data that this rank reads; by default that of `sharing`.
 
     Raises
     ------
     OptionError
-        Naming everything that is wrong.
+        Naming everything that is invalid.
     """
 
     batch_size: int = 64
@@ -71,7 +71,7 @@ class Feeding:
 
     @property
     def share_of_validation(self) -> float:
-        """The share for validation of a data set that does not bring its own."""
+        """Fraction for validation, if a data set has no validation images."""
         return VALIDATION if self.validation is None else self.validation
 
     def limited(self, n_train: int) -> int:
@@ -84,7 +84,7 @@ class Feeding:
         Raises
         ------
         OptionError
-            If there is not one.
+            If there are not enough images for one batch on each rank.
         """
         per_step = self.batch_size * self.share.size
         if n_train < per_step:

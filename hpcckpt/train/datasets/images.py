@@ -26,7 +26,7 @@ class Images:
     pixels : numpy.ndarray
         Bytes, of shape (images, height, width, channels).
     labels : numpy.ndarray
-        A class for each, counted from 0.
+        The class of each image, counted from 0.
     """
 
     pixels: Pixels
@@ -36,7 +36,7 @@ class Images:
         return len(self.labels)
 
     def take(self, positions: Integers) -> Images:
-        """Return some of them, in another order."""
+        """Return the images at these positions, in this order."""
         return Images(self.pixels[positions], self.labels[positions])
 
 
@@ -46,13 +46,13 @@ class Raw(NamedTuple):
     Attributes
     ----------
     train : Images
-        All images, or those for training.
+        All images, or the training images.
     valid : Images or None
-        Those for validation; ``None`` if the data set does not say which.
+        The validation images; ``None`` if the data set does not define them.
     n_classes : int
-        How many classes there are.
+        Number of classes.
     white : int
-        The value of a pixel that is wholly white; it becomes 1.0.
+        The value of a white pixel, which becomes 1.0.
     """
 
     train: Images

@@ -16,22 +16,23 @@ Pair = tuple[Any, Any]
 
 
 def from_arrays(raw: Raw, feeding: Feeding, name: str = "the parser") -> Pair:
-    """Return datasets of images in memory: to train with, shuffled, and to validate with, in order. Independent.
+    """Return a training and a validation dataset of images in memory. Independent.
 
     Parameters
     ----------
     raw : Raw
         As a parser returns it.
     feeding : Feeding
-        How to hand the images out.
+        How to batch the images.
     name : str
-        What to call the data in errors.
+        Name of the data in errors.
 
     Returns
     -------
     tuple
-        To train with: batches of the same number on all ranks, all full. To validate with: each image on one rank
-        once; the last batch may be short, and a rank may have one batch more than another.
+        The training dataset: shuffled, with the same number of batches on all ranks, all full. The validation dataset:
+        in order, with each image once on one rank; the last batch may be short, and a rank may have one batch more than
+        another.
     """
     raw = checked(raw, name)
     train, valid = _parts(raw, feeding)

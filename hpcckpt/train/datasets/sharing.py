@@ -29,7 +29,7 @@ class Share(NamedTuple):
     Attributes
     ----------
     rank, size : int
-        Of all images in the order of an epoch, a rank has every `size`-th, from number `rank` on.
+        A rank has every `size`-th image in the order of an epoch, beginning with image number `rank`.
     """
 
     rank: int = 0
@@ -48,16 +48,17 @@ _CURRENT: ContextVar[_Sharing | None] = ContextVar("hpcckpt.train.datasets.shari
 
 @contextlib.contextmanager
 def sharing(rank: int, size: int, *, comm: Any = None, seed: int | None = None) -> Iterator[Share]:
-    """Within the block, dataset functions return this rank's share. Independent.
+    """Make dataset functions return this rank's share within a block. Independent.
 
     Parameters
     ----------
     rank, size : int
         This rank, and the number of ranks that train together.
     comm : Communicator or mpi4py communicator, optional
-        These ranks, for what rank 0 does for all, such as converting; ``None`` is all that the launcher started.
+        A communicator of these ranks, for work that rank 0 does for all, such as converting; ``None`` is all ranks that
+        the launcher started.
     seed : int, optional
-        Orders the data where a dataset function is given no seed.
+        Seed of the order of the data, for dataset functions that are given no seed.
 
     Raises
     ------
@@ -74,7 +75,10 @@ def sharing(rank: int, size: int, *, comm: Any = None, seed: int | None = None) 
 
 
 def share() -> Share:
-    """Return this rank's share. Collective outside of `sharing`, where several ranks were started; else Independent."""
+    """Return this rank's share. Independent within `sharing`, else Collective.
+
+    Outside of `sharing` with only one rank it is Independent too.
+    """
     current = _CURRENT.get()
     if current is not None:
         return current.share

@@ -39,8 +39,9 @@ class CustomTrainLoop(TrainLoop):
                 self.minimize(loss, tape)
                 return {"loss": loss, **self.measure(y, predicted)}
 
-    It is checkpointed, resumed, stopped, and spread over ranks as `KerasTrainLoop` is, for ``fit`` calls it: what the
-    optimizer applies are gradients averaged over the ranks. `train_step` becomes part of a graph, unless `is_eager`.
+    It is checkpointed, resumed, stopped, and distributed over ranks like `KerasTrainLoop`, because ``fit`` calls the
+    step. The optimizer applies gradients averaged over the ranks. `train_step` becomes part of a graph, unless
+    `is_eager`.
 
     Parameters
     ----------
@@ -50,9 +51,9 @@ class CustomTrainLoop(TrainLoop):
     Attributes
     ----------
     model, optimizer, loss : object
-        As the configuration has them, compiled; `loss` may be ``None``.
+        Those of the configuration, compiled; `loss` may be ``None``.
     is_eager : bool
-        Of a class: whether the step runs as Python, batch by batch, which is slow.
+        Class attribute: whether the step runs as Python for each batch, which is slow.
     """
 
     is_eager = False
@@ -60,7 +61,9 @@ class CustomTrainLoop(TrainLoop):
     loss: Any = None
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
-        """Train on a batch; return figures by name: of an epoch their means are shown. To be overridden. Collective.
+        """Train on a batch; return values by name. To be overridden. Collective.
+
+        The means of the values over an epoch are shown.
 
         Parameters
         ----------
@@ -71,7 +74,9 @@ class CustomTrainLoop(TrainLoop):
         raise CodeError(f"{type(self).__name__} has no train_step: write one, or use KerasTrainLoop")
 
     def valid_step(self, batch: Any) -> Mapping[str, Any]:
-        """Look at a batch for validation; return figures by name: if not overridden, the loss and the metrics.
+        """Validate on a batch; return values by name.
+
+        By default these are the loss and the metrics.
 
         Parameters
         ----------
@@ -93,23 +98,26 @@ class CustomTrainLoop(TrainLoop):
     def minimize(self, loss: Any, tape: Any, variables: Any = None) -> None:
         """Apply the gradients of a loss, averaged over the ranks, to the model's variables. Collective.
 
-        Under an optimizer that scales the loss, as in mixed precision, gradients are those of the scaled loss.
+        If the optimizer scales the loss, as in mixed precision, the gradients are those of the scaled loss.
 
         Parameters
         ----------
         loss : tf.Tensor
             The loss.
         tape : tf.GradientTape
-            What has watched it.
+            The tape that recorded the loss.
         variables : list, optional
-            Others than all that the model trains.
+            The variables; by default all trainable ones of the model.
         """
         wanted = self.model.trainable_variables if variables is None else variables
         gradients = _gradients(self.optimizer, loss, wanted, tape)
         self.optimizer.apply_gradients(list(zip(gradients, wanted, strict=True)))
 
     def measure(self, y: Any, predicted: Any, sample_weight: Any = None) -> dict[str, SoFar]:
-        """Let the configuration's metrics take in a batch; return their values in the epoch so far. Independent."""
+        """Update the configuration's metrics with a batch. Independent.
+
+        Returns their values in the epoch so far.
+        """
         found = self.model.compute_metrics(None, y, predicted, sample_weight)
         own = {metric.name for metric in self._means.values()}
         return {name: SoFar(value) for name, value in found.items() if name != "loss" and name not in own}
@@ -117,7 +125,7 @@ class CustomTrainLoop(TrainLoop):
     # -- what Keras calls ----------------------------------------------------------------------------
 
     def prepare(self, model: Any, data: Any) -> None:
-        """Take over a compiled model, and have it train by our step. Collective."""
+        """Take over a compiled model, which then trains by this step. Collective."""
         super().prepare(model, data)
         self.optimizer, self.loss = model.optimizer, _built_loss(model)
         self._means: dict[str, Any] = {}

@@ -28,34 +28,34 @@ class SubmodelWeights:
 
 
 class TrainLoop:
-    """How a cycle is trained. Keras' ``fit`` goes through the data; what a batch does is up to the loop.
+    """Trains a cycle. Subclasses define what happens with a batch.
 
-    Whatever the loop, it is checkpointed, resumed and stopped in the same way.
+    Keras' ``fit`` iterates over the data. All loops are checkpointed, resumed and stopped in the same way.
 
     Parameters
     ----------
     num_epochs : int
-        How often to go through the data.
+        Number of epochs.
     num_valid_steps : int, optional
-        How many batches to validate on after each epoch; ``None`` is all of them.
+        Number of batches to validate on after each epoch; ``None`` is all of them.
     callbacks : sequence of keras.callbacks.Callback
-        Keras' callbacks. Those that write files and know of no ranks are called on rank 0 only.
+        Keras' callbacks. Those that write files, and are not made for several ranks, are called on rank 0 only.
     freeze_submodels : sequence of str
-        Submodels that are left as they are, statistics of BatchNorm too: ``["base_model@layer1"]``.
+        Submodels that are not changed, their statistics of BatchNorm included: ``["base_model@layer1"]``.
     save_submodels : sequence of str or mapping
-        Submodels whose weights are saved apart when the cycle is complete: ``"base_model"``, which is
-        ``submodels/base_model`` of the run directory then, or ``{"name": "base_model", "path": "weights/base"}``.
+        Submodels whose weights are saved separately when the cycle is complete: ``"base_model"`` is saved to
+        ``submodels/base_model`` in the run directory, ``{"name": "base_model", "path": "weights/base"}`` to this path.
     load_submodels : sequence of mapping
         Submodels that begin with weights from elsewhere, ``{"name": …, "path": …}``: what `save_submodels` saved,
-        or any checkpoint that holds them.
+        or any checkpoint that has them.
     num_train_steps : int, optional
-        How many batches make an epoch; ``None`` is all data. An epoch begins where the one before has ended, so there
-        must be enough for all epochs, unless it is just all data.
+        Number of batches in an epoch; ``None`` is all data. An epoch begins where the previous one ended, so the data
+        must be enough for all epochs, unless this is exactly the number of batches in the data.
 
     Raises
     ------
     OptionError
-        Naming everything that makes no sense.
+        Naming everything that is invalid.
     """
 
     model: Any = None
@@ -100,7 +100,10 @@ class TrainLoop:
         self.model = model
 
     def state(self) -> Mapping[str, Any]:
-        """Return what else is to be saved and restored, beside model, optimizer and callbacks, by name. Independent."""
+        """Return further state to save and restore, by name. Independent.
+
+        Model, optimizer and callbacks are always saved.
+        """
         return {}
 
     def fit(self, data: Any, valid: Any, callbacks: Sequence[Any], steps: int | None) -> Any:
@@ -118,7 +121,7 @@ class TrainLoop:
 
 
 class KerasTrainLoop(TrainLoop):
-    """Train by ``fit``, with the model's own step. See `TrainLoop` for what it takes."""
+    """Train by ``fit``, with the model's own step. See `TrainLoop`."""
 
 
 # -- checks ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hpcckpt.errors import OptionError
 
 
 def per_head(heads: Mapping[str, Any], weights: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return losses, or metrics, by the name of the head that they are for, as Keras takes them. Pure.
+    """Return losses, or metrics, by the names of their heads, for Keras. Pure.
 
     In a configuration it is the key ``loss``, or the one entry of ``metrics``.
 
@@ -20,12 +20,12 @@ def per_head(heads: Mapping[str, Any], weights: Mapping[str, float] | None = Non
     heads : mapping
         A loss, or metrics, for each head: of Keras, by name or as factories.
     weights : mapping of str to float, optional
-        How much the loss of a head counts; 1 where it is left out.
+        Weights of the losses of heads; 1 by default.
 
     Raises
     ------
     OptionError
-        If weights are given to something that is no loss, or to no head.
+        If a weight is for something that is not a loss, or for an unknown head.
     """
     result = dict(heads)
     for name, weight in (weights or {}).items():
@@ -61,7 +61,7 @@ class WeightedLoss(keras.losses.Loss):  # type: ignore[misc]  # Keras has no typ
         return self.weight * self.loss.call(y_true, y_pred)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it was made of."""
+        """Return the arguments that it was made with."""
         loss = keras.saving.serialize_keras_object(self.loss)
         return {**super().get_config(), "loss": loss, "weight": self.weight}
 

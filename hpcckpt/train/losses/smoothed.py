@@ -14,14 +14,14 @@ from hpcckpt.errors import OptionError
 class SmoothedSparseCategoricalCrossentropy(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types
     """`SparseCategoricalCrossentropy` with label smoothing, https://arxiv.org/abs/1512.00567.
 
-    Equal to `CategoricalCrossentropy` of the same labels as one-hot vectors, which are never made.
+    It equals `CategoricalCrossentropy` of the same labels as one-hot vectors, but does not create these vectors.
 
     Parameters
     ----------
     from_logits : bool
         Whether predictions are logits, not probabilities.
     label_smoothing : float
-        The share of certainty that goes to all classes evenly.
+        Fraction of the probability that is spread evenly over all classes.
     **kwargs
         ``name`` and ``reduction``, as for every loss.
     """
@@ -49,7 +49,7 @@ class SmoothedSparseCategoricalCrossentropy(keras.losses.Loss):  # type: ignore[
         return -((1 - self.label_smoothing) * certain + self.label_smoothing * tf.reduce_mean(logs, -1))
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it was made of."""
+        """Return the arguments that it was made with."""
         own = {"from_logits": self.from_logits, "label_smoothing": self.label_smoothing}
         return {**super().get_config(), **own}
 

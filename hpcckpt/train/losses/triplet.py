@@ -12,15 +12,15 @@ from hpcckpt.errors import OptionError
 
 @keras.saving.register_keras_serializable(package="hpcckpt")
 class TripletLoss(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types
-    """How much nearer an anchor should be to an image of its class than to one of another class.
+    """Loss of triplets, so that an anchor is near to images of its class.
 
-    Predictions have the shape (batch, 3, dim): vectors of anchor, positive and negative, as
-    `hpcckpt.train.models.TripletNet` gives them; labels are ignored.
+    Predictions have the shape (batch, 3, dim): vectors of the anchor, of an image of its class (positive), and of an
+    image of another class (negative), as `hpcckpt.train.models.TripletNet` returns them. Labels are ignored.
 
     Parameters
     ----------
     margin : float
-        By how much the squared distances are to differ.
+        The difference between the squared distances from which on the loss is 0.
     **kwargs
         ``name`` and ``reduction``, as for every loss.
     """
@@ -38,12 +38,15 @@ class TripletLoss(keras.losses.Loss):  # type: ignore[misc]  # Keras has no type
         return tf.nn.relu(positive - negative + self.margin)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it was made of."""
+        """Return the arguments that it was made with."""
         return {**super().get_config(), "margin": self.margin}
 
 
 def triplet_accuracy(y_true: Any, y_pred: Any) -> Any:
-    """Return for each triplet 1 if the anchor is nearer to the image of its class than to the other one: a metric."""
+    """Return 1 for each triplet whose anchor is nearer to its class, else 0.
+
+    This is a metric.
+    """
     del y_true
     positive, negative = _squared_distances(y_pred)
     return tf.cast(positive < negative, tf.float32)

@@ -11,18 +11,18 @@ from hpcckpt.train.models.configured import Network, base_config, check_part, kn
 
 @known
 class EncoderDecoderNet(Network):
-    """What turns a sequence into a vector, ``encoder``, and what makes a sequence of it, ``decoder``.
+    """A network that turns sequences into vectors and these into sequences.
 
     https://arxiv.org/abs/1409.3215. The outputs are numbers, or logits for each step.
 
     Parameters
     ----------
     encoder : keras.Model
-        Gives a vector for each sequence, such as `networks.SequenceEncoder`.
+        Returns a vector for each sequence, such as `networks.SequenceEncoder`.
     decoder : keras.Model
-        Gives a sequence for each vector, such as `networks.SequenceDecoder`.
+        Returns a sequence for each vector, such as `networks.SequenceDecoder`.
     **kwargs
-        Of `keras.Model`.
+        Arguments of `keras.Model`.
     """
 
     def __init__(self, encoder: Any, decoder: Any, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ class EncoderDecoderNet(Network):
         return self.decoder(self.encoder(inputs, training=training), training=training)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it was made of."""
+        """Return the arguments that it was made with."""
         parts = {"encoder": self.encoder, "decoder": self.decoder}
         return base_config(self) | {name: keras.saving.serialize_keras_object(part) for name, part in parts.items()}
 

@@ -15,16 +15,16 @@ layers = keras.layers
 class LeNet5(Network):
     """LeNet5 as Caffe and its successors build it, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf.
 
-    ``conv1`` and ``conv2``, each followed by a halving, then ``dense``, then ``head``: 8 weights, 431,080 numbers for
-    MNIST. The outputs are logits: give the loss ``from_logits=True``. Images have at least 16×16 pixels, and all the
-    size of the first.
+    ``conv1`` and ``conv2``, each followed by 2×2 max pooling, then ``dense``, then ``head``: 8 weights, 431,080 numbers
+    for MNIST. The outputs are logits: give the loss ``from_logits=True``. Images must have at least 16×16 pixels, and
+    the size of the first image.
 
     Parameters
     ----------
     num_outputs : int
-        Outputs, as many as there are classes.
+        Number of outputs: one for each class.
     **kwargs
-        Of `keras.Model`.
+        Arguments of `keras.Model`.
     """
 
     def __init__(self, num_outputs: int = 10, **kwargs: Any) -> None:
@@ -44,5 +44,5 @@ class LeNet5(Network):
         return self.head(self.dense(self.flatten(images)))
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it was made of."""
+        """Return the arguments that it was made with."""
         return {**base_config(self), "num_outputs": self.num_outputs}

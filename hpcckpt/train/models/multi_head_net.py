@@ -25,21 +25,22 @@ layers = keras.layers
 
 @known
 class MultiHeadNet(Network):
-    """A network that gives features, ``base_model``, and a dense layer for each task: ``head_<name>``.
+    """A network with one dense layer, ``head_<name>``, for each task.
 
-    The outputs are a mapping by the heads' names, of logits or, for regression, of numbers. The labels are such a
-    mapping too; `hpcckpt.train.losses.per_head` gives each head its loss.
+    All heads get the features that ``base_model`` returns. The outputs are a mapping from the names of the heads to
+    logits or, for regression, numbers. The labels are such a mapping too; `hpcckpt.train.losses.per_head` gives each
+    head its loss.
 
     Parameters
     ----------
     heads : mapping of str to int
-        Outputs of each head: ``{"digit": 10, "centre": 2}``.
+        Number of outputs of each head: ``{"digit": 10, "centre": 2}``.
     base_model : keras.Model, optional
-        Any, as for `OneHeadNet`. By default a `SmallConvNet`.
+        Any model, as for `OneHeadNet`. By default a `SmallConvNet`.
     dropout : float
-        The share of features that is left out in each step of training.
+        Fraction of the features that is dropped in each training step.
     **kwargs
-        Of `keras.Model`.
+        Arguments of `keras.Model`.
     """
 
     def __init__(self, heads: Mapping[str, int], base_model: Any = None, dropout: float = 0.0, **kwargs: Any) -> None:
@@ -62,7 +63,7 @@ class MultiHeadNet(Network):
         return {name: getattr(self, f"head_{name}")(features) for name in self.n_outputs}
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it was made of."""
+        """Return the arguments that it was made with."""
         base_model = keras.saving.serialize_keras_object(self.base_model)
         return {**base_config(self), "heads": dict(self.n_outputs), "base_model": base_model, "dropout": self.rate}
 

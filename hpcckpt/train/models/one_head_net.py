@@ -23,21 +23,21 @@ layers = keras.layers
 
 @known
 class OneHeadNet(Network):
-    """A network that gives features, ``base_model``, and a dense layer that makes outputs of them, ``head``.
+    """A network of ``base_model``, which returns features, and a dense ``head``.
 
     The outputs are logits: give the loss ``from_logits=True``.
 
     Parameters
     ----------
     num_outputs : int
-        Outputs, as many as there are classes.
+        Number of outputs: one for each class.
     base_model : keras.Model, optional
-        Any: one of Keras' applications without its top, one of `networks`, one of yours. If it gives images or
-        sequences of features and not vectors, the mean over their places is taken. By default a `SmallConvNet`.
+        Any model: one of Keras' applications without its top, one of `networks`, one of yours. If it returns images or
+        sequences of features, not vectors, the mean over all positions is taken. By default a `SmallConvNet`.
     dropout : float
-        The share of features that is left out in each step of training.
+        Fraction of the features that is dropped in each training step.
     **kwargs
-        Of `keras.Model`.
+        Arguments of `keras.Model`.
     """
 
     def __init__(self, num_outputs: int, base_model: Any = None, dropout: float = 0.0, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class OneHeadNet(Network):
         return self.head(self.dropout(pooled(features), training=training))
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it was made of."""
+        """Return the arguments that it was made with."""
         base_model = keras.saving.serialize_keras_object(self.base_model)
         return {
             **base_config(self),

@@ -21,19 +21,20 @@ from hpcckpt.train.models.networks import SmallConvNet
 
 @known
 class TripletNet(Network):
-    """Features of images, ``base_model``, and a dense layer, ``embedding``, that gives vectors of length 1.
+    """A network of ``base_model`` and a dense ``embedding``, for unit vectors.
 
-    Of triplets of images, (batch, 3, height, width, channels), as `hpcckpt.train.batches.triplets` makes them, it gives
-    (batch, 3, dim), for `hpcckpt.train.losses.TripletLoss`; of images it gives (batch, dim).
+    For triplets of images, of shape (batch, 3, height, width, channels), as `hpcckpt.train.batches.triplets` makes
+    them, it returns vectors of length 1, of shape (batch, 3, dim), for `hpcckpt.train.losses.TripletLoss`. For images
+    it returns vectors of shape (batch, dim).
 
     Parameters
     ----------
     dim : int
         Length of the vectors.
     base_model : keras.Model, optional
-        Any, as for `OneHeadNet`. By default a `SmallConvNet`.
+        Any model, as for `OneHeadNet`. By default a `SmallConvNet`.
     **kwargs
-        Of `keras.Model`.
+        Arguments of `keras.Model`.
     """
 
     def __init__(self, dim: int = 32, base_model: Any = None, **kwargs: Any) -> None:
@@ -53,7 +54,7 @@ class TripletNet(Network):
         return tf.reshape(vectors, (-1, 3, self.dim)) if is_triplets else vectors
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it was made of."""
+        """Return the arguments that it was made with."""
         base_model = keras.saving.serialize_keras_object(self.base_model)
         return {**base_config(self), "dim": self.dim, "base_model": base_model}
 

@@ -27,26 +27,28 @@ def export_config(thing: T, /) -> T: ...
 @overload
 def export_config(thing: None = None, /, *, name: str | None = None) -> Callable[[T], T]: ...
 def export_config(thing: T | None = None, /, *, name: str | None = None) -> T | Callable[[T], T]:
-    """Make a class or a function visible to configurations by its bare name: a decorator.
+    """Make a class or a function available to configurations by its bare name.
+
+    This is a decorator.
 
     Parameters
     ----------
     thing : class or function
-        What is decorated.
+        The decorated class or function.
     name : str, optional
         Its name in configurations; by default its own.
 
     Raises
     ------
     ExportError
-        If the name is taken by something else, or is no plain name.
+        If the name is already used, or is not a plain name.
 
     Examples
     --------
     >>> @export_config
     ... def my_datasets(batch_size): ...
 
-    A configuration now may say ``"datasets": {"my_datasets": {"batch_size": 64}}``.
+    A configuration may now have ``"datasets": {"my_datasets": {"batch_size": 64}}``.
     """
     if thing is None:
         return lambda later: _export(later, name)

@@ -81,12 +81,12 @@ class Environment:
         The run directory; by default one in ``runs``, named after the configuration's file, or the program.
     resume : str or int
         ``"auto"`` resumes if there is a checkpoint, else starts; ``"latest"`` resumes or fails; ``"best"`` resumes from
-        the checkpoint with the best metric; a number from this step, ``"2:500"`` from step 500 of cycle 2; ``"never"``
-        starts, and fails if there is a run already.
+        the checkpoint with the best metric; a number resumes from this step, ``"2:500"`` from step 500 of cycle 2;
+        ``"never"`` starts, and fails if there is a run already.
     allow : iterable of str
         Packages, modules or names that a configuration may name in addition to those always allowed: they are trusted.
     comm : mpi4py communicator, optional
-        The ranks that train together; ``None`` is all that were started.
+        The ranks that train together; ``None`` is all ranks of the job.
     verbose : int
         0 is silent; 1 writes lines, or on a terminal shows a bar, on rank 0.
     overwrite : bool
@@ -129,7 +129,8 @@ class Environment:
             The cycles, one cycle, or the file that has them; or what `hpcckpt.train.config.cycles.cycles` makes of
             these.
         source : str
-            Where a configuration comes from that is passed as a list; names the run directory, and is shown in errors.
+            Where a configuration that is passed as a list comes from. It names the run directory, and is shown in
+            errors.
 
         Returns
         -------
@@ -139,9 +140,10 @@ class Environment:
         Raises
         ------
         TrainConfigError
-            If the configuration is wrong, naming all that is; or is not that of the run in the run directory.
+            If the configuration is invalid, naming all problems; or if it differs from that of the run in the run
+            directory.
         StepNotFoundError
-            If there is nothing of what is to be resumed.
+            If the checkpoint to resume from does not exist.
         LockedError
             If another job trains in the run directory.
         Preempted
@@ -152,12 +154,14 @@ class Environment:
             return self._train(found, team)
 
     def check(self, config: Config, source: str = "") -> list[CycleSummary]:
-        """Build all cycles of a configuration, and train nothing; no run directory is touched. Collective.
+        """Build all cycles of a configuration, without training. Collective.
+
+        The run directory is not changed.
 
         Raises
         ------
         TrainConfigError
-            If the configuration is wrong, or something of it cannot be built.
+            If the configuration is invalid, or a part of it cannot be built.
         """
         found = self._read(config, source)
         from hpcckpt.train.run import submodel_weights

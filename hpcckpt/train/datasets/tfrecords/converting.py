@@ -40,13 +40,13 @@ class Recipe:
     Attributes
     ----------
     name : str
-        Of the data set; stored in the index.
+        Name of the data set; stored in the index.
     parse : callable
         Returns the raw data.
     command : str
-        What a user types to convert it, without the directory.
+        The command that converts it, without the directory.
     source : mapping
-        What the data was made with, as JSON: a directory that was made with something else is another data set.
+        JSON values that describe how the data was made: a directory with other values is another data set.
     """
 
     name: str
@@ -55,23 +55,25 @@ class Recipe:
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def remedy(self, directory: Path) -> str:
-        """Say how to have a directory made."""
+        """Return the command that makes a directory."""
         return f"{self.command} {directory}"
 
 
 def convert_once(recipe: Recipe, directory: str | os.PathLike[str], n_shards: int = N_SHARDS, comm: Any = None) -> Path:
-    """Make a directory of TFRecords, unless it is there and whole; rank 0 does, the others wait. Collective.
+    """Make a directory of TFRecords, unless it exists and is complete. Collective.
+
+    Rank 0 makes it; the other ranks wait.
 
     Parameters
     ----------
     recipe : Recipe
         What to convert.
     directory : path_like
-        Where to; it must not exist, be empty, or hold this data set.
+        The directory: one that does not exist, or is empty, or has this data set.
     n_shards : int
-        How many files for each part.
+        Number of files for each part.
     comm : Communicator or mpi4py communicator, optional
-        The ranks; ``None`` is those of `sharing`, else all that the launcher started.
+        The ranks; ``None`` is those of `sharing`, else all ranks that the launcher started.
 
     Returns
     -------
@@ -81,9 +83,9 @@ def convert_once(recipe: Recipe, directory: str | os.PathLike[str], n_shards: in
     Raises
     ------
     OptionError
-        If the directory holds something else.
+        If the directory has other content.
     DatasetDamagedError
-        If what it holds is not whole.
+        If the data set in it is incomplete or damaged.
     """
     with ranks(comm) as group:
         group.on_root(f"convert {recipe.name}", lambda: make_once(recipe, Path(directory), n_shards))

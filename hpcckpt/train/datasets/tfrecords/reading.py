@@ -39,25 +39,25 @@ class RecordRange(NamedTuple):
 def from_records(
     recipe: Recipe, directory: str | os.PathLike[str], feeding: Feeding, *, is_converting: bool, is_thorough: bool
 ) -> Pair:
-    """Return datasets of a directory of TFRecords, as `from_arrays` does of arrays. Collective.
+    """Return datasets of a directory of TFRecords, like `from_arrays`. Collective.
 
     Parameters
     ----------
     recipe : Recipe
-        What is in it.
+        The data set in it.
     directory : path_like
-        Where; every rank must see it.
+        The directory; every rank must see it.
     feeding : Feeding
-        How to hand the images out.
+        How to batch the images.
     is_converting : bool
-        Whether to make the directory if it is not there.
+        Whether to make the directory if it does not exist.
     is_thorough : bool
         Whether to read all files first, and compare their checksums.
 
     Raises
     ------
     DatasetNotFoundError, DatasetDamagedError
-        If it is not there, or not what its index says.
+        If the directory does not exist, or differs from its index.
     """
     place = Path(directory)
     index = _opened(recipe, place, is_converting=is_converting, is_thorough=is_thorough)
