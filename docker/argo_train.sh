@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Submits a training to Argo Workflows: the config file goes with it, the run directory is in a volume, and a pod that was
-# preempted is started again and goes on.
+# Submits a training to Argo Workflows: the config file is sent with it, the run directory is in a volume, and a pod that was
+# preempted is restarted and resumes.
 #   argo_train.sh CONFIG --image IMAGE --claim PVC [options]
 # CONFIG       a config file here, as for 'hpcckpt train -c'; what it reads has to be in the image or in the volume (/runs)
 # --image      where the cluster finds the image: REGISTRY/hpcckpt:VERSION
 # --claim      the PersistentVolumeClaim that holds the runs
-# --run        the run directory in it; default: the name of CONFIG without its ending. The same again goes on with that run
+# --run        the run directory in it; default: the name of CONFIG without its suffix. The same name resumes that run
 # --ranks      default 1
 # --cpus       for all ranks together; default: as many as ranks
 # --memory     for all ranks together, /dev/shm included; default 4Gi
 # --shm        the size of /dev/shm; default 512Mi
-# --retries    how often a pod that was preempted or lost is started again; default 20
-# --grace      seconds from being told to being killed; default 300
+# --retries    how often a preempted or lost pod is restarted; default 20
+# --grace      seconds between SIGTERM and SIGKILL; default 300
 # --namespace  default: the one of your context
 # --dry-run    print the workflow, submit nothing
 # It is submitted by 'argo', else by 'kubectl', whichever is on the PATH.
@@ -57,19 +57,19 @@ value[CPUS]=${cpus:-${value[RANKS]}}
 must_match cpus "${value[CPUS]}" '[1-9][0-9]*' 4
 value[THREADS]=$((value[CPUS] / value[RANKS] > 0 ? value[CPUS] / value[RANKS] : 1))
 [ -z "$namespace" ] || must_match namespace "$namespace" '[a-z0-9]([a-z0-9-]*[a-z0-9])?' my-team
-# Argo would take two opening braces in the file for one of its variables, and writes no file of more than a megabyte.
+# Argo treats two opening braces in the file as one of its variables, and accepts no file larger than a megabyte.
 if grep -n '{{' "$config" >&2; then die "$config has '{{' in it, which means something to Argo: put a blank between them"; fi
 [ "$(wc -c <"$config")" -le 500000 ] || die "$config is too large to be sent with a workflow"
 if LC_ALL=C grep -q $'[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]' "$config"; then die "$config has control characters in it"; fi
 
-# The values go in first: what looks like a @NAME@ in the config stays as it is.
+# The values are inserted before the config: text that looks like @NAME@ in the config stays unchanged.
 filled() {
     local text name line
     text=$(cat "$ROOT/docker/argo-workflow.yaml")
     for name in "${!value[@]}"; do text=${text//"@$name@"/"${value[$name]}"}; done
     while IFS= read -r line; do
         if [[ $line =~ ^(\ *)@CONFIG@$ ]]; then
-            line=$(sed "s/^/${BASH_REMATCH[1]}/" "$config") # in a variable: its last line may have no end
+            line=$(sed "s/^/${BASH_REMATCH[1]}/" "$config") # in a variable: the last line may lack a newline
         fi
         printf '%s\n' "$line"
     done <<<"$text"

@@ -3,11 +3,11 @@
 #   build_docker.sh [--gpu] [--tag NAME:TAG] [--base IMAGE] [--no-cache] [--dry-run]
 # --gpu       for NVIDIA GPUs: the image hpcckpt:VERSION-gpu, with TensorFlow's CUDA from PyPI; the driver is the host's
 # --tag       its name, in place of hpcckpt:VERSION
-# --base      what it begins from, in place of debian:bookworm-slim: a Debian 12, perhaps from a mirror or pinned by digest
+# --base      the base image, in place of debian:bookworm-slim: a Debian 12, perhaps from a mirror or pinned by digest
 # --no-cache  build every layer again
 # --dry-run   show the commands, do nothing
-# CONTAINER_ENGINE=docker|podman|buildah chooses the engine; PIP_CONFIG_FILE, if set, is lent to pip for the build, and stays
-# out of the image; http_proxy, https_proxy and no_proxy hold for the build alone.
+# CONTAINER_ENGINE=docker|podman|buildah chooses the engine; PIP_CONFIG_FILE, if set, is used by pip in the build, and is not
+# stored in the image; http_proxy, https_proxy and no_proxy are used only in the build.
 set -euo pipefail
 # shellcheck source=docker/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -36,9 +36,9 @@ if [ -n "${PIP_CONFIG_FILE:-}" ]; then
     options+=(--secret "id=pip,src=$PIP_CONFIG_FILE")
 fi
 for name in http_proxy https_proxy no_proxy; do
-    if [ -n "${!name:-}" ]; then options+=(--build-arg "$name"); fi # without a value: the engine reads it from here
+    if [ -n "${!name:-}" ]; then options+=(--build-arg "$name"); fi # without a value: the engine takes it from this environment
 done
-# Docker finds the ignore file beside the Dockerfile by itself, if BuildKit builds; the others are told.
+# Docker with BuildKit finds the ignore file beside the Dockerfile; the other engines need an option.
 case $ENGINE in
     docker) export DOCKER_BUILDKIT=1 ;;
     *) options+=(--ignorefile "$ROOT/docker/Dockerfile.dockerignore" --format docker) ;;

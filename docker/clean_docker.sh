@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Removes what later builds of hpcckpt have left without a name. Other projects' images stay, and so do ours that have one.
+# Removes images of hpcckpt that lost their name to a later build. Named images and images of other projects are kept.
 #   clean_docker.sh [--yes] [--dry-run]
 # --yes       do not ask
 # --dry-run   list what would go

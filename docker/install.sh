@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The steps inside an image, as root, on Debian 12. Dockerfile and apptainer.def take them from here, so that both make the same.
-#   install.sh runtime     what a training needs from Debian: Python, Open MPI, parallel HDF5
-#   install.sh compilers   what building needs besides
-#   install.sh project     hpcckpt in .venv, by the script that developers use; with DEVICE=gpu TensorFlow and CUDA for GPUs
-#   install.sh slim        take away the compilers again: for an image without layers
-#   install.sh prove       run every part, on two ranks: last of all, when nothing is there that only building needs
+# The build steps of an image, run as root on Debian 12. Dockerfile and apptainer.def both use them, so the images are the same.
+#   install.sh runtime     install what training needs from Debian: Python, Open MPI, parallel HDF5
+#   install.sh compilers   install what only the build needs
+#   install.sh project     install hpcckpt in .venv with scripts/dev/setup.sh; with DEVICE=gpu, TensorFlow and CUDA for GPUs
+#   install.sh slim        remove the compilers, for an image without layers
+#   install.sh prove       test every part on two ranks: the last step, in an image without what only the build needs
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# h5dump and h5ls are for looking into checkpoints. Versions are Debian's: a release of it keeps one of each package.
+# h5dump and h5ls show the contents of checkpoints. No versions are pinned: a Debian release has one of each package.
 RUNTIME=(python3.11 openmpi-bin libhdf5-openmpi-103-1 libhdf5-openmpi-hl-100 hdf5-tools)
 COMPILERS=(python3.11-venv python3.11-dev g++ make libopenmpi-dev libhdf5-openmpi-dev)
 
@@ -26,7 +26,7 @@ slim() {
 
 project() {
     cd "$ROOT"
-    # What was compiled or made outside belongs to another Python.
+    # Files that were compiled outside of the image belong to another Python.
     rm -rf build .venv
     find hpcckpt examples \( -name '*.so' -o -name '__pycache__' \) -prune -exec rm -rf {} +
     case ${DEVICE:-cpu} in
@@ -35,7 +35,7 @@ project() {
         *) echo "install.sh: DEVICE=$DEVICE is neither cpu nor gpu" >&2; exit 2 ;;
     esac
     scripts/dev/setup.sh a
-    # A user who may not write here would compile every module again at each start.
+    # Otherwise a user who may not write here would compile every module at each start.
     .venv/bin/python -m compileall -q hpcckpt
     rm -rf build
 }

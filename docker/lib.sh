@@ -1,9 +1,9 @@
-# Shared by the scripts beside it: which engine, which image, and --dry-run. Sourced, not run.
+# Functions for the scripts in this directory: the engine, the image, and --dry-run. Sourced, not run.
 # shellcheck shell=bash
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-TITLE=hpcckpt # the label by which our images are known
+TITLE=hpcckpt # the label that identifies images of hpcckpt
 DRY_RUN=0
 
 say() { printf '%s\n' "$*" >&2; }
@@ -15,7 +15,7 @@ usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
 version() { sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$ROOT/hpcckpt/_version.py"; }
 default_image() { echo "$TITLE:$(version)"; }
 
-# CONTAINER_ENGINE chooses: docker, podman or buildah.
+# Print the engine: that of CONTAINER_ENGINE, else the first of docker, podman and buildah that is installed.
 engine() {
     local name
     for name in ${CONTAINER_ENGINE:-docker podman buildah}; do
@@ -24,17 +24,17 @@ engine() {
     die "there is none of: ${CONTAINER_ENGINE:-docker, podman, buildah}; install one, or name yours in CONTAINER_ENGINE"
 }
 
-# Show a command, and do it unless this is a dry run.
+# Print a command, and run it unless this is a dry run.
 run() {
     say "+$(printf ' %q' "$@")"
     [ "$DRY_RUN" = 1 ] || "$@"
 }
 
-# value_of OPTION [VALUE]: the value, which must be there.
+# value_of OPTION [VALUE]: print the value, which must not be empty.
 value_of() {
     if [ -z "${2:-}" ]; then misused "$1 needs a value"; fi
     printf '%s' "$2"
 }
 
-# An image's name as engines take it: a host with a port, names, a tag, a digest; no blanks, and no option.
+# Check an image name: host and port, path, tag, digest. It has no blanks, and does not begin like an option.
 check_image() { [[ $1 =~ ^[A-Za-z0-9][A-Za-z0-9._:/@-]*$ ]] || die "'$1' is no name of an image"; }

@@ -1,4 +1,4 @@
-"""Run on two ranks inside an image: Horovod adds up, h5py writes in parallel, a checkpoint goes out and comes back."""
+"""Test an image on two ranks: Horovod, parallel HDF5, and a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def horovod_adds_up() -> None:
-    """Sum the ranks' numbers over MPI, in TensorFlow."""
+    """Sum one number per rank in TensorFlow, with Horovod over MPI."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -36,7 +36,7 @@ def hdf5_is_parallel(directory: Path) -> None:
 
 
 def a_checkpoint_comes_back(directory: Path) -> None:
-    """Save with the native part and restore."""
+    """Save and restore a checkpoint with the native part."""
     import hpcckpt as hc
     from hpcckpt import native
     from hpcckpt.native import tf_ops
@@ -52,7 +52,7 @@ def a_checkpoint_comes_back(directory: Path) -> None:
 
 
 def main() -> None:
-    """Prove it, or end with an error."""
+    """Run all tests; a test that fails raises AssertionError."""
     comm = MPI.COMM_WORLD
     assert comm.size == 2, f"two ranks were started, but {comm.size} came"
     with tempfile.TemporaryDirectory() as own:

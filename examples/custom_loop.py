@@ -1,10 +1,10 @@
-"""A training loop of one's own, with NumPy and MPI, that stops in time and goes on where it stopped.
+"""Run a custom training loop, with NumPy and MPI, that can stop and resume.
 
     mpirun -n 2 python examples/custom_loop.py --directory runs/loop --steps 2000
 
-Send it SIGTERM or SIGUSR1 (to any of its ranks), put a file HALT into its run directory, or let its walltime end
-(``--walltime 5m``): all ranks save the same step and exit with code 75.  The same line goes on from there, on as many
-ranks as you like; ``examples/requeue.sh`` in front of it does so by itself.
+To stop it, send SIGTERM or SIGUSR1 to any rank, create a file HALT in the run directory, or let the walltime end
+(``--walltime 5m``): all ranks save the same step and exit with code 75. The same command resumes from that step, on any
+number of ranks. With ``examples/requeue.sh`` before the command, it is restarted automatically.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
 
 
 def batch(step: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return this rank's rows of a batch: which they are follows from the step alone."""
+    """Return this rank's rows of the batch, which depends only on the step."""
     rng = np.random.default_rng(step)
     x = rng.normal(size=(N_ROWS, N_FEATURES))
     y = x @ np.arange(N_FEATURES) + 0.1 * rng.normal(size=N_ROWS)
@@ -41,13 +41,13 @@ def batch(step: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Train, or go on with training."""
-    hc.preemption.catch_signals()  # from here on a signal means: stop at the next step
+    """Train, or resume training."""
+    hc.preemption.catch_signals()  # from here on, a signal asks the loop to stop at the next step
     asked, comm = arguments(), MPI.COMM_WORLD
     every = asked.every_n_minutes
     state = {"weights": np.zeros(N_FEATURES), "momentum": np.zeros(N_FEATURES)}
     with hc.Checkpointer(asked.directory, comm=comm) as ckpt:
-        # None: there is no step. If there are steps and none can be restored, latest_step() raises.
+        # latest_step() returns None if there are no steps. If there are steps and none can be restored, it raises.
         done = 0 if ckpt.latest_step() is None else ckpt.restore(state).step
         if comm.rank == 0:
             print(f"loop: begins after step {done} on {comm.size} ranks", flush=True)

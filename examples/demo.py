@@ -1,7 +1,7 @@
 """Kill a training job in the middle of an epoch, twice, and see that nothing is lost.
 
-LeNet5 learns MNIST on 2 ranks and is killed with SIGKILL; the same command goes on with 1 rank, is
-killed again, and ends on 3 ranks. Every claim is checked; the exit code is 1 if one fails.
+LeNet5 trains on MNIST with 2 ranks and is killed with SIGKILL. The same command resumes with 1 rank, is
+killed again, and completes with 3 ranks. Every claim is checked; the exit code is 1 if one fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the launches, show the table, check the claims, list and verify what is on disk."""
+    """Run and check the launches, print the table, list and verify the steps."""
     args = arguments()
     base: Path = args.dir or Path(tempfile.mkdtemp(prefix="hpcckpt-demo-"))
     base.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def main() -> int:
         launches.append(launch(number, n_ranks, args, base, is_last=number == len(args.ranks)))
         expected = int(newest.name.partition("-")[2]) if newest else None
         problems += check(number, launches, expected)
-        if launches[-1].story.first_step is None:  # it did not train: the rest would only hide why
+        if launches[-1].story.first_step is None:  # it did not train: more launches would hide the cause
             break
     console.print(table(launches))
     problems += [f"hpcckpt {verb} failed" for verb in ("list", "verify") if not command(verb, run)]
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def launch(number: int, n_ranks: int, args: argparse.Namespace, base: Path, *, is_last: bool) -> Outcome:
-    """Start the example and watch it; kill it in the middle of an epoch unless it is the last launch."""
+    """Run the example; kill it in the middle of an epoch, except in the last launch."""
     options = ["--run", str(base / "run"), "--epochs", str(args.epochs), "--limit", str(args.limit)]
     options += ["--every-n-batches", str(args.every_n_batches), *(["--data", args.data] if args.data else [])]
     console.rule(f"launch {number}: mpirun -n {n_ranks} python examples/lenet5.py", align="left")
@@ -91,7 +91,10 @@ def launch(number: int, n_ranks: int, args: argparse.Namespace, base: Path, *, i
 
 
 def is_ripe(story: Story) -> bool:
-    """Return True when to kill: well inside an epoch, with two checkpoints of this launch, the last one mid-epoch."""
+    """Return True if it is time to kill the launch.
+
+    It is in the middle of an epoch, and has saved at least two checkpoints, the last one in this epoch.
+    """
     in_epoch = story.steps_per_epoch * 0.4 < story.batch < story.steps_per_epoch * 0.9
     return in_epoch and len(story.saved) >= 2 and story.saved[-1] > story.last_step - story.batch
 
@@ -106,7 +109,7 @@ def progress() -> Progress:
 
 
 def check(number: int, launches: list[Outcome], expected: int | None) -> list[str]:
-    """Return what of the promises this launch did not keep; `expected` is the newest step that stood on disk."""
+    """Return the claims that fail; `expected` is the newest step before the launch."""
     now, story = launches[-1], launches[-1].story
     claims = {
         "training began": story.first_step is not None,
@@ -132,20 +135,20 @@ def check(number: int, launches: list[Outcome], expected: int | None) -> list[st
 
 
 def saved_loss(launches: list[Outcome], step: int) -> str:
-    """Return the test loss that some launch took just before it saved this step."""
+    """Return the test loss that a launch printed just before it saved this step."""
     return next((o.story.losses[step] for o in reversed(launches) if step in o.story.losses), "")
 
 
 def is_equal(saved: str, restored: str) -> bool:
-    """Return True if two losses are the same number: same weights, same images, same arithmetic."""
+    """Return True if both losses are the same text, to the last digit."""
     return bool(saved) and saved == restored
 
 
-# -- what is left --------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------
 
 
 def table(launches: list[Outcome]) -> Table:
-    """Return a column for each launch."""
+    """Return a table with one column for each launch."""
     made = Table("", *(f"launch {number}" for number in range(1, len(launches) + 1)), title="LeNet5 on MNIST")
     columns = [facts(outcome, launches[:number]) for number, outcome in enumerate(launches)]
     for fact in columns[0]:
@@ -154,7 +157,7 @@ def table(launches: list[Outcome]) -> Table:
 
 
 def facts(outcome: Outcome, before: list[Outcome]) -> dict[str, str]:
-    """Return what the table says of one launch."""
+    """Return the column of one launch: row names and texts."""
     story = outcome.story
     seconds = statistics.median([float(save["total"].rstrip("s")) for save in story.saves] or [0.0])
     size = story.saves[-1]["bytes"] if story.saves else "-"

@@ -1,4 +1,4 @@
-"""Launching lenet5.py under mpirun, reading what it says, and killing it without mercy."""
+"""Start lenet5.py under mpirun, parse its output, and kill it with SIGKILL."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LIMIT_S = 300.0
-"""Seconds after which a job that does not end counts as hanging."""
+"""Seconds after which a job that has not ended is killed."""
 
 EXAMPLE = Path(__file__).with_name("lenet5.py")
 
 
 def environment(scratch: str) -> dict[str, str]:
-    """Return the environment of a job: quiet, one thread per rank, more ranks than cores allowed."""
+    """Return the environment of a job; variables that are already set are kept.
+
+    The defaults reduce the log output, use one compute thread per rank, and allow more ranks than cores.
+    """
     defaults = {
         "CUDA_VISIBLE_DEVICES": "",
         "HOROVOD_LOG_LEVEL": "error",
@@ -33,7 +36,7 @@ def environment(scratch: str) -> dict[str, str]:
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_NUM_INTRAOP_THREADS": "1",
-        # Open MPI: as root in containers, more ranks than cores, and its own files where they go with us when killed
+        # Open MPI: allow root (in containers) and more ranks than cores; put its files where they are removed later
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_btl_vader_backing_directory": scratch,
@@ -49,7 +52,7 @@ def environment(scratch: str) -> dict[str, str]:
 
 
 def mpirun() -> str:
-    """Return the launcher, $MPIRUN, the one beside this Python, or the system's.
+    """Return the path of mpirun: $MPIRUN, the one beside this Python, or on PATH.
 
     Raises
     ------
@@ -65,7 +68,7 @@ def mpirun() -> str:
 
 @dataclass(slots=True)
 class Story:
-    """What a job said, as far as it can be checked."""
+    """The values that were read from a job's output."""
 
     steps_per_epoch: int = 0
     resumed: int | None = None
@@ -82,7 +85,7 @@ class Story:
     accuracy: float | None = None
 
     def hear(self, line: str) -> None:
-        """Take in one line of the job's output."""
+        """Update the values from one line of the job's output."""
         word, _, rest = line.partition(" ")
         values = dict(re.findall(r"(\w+)=(\S+)", rest))
         if word == "lenet5:":
@@ -110,7 +113,7 @@ class Story:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a job went."""
+    """The result of a job."""
 
     n_ranks: int
     story: Story
@@ -127,7 +130,7 @@ def run_job(
     watch: Callable[[str, Story], None],
     should_die: Callable[[Story], bool],
 ) -> Outcome:
-    """Run the example on some ranks; SIGKILL all of them as soon as `should_die` says so."""
+    """Run the example on `n_ranks` ranks; SIGKILL them all once `should_die` is true."""
     began, story, was_killed = time.monotonic(), Story(), False
     log.write_text("", encoding="utf-8")
     with _scratch() as scratch, _started(n_ranks, arguments, log, scratch) as job, _time_limit(job.pid):
@@ -141,14 +144,17 @@ def run_job(
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """Return a directory for MPI's own files: a killed launcher leaves them behind; a short path, for its sockets."""
+    """Return a temporary directory for MPI's files.
+
+    A killed launcher does not remove its files. The path is short because the directory contains sockets.
+    """
     return tempfile.TemporaryDirectory(prefix="hpcckpt-mpi-", ignore_cleanup_errors=True)
 
 
 def _started(n_ranks: int, arguments: list[str], log: Path, scratch: str) -> subprocess.Popen[bytes]:
-    """Start a job whose ranks write into the log themselves.
+    """Start a job whose ranks write directly to the log.
 
-    What they say by way of the launcher is lost when they are killed before it has passed that on.
+    Output that the launcher has not forwarded yet is lost when the ranks are killed.
     """
     rank = ["sh", "-c", 'exec "$@" >>"$0" 2>&1', str(log.absolute()), sys.executable, str(EXAMPLE), *arguments]
     with log.open("ab") as file:
@@ -157,11 +163,11 @@ def _started(n_ranks: int, arguments: list[str], log: Path, scratch: str) -> sub
 
 
 def _lines(log: Path, job: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Yield the lines of a job's log while they come, until it has ended."""
+    """Yield the lines of a job's log as they appear, until the job has ended."""
     line = ""
     with log.open(encoding="utf-8", errors="replace") as file:
         while True:
-            is_over = job.poll() is not None  # looked at first: whatever was written is there then
+            is_over = job.poll() is not None  # checked before reading: if True, the log is complete
             line += file.readline()
             if line.endswith("\n") or (line and is_over):
                 yield line.rstrip()
@@ -174,7 +180,7 @@ def _lines(log: Path, job: subprocess.Popen[bytes]) -> Iterator[str]:
 
 @contextmanager
 def _time_limit(pid: int) -> Iterator[None]:
-    """Kill the job if it hangs."""
+    """Kill the job if it still runs after `LIMIT_S` seconds."""
     alarm = threading.Timer(LIMIT_S, lambda: kill([pid, *_descendants(pid)]))
     alarm.start()
     try:
@@ -184,7 +190,7 @@ def _time_limit(pid: int) -> Iterator[None]:
 
 
 def kill(pids: list[int]) -> None:
-    """Kill processes with SIGKILL: what a power failure looks like to the files."""
+    """Kill processes with SIGKILL, so that none can run a handler."""
     for victim in pids:
         try:
             os.kill(victim, signal.SIGKILL)
@@ -193,12 +199,12 @@ def kill(pids: list[int]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the processes below `pid`, as Linux lists them."""
+    """Return the ids of all descendants of `pid`, from Linux' /proc."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found, open_ends = [], [pid]

@@ -1,4 +1,7 @@
-"""The networks of `lms_large.py`: those of ``keras.applications``, and a 3-D U-Net; with `tf.recompute_grad` too."""
+"""Build the networks of `lms_large.py`, optionally with `tf.recompute_grad`.
+
+These are the networks of ``keras.applications``, and a 3-D U-Net.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ import tensorflow as tf
 UNET3D = "unet3d"
 N_CLASSES = 100
 LEAST_LAYERS = 8
-"""Parts of a network that are computed again have at least this number of layers."""
+"""Minimum number of layers in each recomputed part of a network, except the last part."""
 
 
 def names() -> list[str]:
-    """Return the names that `build` takes."""
+    """Return the names that `build` accepts."""
     found = [name for name, value in vars(keras.applications).items() if name[0].isupper() and callable(value)]
     return [UNET3D, *sorted(found)]
 
 
 def build(name: str, size: int, *, depth: int = 3, filters: int = 16, recompute: bool = False) -> Any:
-    """Return a model with random weights for images, or volumes, of `size` pixels on a side.
+    """Return a model with random weights for inputs of `size` pixels on a side.
 
     Parameters
     ----------
@@ -29,9 +32,9 @@ def build(name: str, size: int, *, depth: int = 3, filters: int = 16, recompute:
     size : int
         Pixels on a side; a multiple of ``2 ** depth`` for the U-Net.
     depth, filters : int
-        Of the U-Net: how many times it halves the volume, and the filters of its first convolutions.
+        For the U-Net: how many times it halves the sides of the volume, and the filters of its first convolutions.
     recompute : bool
-        Whether the forward pass is computed again during the backward pass, in parts, by `tf.recompute_grad`.
+        If True, `tf.recompute_grad` recomputes the forward pass, part by part, during the backward pass.
     """
     if name == UNET3D:
         return _unet3d(size, depth, filters, recompute=recompute)
@@ -46,7 +49,7 @@ def image_shape(size: int, n_dims: int, n_channels: int) -> tuple[int, ...]:
 
 
 def is_channels_first() -> bool:
-    """Return whether Keras puts channels first."""
+    """Return True if Keras' data format is channels first."""
     return bool(keras.backend.image_data_format() == "channels_first")
 
 
@@ -54,7 +57,7 @@ def is_channels_first() -> bool:
 
 
 def _unet3d(size: int, depth: int, filters: int, *, recompute: bool) -> Any:
-    """Return a U-Net for volumes: Çiçek et al. 2016, with two classes for each voxel."""
+    """Return a 3-D U-Net (Çiçek et al. 2016) with two classes per voxel."""
     if size % (1 << depth):
         raise ValueError(f"unet3d: {size} is no multiple of {1 << depth}, which a depth of {depth} needs")
     layers, axis = keras.layers, 1 if is_channels_first() else -1
@@ -88,10 +91,10 @@ def _double(x: Any, filters: int, *, recompute: bool) -> Any:
 
 
 class Recomputed(keras.layers.Layer):  # type: ignore[misc]
-    """A model as a layer that keeps only its input, and is computed again in the backward pass.
+    """A model as a layer; it keeps its input and is recomputed in the backward pass.
 
-    Moving averages of batch normalization are updated twice in a step, which changes no loss of the training. Random
-    layers draw again: with dropout the gradients are those of another mask than the loss.
+    Batch normalization updates its moving averages twice per step; this does not change the training loss. Random
+    layers draw new numbers: with dropout, the gradients are computed with another mask than the loss.
     """
 
     def __init__(self, body: Any) -> None:
@@ -108,7 +111,7 @@ class Recomputed(keras.layers.Layer):  # type: ignore[misc]
 
 
 def recomputed(model: Any) -> Any:
-    """Return a model of the same layers that is computed again in parts, cut where one tensor connects them."""
+    """Return a model of the same layers that is recomputed part by part."""
     inputs = x = keras.Input(tuple(model.inputs[0].shape[1:]))
     start = model.inputs[0]
     for end in cuts(model):
@@ -118,7 +121,7 @@ def recomputed(model: Any) -> Any:
 
 
 def cuts(model: Any) -> list[Any]:
-    """Return the outputs at which a model is cut: nothing else that came before is used after them."""
+    """Return the outputs that end the parts; later layers use no earlier tensor."""
     layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     last_use: dict[int, int] = {}
     for place, layer in enumerate(layers):

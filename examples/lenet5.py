@@ -1,10 +1,11 @@
-"""LeNet5 on MNIST, data-parallel, with backups that survive any kill and any change of ranks.
+"""Train LeNet5 on MNIST, data-parallel, and resume after any kill.
 
     mpirun -n 2 python examples/lenet5.py --run runs/lenet5 --epochs 3
 
-Kill it, however hard, and run the same line again, with as many ranks as you like: it goes on with
-the next sample. The batch size is per rank, so with other ranks the steps of an epoch and the learning
-rate (which is scaled by the ranks) change; the position in the epoch is kept in samples.
+If the job is killed, even with SIGKILL, run the same command again, with any number of ranks: training
+resumes from the newest backup, with the next sample. The batch size is per rank. Therefore another number
+of ranks changes the steps per epoch and the learning rate (which is scaled by the number of ranks). The
+position in the epoch is stored in samples.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sampler import EpochSampler
 import hpcckpt as hc
 
 PROBE = 1000
-"""How many test images the probe loss is taken of."""
+"""Number of test images on which the probe loss is computed."""
 
 
 def arguments() -> argparse.Namespace:
@@ -44,7 +45,10 @@ def arguments() -> argparse.Namespace:
 
 
 def lenet5() -> keras.Model:
-    """Return LeNet5 as Caffe and its successors build it: 8 weights, 431,080 numbers, 26 tensors with Adam's."""
+    """Return LeNet5 as Caffe and its successors define it.
+
+    It has 8 weight tensors with 431,080 numbers; with the state of Adam, a checkpoint has 26 tensors.
+    """
     layers = keras.layers
     return keras.Sequential([
         layers.Input((28, 28, 1)),
@@ -59,7 +63,7 @@ def lenet5() -> keras.Model:
 
 
 def batches(sampler: EpochSampler, images: np.ndarray, labels: np.ndarray) -> tf.data.Dataset:
-    """Return this rank's batches; they begin at the sampler's position when training begins."""
+    """Return this rank's batches, from the sampler's position when training begins."""
     rows = {"shape": (sampler.batch_size, *images.shape[1:]), "dtype": tf.float32}
     signature = (tf.TensorSpec(**rows), tf.TensorSpec((sampler.batch_size,), tf.int64))
     dataset = tf.data.Dataset.from_generator(
@@ -70,10 +74,10 @@ def batches(sampler: EpochSampler, images: np.ndarray, labels: np.ndarray) -> tf
 
 @hc.keras.stateless
 class Report(keras.callbacks.Callback):
-    """Prints on rank 0 what happens, and at each backup and each start the loss on the same test images.
+    """Prints, on rank 0, progress and the loss on fixed test images.
 
-    That loss shows whether a restored model is the one that was saved. The callback comes before the backup in
-    the list of callbacks, so that every backup has its line.
+    The loss is printed at each start and at each backup. Equal losses show that the restored model is the saved
+    one. The callback precedes the backup callback in the list of callbacks, so that it prints before every backup.
     """
 
     def __init__(self, backup: hc.keras.BackupAndRestore, data: mnist_data.Mnist, every: int, steps: int) -> None:
@@ -88,11 +92,11 @@ class Report(keras.callbacks.Callback):
         print(f"probe: {when} step={step} loss={float(tf.reduce_mean(losses)):.9g}", flush=True)
 
     def on_epoch_begin(self, _epoch: int, logs: Any = None) -> None:
-        if self.is_first:  # all ranks have restored: every callback's on_train_begin is over
+        if self.is_first:  # every on_train_begin has returned: all ranks have restored
             self._probe("begin", self.backup.step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch + 1 <= self.backup.batch:  # Keras 3 counts up to the batch it resumes at
+        if batch + 1 <= self.backup.batch:  # Keras 3 counts up to the batch at which it resumes
             return
         step = self.backup.step + 1
         if self.is_first or step % 20 == 0:
@@ -105,7 +109,7 @@ class Report(keras.callbacks.Callback):
 
 @hc.keras.stateless
 class ScaleLearningRate(keras.callbacks.Callback):
-    """The restored learning rate is that of the ranks it was saved on: scale it to the present ones."""
+    """Scales the restored learning rate to the current number of ranks."""
 
     def __init__(self, backup: hc.keras.BackupAndRestore, ranks: Ranks) -> None:
         super().__init__()
@@ -124,7 +128,7 @@ class ScaleLearningRate(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """Train, or go on with training."""
+    """Train, or resume training."""
     args, ranks = arguments(), Ranks()
     tf.get_logger().setLevel("ERROR")
     keras.utils.set_random_seed(args.seed)  # the same weights on every rank from the start
@@ -136,7 +140,7 @@ def main() -> None:
         ranks.distribute(keras.optimizers.Adam(args.learning_rate * ranks.size)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=False,  # averaging gradients is no operation that XLA knows
+        jit_compile=False,  # XLA cannot compile the averaging of gradients
     )
     backup = hc.keras.BackupAndRestore(
         args.run, delete_checkpoint=False, every_n_batches=args.every_n_batches, backend=args.backend, data=sampler

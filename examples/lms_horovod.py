@@ -1,8 +1,9 @@
-"""Two ranks of Horovod, each with Large Model Support, that save checkpoints together and go on after a kill.
+"""Train with Horovod, Large Model Support and checkpoints; resume after a kill.
 
     mpirun -n 2 python examples/lms_horovod.py --run runs/lms --epochs 2
 
-Rank 0 measures and decides, all ranks plan the same and compare before the first step. Run it again: it resumes.
+Rank 0 measures and decides. All ranks make the same swap plan, and compare their plans before the first step. All ranks
+together save each checkpoint. To resume, run the same command again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's allocator keeps what is freed
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's allocator keeps freed memory
 
 import horovod.tensorflow.keras as hvd
 import keras
@@ -52,7 +53,7 @@ def cnn() -> keras.Model:
 
 
 def main() -> None:
-    """Train, or go on with training."""
+    """Train, or resume training."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     args, ranks = arguments(), Ranks()
     data = mnist_data.load(args.data, ranks.on_root)

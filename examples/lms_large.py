@@ -1,14 +1,16 @@
-"""Large images, volumes or batches until memory runs out; without LMS and with it. Statistics as CSV.
+"""Train on larger and larger inputs until memory runs out, with and without LMS.
 
     python examples/lms_large.py --image-size 64 --batch-size 8                        ResNet50, one size, with LMS
     python examples/lms_large.py --network unet3d --image-size 32 --batch-size 1       a 3-D U-Net
-    python examples/lms_large.py --grow image --cap-gib 1.0 --no-lms                   how far it goes without
-    python examples/lms_large.py --grow batch --cap-gib 1.0                            and how far with
-    python examples/lms_large.py --swapout-threshold 100 --sync-mode 3                 by distance, as TFLMSv2
+    python examples/lms_large.py --grow image --cap-gib 1.0 --no-lms                   the largest images without LMS
+    python examples/lms_large.py --grow batch --cap-gib 1.0                            the largest batch with LMS
+    python examples/lms_large.py --swapout-threshold 100 --sync-mode 3                 LMS by distance, as TFLMSv2
 
-Each size runs in a separate process, under RLIMIT_DATA of --cap-gib above what it has before the first step: one that
-runs out of memory may end in any way. Then another process, without the limit, traces the step and lists the largest
-tensors. The figures are of CPU memory and a local file unless a GPU is used.
+``--grow`` enlarges the images (or volumes) or the batch; ``--stats-csv`` writes a row for each size. Each size runs in
+a separate process, because a process that runs out of memory may be aborted or killed. ``--cap-gib`` sets RLIMIT_DATA
+that much above the value before the first step. After a size runs out of memory, another process, without the limit,
+traces the step and lists the largest tensors. Without a GPU, the figures are of CPU memory, and LMS swaps to a local
+file.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ FIELDS = [
 MEMORY_ERRORS = (
     "ResourceExhausted", "OOM when allocating", "MemoryError", "bad_alloc", "MemoryBudgetError", "exception:Status: 1,",
 )  # fmt: skip
-"""Words of messages: of TensorFlow, of Python and C++, of LMS, and the number of `dnnl_out_of_memory`."""
+"""Parts of out-of-memory messages: TensorFlow, Python, C++, LMS, and oneDNN's status 1, `dnnl_out_of_memory`."""
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -78,7 +80,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def level(text: str) -> int | str:
-    """Return a level, or a range of levels as LMS takes it."""
+    """Return a level as an int, or a range of levels as text, as LMS accepts it."""
     return text if ":" in text else int(text)
 
 
@@ -86,7 +88,7 @@ def level(text: str) -> int | str:
 
 
 def lms_of(args: argparse.Namespace) -> Any:
-    """Return the callback."""
+    """Return the LMS callback that the options describe."""
     from hpcckpt.lms import LMS
 
     given = {name: getattr(args, name) for name in ("swapout_threshold", "swapin_ahead", "swapin_groupby")}
@@ -101,7 +103,7 @@ def lms_of(args: argparse.Namespace) -> Any:
 
 
 def model_and_batch(args: argparse.Namespace) -> tuple[Any, tuple[Any, Any]]:
-    """Return a compiled model and one batch of noise."""
+    """Return a compiled model and one batch of random data."""
     import keras
     import numpy as np
     from large_models import build, names
@@ -121,7 +123,7 @@ def model_and_batch(args: argparse.Namespace) -> tuple[Any, tuple[Any, Any]]:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Train some steps, and return figures of them."""
+    """Train some steps; return their time, peak memory, loss and swap figures."""
     import tensorflow as tf
 
     from hpcckpt.lms.verification import peak_since, reset_peak, resident
@@ -140,7 +142,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def trace(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the largest tensors of a step, which is traced and not run."""
+    """Trace a step without running it, and return its largest tensors."""
     import tensorflow as tf
 
     from hpcckpt.lms import largest_tensors
@@ -153,7 +155,7 @@ def trace(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def vm_data() -> int:
-    """Return the bytes that RLIMIT_DATA counts."""
+    """Return the bytes of this process that count against RLIMIT_DATA."""
     line = next(
         line
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
@@ -163,7 +165,7 @@ def vm_data() -> int:
 
 
 def swapped(lms: Any) -> dict[str, Any]:
-    """Return what LMS did and waited for."""
+    """Return the number of swap-outs, the MiB swapped, and the seconds stalled."""
     if lms is None:
         return {}
     report, stats = lms.report(), lms.stats()
@@ -173,7 +175,7 @@ def swapped(lms: Any) -> dict[str, Any]:
 
 
 class Clock:
-    """The median time of a step, but for the first."""
+    """Measures the median time of a step in seconds, without the first step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -193,7 +195,7 @@ class Clock:
 
 
 def child(what: str, image_size: int, batch_size: int) -> tuple[dict[str, Any] | None, str]:
-    """Train, or trace, one size in a child; return its figures, or `None` and why there are none."""
+    """Train or trace one size in a child; return its figures, or None and the cause."""
     sizes = ["--image-size", str(image_size), "--batch-size", str(batch_size)]
     done = subprocess.run(
         [sys.executable, __file__, *sys.argv[1:], *sizes, "--child", what], capture_output=True, text=True, check=False
@@ -205,16 +207,16 @@ def child(what: str, image_size: int, batch_size: int) -> tuple[dict[str, Any] |
 
 
 def cause(code: int, stderr: str) -> str:
-    """Return why a child ended: its exit code, and its last line, or the last that names memory."""
+    """Return a child's exit code and last message, if possible one about memory."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("[[")]  # TensorFlow's node, below its message
+    lines = [line for line in lines if not line.startswith("[[")]  # TensorFlow names the node below its message
     of_memory = [line for line in lines if any(word in line for word in MEMORY_ERRORS)]
     last = (of_memory or lines or ["no message"])[-1]
     return f"exit {code}: {last[:160]}"
 
 
 def is_out_of_memory(why: str) -> bool:
-    """Return whether a child ran out of memory: it raised an error of memory, or a signal ended it."""
+    """Return True if a child raised a memory error or was ended by a signal."""
     return why.startswith("exit -") or any(word in why for word in MEMORY_ERRORS)
 
 
@@ -232,7 +234,7 @@ def run(args: argparse.Namespace, image_size: int, batch_size: int) -> dict[str,
 
 
 def largest(image_size: int, batch_size: int) -> list[str]:
-    """Return lines on the largest tensors of a step."""
+    """Return text lines that list the largest tensors of a step."""
     found, why = child("trace", image_size, batch_size)
     if found is None:
         return [f"  the step cannot be traced: {why}"]
@@ -243,7 +245,7 @@ def largest(image_size: int, batch_size: int) -> list[str]:
 
 
 def write(path: str, row: dict[str, Any]) -> None:
-    """Append a row."""
+    """Append a row to the CSV file; a new file gets a header."""
     is_new = not Path(path).exists()
     with Path(path).open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS)
@@ -253,7 +255,7 @@ def write(path: str, row: dict[str, Any]) -> None:
 
 
 def words(row: dict[str, Any]) -> str:
-    """Return a row for people."""
+    """Return a row as readable text."""
     sides = " x ".join([str(row["image_size"])] * (3 if row["network"] == "unet3d" else 2))
     what = f"{row['network']}, {sides}, batch {row['batch_size']}, LMS {'on' if row['lms'] else 'off'}"
     what += ", tf.recompute_grad" if row["recompute_grad"] else ""
@@ -264,7 +266,7 @@ def words(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the sizes."""
+    """Run one size, or larger and larger ones until memory runs out."""
     args = arguments()
     if args.child:
         print("FIGURES", json.dumps((train if args.child == "train" else trace)(args)), flush=True)

@@ -1,6 +1,8 @@
-"""An Estimator on MNIST with LMS among its hooks. TensorFlow has Estimators up to 2.15.
+"""Train an Estimator on MNIST, with Large Model Support (LMS) as a hook.
 
-python examples/lms_mnist_estimator.py --steps 200
+    python examples/lms_mnist_estimator.py --steps 200
+
+TensorFlow 2.15 is the last version that has Estimators.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def arguments() -> argparse.Namespace:
 
 
 def model_fn(features: Any, labels: Any, mode: str) -> Any:
-    """Return a CNN as TensorFlow's tutorial of layers had it."""
+    """Return the EstimatorSpec of the CNN from TensorFlow's tutorial on layers."""
     images = features["x"]
     for filters in (32, 64):
         images = v1.layers.conv2d(images, filters, 5, padding="same", activation=tf.nn.relu)
@@ -57,7 +59,7 @@ def main() -> None:
     args = arguments()
     if not hasattr(tf, "estimator"):
         sys.exit(f"TensorFlow {tf.__version__} has no Estimators any more: use Keras, see examples/lms_mnist_keras.py")
-    warnings.simplefilter("ignore")  # of what is deprecated, which is all of it
+    warnings.simplefilter("ignore")  # every call in this file is deprecated
     tf.get_logger().setLevel("ERROR")
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     data = mnist_data.load(args.data, lambda make: make())

@@ -1,6 +1,8 @@
-"""A Keras model on MNIST that trains within a memory budget, is saved, loaded, and trained on. Both stacks.
+"""Train a Keras model on MNIST within a memory budget; save, load, train again.
 
-python examples/lms_mnist_keras.py --memory-budget "150 MiB" --batch-size 256
+    python examples/lms_mnist_keras.py --memory-budget "150 MiB" --batch-size 256
+
+It runs with Keras 2.15 and Keras 3.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's allocator keeps what is freed
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's allocator keeps freed memory
 
 import keras
 import mnist_data
@@ -34,7 +36,7 @@ def arguments() -> argparse.Namespace:
 
 
 def cnn() -> keras.Model:
-    """Return a CNN, compiled."""
+    """Return a compiled CNN."""
     layers = keras.layers
     model = keras.Sequential([
         layers.Input((28, 28, 1)),
@@ -52,7 +54,7 @@ def cnn() -> keras.Model:
 
 
 def main() -> None:
-    """Train, save, load, train on."""
+    """Train, save, load, and continue training."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     args = arguments()
     data = mnist_data.load(args.data, lambda make: make())

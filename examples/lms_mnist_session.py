@@ -1,8 +1,9 @@
-"""The notebook of TFLMS: a CNN on MNIST in a session, its tensors swapped by the notebook's three parameters.
+"""Train the CNN of the TFLMS notebook on MNIST in a session, with LMS.
 
     python examples/lms_mnist_session.py --steps 500
 
-The same layers, scopes and parameters; real MNIST. The lines of LMS are the notebook's, with this machine's numbers.
+The layers, the name scopes and the three parameters of LMS are those of the notebook; the images are the real MNIST.
+LMS logs the same lines as in the notebook, with the numbers of this machine.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ def bias(width: int) -> Any:
 
 
 def layer(x: Any, channels: list[int], scope: str) -> Any:
-    """Return a convolution of 5 by 5."""
+    """Return a 5x5 convolution of `x`, with bias and ReLU."""
     with v1.name_scope(scope):
         filters = weight([5, 5, *channels])
         return tf.nn.relu(tf.nn.conv2d(x, filters, strides=1, padding="SAME") + bias(channels[1]))
 
 
 def pooled(x: Any, scope: str) -> Any:
-    """Return half the size."""
+    """Return `x` max-pooled to half its height and width."""
     with v1.name_scope(scope):
         return tf.nn.max_pool2d(x, ksize=2, strides=2, padding="SAME")
 
 
 def deepnn(x: Any) -> tuple[Any, Any]:
-    """Return the logits of ten digits, and the placeholder of how much dropout keeps."""
+    """Return the logits of ten digits, and the placeholder of the keep probability."""
     with v1.name_scope("reshape"):
         images = tf.reshape(x, [-1, 28, 28, 1])
     images = pooled(layer(images, [1, 32], "conv1"), "pool1")
@@ -73,7 +74,7 @@ def deepnn(x: Any) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Build, edit, train."""
+    """Build the graph, edit it with LMS, and train."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     args = arguments()
     data = mnist_data.load(args.data, lambda make: make())

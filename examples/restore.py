@@ -1,4 +1,4 @@
-"""Restore the checkpoints that ``examples/tutorial.py`` has written, one after another, and show what is in them.
+"""Restore each checkpoint of ``examples/tutorial.py``, and show its contents.
 
 python examples/restore.py training
 """
@@ -26,7 +26,7 @@ def main() -> None:
     model = tutorial.create_model()
     print_accuracy("untrained", model, data)
     files = tf.train.get_checkpoint_state(args.directory)
-    if files is not None:  # TensorFlow's own, of --format tf
+    if files is not None:  # TensorFlow's files, written with --format tf
         for path in files.all_model_checkpoint_paths:
             load_tf_weights(model, path)
             print_accuracy(Path(path).name, model, data)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def load_tf_weights(model: keras.Model, path: str) -> None:
-    """Load the weights of a TensorFlow checkpoint, which Keras 3 leaves to TensorFlow."""
+    """Load weights from a TensorFlow checkpoint, which Keras 3 cannot do itself."""
     if keras.__version__.startswith("2."):
         model.load_weights(path).expect_partial()
     else:
@@ -48,7 +48,7 @@ def load_tf_weights(model: keras.Model, path: str) -> None:
 
 
 def print_contents(path: Path) -> None:
-    """Print what a checkpoint of hpcckpt holds; only its manifest is read."""
+    """Print the tensors of an hpcckpt checkpoint; only its manifest is read."""
     found = hc.info(path.resolve())
     saved = " ".join(f"{name}={value:.4f}" for name, value in sorted(found.metrics.items()))
     print(f"{path.name}: step {found.step}, {len(found.tensors)} tensors, {found.nbytes / 1024:.1f} KiB, {saved}")
@@ -57,7 +57,7 @@ def print_contents(path: Path) -> None:
 
 
 def print_accuracy(what: str, model: keras.Model, data: mnist_data.Mnist) -> None:
-    """Print how good the model is with the weights that it has now."""
+    """Print the model's loss and accuracy on the test images."""
     loss, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)
     print(f"{what}: loss={loss:.4f} accuracy={accuracy:.4f}", flush=True)
 

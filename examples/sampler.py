@@ -1,4 +1,4 @@
-"""Which rank trains on which samples, counted in samples, so that any number of ranks can go on."""
+"""Distribute samples to ranks so that any number of ranks can resume."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 
 
 class EpochSampler:
-    """Distributes the samples of each epoch, shuffled by seed and epoch, to the ranks.
+    """Distributes the samples of each epoch, shuffled by seed and epoch, to ranks.
 
-    A step takes ``batch_size`` samples per rank from the epoch's order, rank after rank. The position
-    is the number of samples that all ranks together have behind them in the epoch, so a run on other
-    ranks begins with the very next sample: none is seen twice. What is left of an epoch and too little
-    for a step is dropped.
+    A step takes ``batch_size`` samples per rank from the epoch's order, rank after rank. The position is
+    the number of samples of the epoch that all ranks together have used. A run on another number of ranks
+    therefore resumes with the next sample, and uses none twice. The samples at the end of an epoch that
+    are too few for a step are dropped.
 
     Parameters
     ----------
     n_samples, batch_size : int
-        Samples in the data set, and per rank and step.
+        Number of samples in the data set, and per rank and step.
     rank, size : int
         This rank, and the number of ranks.
     seed : int
-        Of all epochs' orders.
+        Seed of the orders of all epochs.
     """
 
     def __init__(self, n_samples: int, batch_size: int, rank: int, size: int, seed: int = 0) -> None:
@@ -36,20 +36,23 @@ class EpochSampler:
 
     @property
     def batch(self) -> int:
-        """Steps of this run's size that the epoch has behind it, so that what is left is a whole number of steps."""
+        """Return the index of the next batch in the epoch, in steps of this run.
+
+        It is the number of steps per epoch minus the number of whole steps that remain.
+        """
         return self.steps_per_epoch - (self.n_samples - self.samples) // self.per_step
 
     def advance(self, n_batches: int) -> None:
-        """Count steps that were trained."""
+        """Advance the position by `n_batches` steps."""
         self.samples += n_batches * self.per_step
         self._end_epoch()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, the same on all ranks."""
+        """Return the position, which is identical on all ranks."""
         return {"epoch": self.epoch, "samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position, maybe one of another number of ranks."""
+        """Set the position; it may come from a run on another number of ranks."""
         self.epoch, self.samples = int(state["epoch"]), int(state["samples"])
         self._end_epoch()
 
@@ -58,7 +61,7 @@ class EpochSampler:
             self.epoch, self.samples = self.epoch + 1, 0
 
     def indices(self) -> Iterator[np.ndarray]:
-        """Yield this rank's samples step by step, from the present position on, without end."""
+        """Yield this rank's sample indices for each step from the position, endlessly."""
         epoch, first = self.epoch, self.samples
         while True:
             order = np.random.default_rng([self.seed, epoch]).permutation(self.n_samples)

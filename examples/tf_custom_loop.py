@@ -1,9 +1,10 @@
-"""A training loop of one's own in TensorFlow, many steps per call of a tf.function, that goes on after any kill.
+"""Run a custom training loop in TensorFlow that resumes after any kill.
 
     python examples/tf_custom_loop.py --run runs/loop --steps 400
 
-Kill it, however hard, and run the same line again: the shuffled order, the noise, Adam and the step counter
-resume from the newest checkpoint. The SHA-256 in the last line is that of a run that was never killed.
+Each call of a tf.function trains many steps. If the program is killed, even with SIGKILL, run the same command again:
+the shuffled order, the noise, Adam and the step counter resume from the newest checkpoint. The SHA-256 of the weights
+in the last line equals that of a run that was never killed.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def batches() -> tf.data.Dataset:
-    """Return endless shuffled batches of a function to be learned."""
+    """Return endless shuffled batches of points of the sine function."""
     x = np.linspace(-3, 3, 1000, dtype=np.float32)[:, None]
     return tf.data.Dataset.from_tensor_slices((x, np.sin(x))).shuffle(1000, seed=1).repeat().batch(32)
 
 
 class Training(tf.Module):
-    """All that changes: weights, optimizer, the position in the data, the stream of noise, the step."""
+    """The training state: weights, optimizer, data position, noise stream and step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class Training(tf.Module):
 
     @tf.function
     def train(self, n_steps: tf.Tensor) -> tf.Tensor:
-        """Train some steps without leaving the graph; return the last loss."""
+        """Train `n_steps` steps in one graph call; return the last loss."""
         loss = tf.constant(0.0)
         for _ in tf.range(n_steps):
             x, y = next(self.iterator)
@@ -71,7 +72,7 @@ class Training(tf.Module):
 
 
 def main(argv: Sequence[str] | None = None, on_step: Callable[[Any], None] = lambda _: None) -> None:
-    """Train, or go on with training."""
+    """Train, or resume training."""
     args = arguments(argv)
     keras.utils.set_random_seed(1)
     training = Training()
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None, on_step: Callable[[Any], None] = lam
         loss = tf.constant(0.0)
         while training.step < args.steps:
             loss = training.train(tf.constant(args.per_call))
-            manager.save(metrics={"loss": float(loss)})  # every `args.every` steps; writes in the background
+            manager.save(metrics={"loss": float(loss)})  # saves every `args.every` steps, in the background
             on_step(manager)
         manager.save(check_interval=False)
     print(f"done: step={int(training.step)} loss={float(loss):.4f} sha256={training.digest()}", flush=True)

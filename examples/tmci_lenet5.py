@@ -1,12 +1,13 @@
-"""What TMCI's own example does: LeNet5 on MNIST, saved and loaded by a plugin that sees the tensors' own memory.
+"""Save and load LeNet5 on MNIST with a plugin, as TMCI's example does.
 
-    python examples/tmci_lenet5.py                      the plugin dummy, which prints where the tensors are
-    python examples/tmci_lenet5.py --backend posix      one that stores them
+    python examples/tmci_lenet5.py                      the plugin dummy, which prints the tensors' addresses
+    python examples/tmci_lenet5.py --backend posix      the plugin posix, which stores the tensors
     python examples/tmci_lenet5.py --backend rankfile   a backend in Python
     python examples/tmci_lenet5.py --plugin build/libmine.so --backend mine --config "..."
 
-With dummy three lists are printed: by the callback after the epoch, by saving, and by loading; each of 25 tensors with
-Keras 2.15 (8 weights, Adam's iteration, and two slots for each weight) and of 26 with Keras 3 (the learning rate too).
+A plugin accesses the tensors' memory directly. The plugin dummy prints a list of the tensors three times: when the
+callback saves after the epoch, when the model is saved, and when it is loaded. A list has 25 tensors with Keras 2.15 (8
+weights, Adam's iteration, and two slots for each weight) and 26 with Keras 3 (the learning rate too).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def arguments() -> argparse.Namespace:
 
 
 def lenet5() -> keras.Model:
-    """Return LeNet5, compiled."""
+    """Return a compiled LeNet5."""
     layers = keras.layers
     model = keras.Sequential([
         layers.Input((28, 28, 1)),
@@ -56,7 +57,7 @@ def lenet5() -> keras.Model:
 
 
 def say(text: str) -> None:
-    """Print a step as TMCI's example does."""
+    """Print a progress line in the format of TMCI's example."""
     print(f"===> {text}", flush=True)
 
 
@@ -68,7 +69,7 @@ def evaluate(model: keras.Model, data: mnist_data.Mnist) -> list[float]:
 
 
 def config_for(backend: str, scratch: str) -> str:
-    """Return what a backend that comes with hpcckpt is told about where to store."""
+    """Return the config with which a backend of hpcckpt stores in `scratch`."""
     if backend in STORE_NOTHING:
         return ""
     return f"directory={scratch}" if backend == "posix" else f"path={scratch}/run"
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace, config: str) -> None:
-    """Do all of it with one configuration."""
+    """Train, save and load with one configuration of the backend."""
     say("Loading MNIST")
     data = mnist_data.load(args.data, lambda fn: fn())
     say("Building LeNet5")
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace, config: str) -> None:
     tmci.save_weights(model, backend=args.backend, config=config, include_optimizer=True)
     say("Evaluating the model")
     before = evaluate(model, data)
-    if args.backend not in STORE_NOTHING:  # what comes back must come from where it was stored
+    if args.backend not in STORE_NOTHING:  # the loaded weights must come from storage
         model.set_weights([0 * weight for weight in model.get_weights()])
     say("Loading the model, and evaluating it again")
     tmci.load_weights(model, backend=args.backend, config=config, include_optimizer=True)

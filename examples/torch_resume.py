@@ -1,11 +1,12 @@
-"""PyTorch on MNIST, data-parallel over MPI without torch.distributed, that goes on after any kill as if nothing was.
+"""Train PyTorch on MNIST, data-parallel over MPI, and resume after any kill.
 
     python examples/torch_resume.py --run runs/torch --epochs 2
     mpirun -n 2 python examples/torch_resume.py --run runs/torch2 --epochs 2
 
-Kill it, however hard, and run the same line again: dropout, BatchNorm, the shuffled order, the schedule and Adam resume
-from the newest step. The weights' SHA-256 in the last line is that of a run that was never killed. Asked to stop (by a
-signal, the end of the job's time, a file HALT) it saves and exits with 75; scripts/slurm/program.sbatch requeues it.
+It does not use torch.distributed. If it is killed, even with SIGKILL, run the same command again: dropout, BatchNorm,
+the shuffled order, the schedule and Adam resume from the newest step. The SHA-256 of all weights and statistics in the
+last line equals that of a run that was never killed. When it is asked to stop (by a signal, the end of the job's time,
+or a file HALT), it saves and exits with code 75; scripts/slurm/program.sbatch requeues it.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def network() -> nn.Module:
-    """Return a small network with all that makes an exact resume hard."""
+    """Return a small network with the layers that make an exact resume hard."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.3), nn.Linear(128, 10)
     )
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Replace the gradients by their mean over the ranks: one message, always summed in the same order."""
+    """Replace gradients by their mean: one message, always summed in the same order."""
     gradients = [parameter.grad for parameter in model.parameters()]
     line = torch.cat([gradient.reshape(-1) for gradient in gradients])
     COMM.Allreduce(MPI.IN_PLACE, line.numpy())
@@ -61,7 +62,7 @@ def digest(model: nn.Module) -> str:
 
 
 def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lambda _: None) -> None:
-    """Train, or go on with training."""
+    """Train, or resume training."""
     args = arguments(argv)
     hc.preemption.catch_signals()
     torch.set_num_threads(1)
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None, on_step: Callable[[int], None] = lam
     sampler = hc.torch.BatchSampler(len(data), args.batch_size, COMM.rank, COMM.size, seed=1)
     loader = sampler.loader(data)
     hc.torch.batch_norm(model, "per-rank")
-    torch.manual_seed(100 + COMM.rank)  # from here on each rank draws for itself
+    torch.manual_seed(100 + COMM.rank)  # from here on, each rank draws different random numbers
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     parts |= {"data": sampler, "rng": hc.torch.rng_state(COMM.rank, COMM.size)}
 

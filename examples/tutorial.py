@@ -1,9 +1,10 @@
-"""The training of a checkpointing tutorial: a checkpoint of the weights after each epoch. One import is changed.
+"""Save the weights after each epoch, as in a Keras checkpointing tutorial.
 
     python examples/tutorial.py --directory training --epochs 3
     python examples/restore.py training
 
-With ``--format tf`` the files are TensorFlow's own, as the tutorial lists them.
+Only one import differs from the tutorial. With ``--format tf`` the callback writes TensorFlow's checkpoint files, with
+the names that the tutorial lists.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-# What the scripts beside it share; sourced by them. There is nothing to edit: it is all options and environment.
+# Shared by the scripts in this directory, which source it. It needs no editing: options and variables set everything.
 # shellcheck shell=bash
 #
-#   HPCCKPT_SETUP         a file to source in place of the modules below                  ~/.hpcckpt.sh, if it is there
+#   HPCCKPT_SETUP         a file to source in place of the modules below                  ~/.hpcckpt.sh, if it exists
 #   HPCCKPT_RUN           the run directory                                               runs/ and the name of CONFIG
 #   HPCCKPT_RANKS_PER_NODE                                                                4
 #   HPCCKPT_LEAD          how long before its end a job is signalled to save and stop        300 (seconds)
 #   HPCCKPT_MAX_RESTARTS  how often a job submits itself again                            20
-#   HPCCKPT_DRY_RUN       1: say what would be done, and do nothing; on a laptop too
+#   HPCCKPT_DRY_RUN       1: print what would be done, and do nothing; on a laptop too
 set -eo pipefail
 THETA=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export HPCCKPT_HOME=${HPCCKPT_HOME:-$(cd "$THETA/../.." && pwd)}

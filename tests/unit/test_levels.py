@@ -114,6 +114,8 @@ def test_directories_without_quick_tests_are_not_collected() -> None:
 
 def test_names_of_tests_have_at_most_80_characters() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("test_*.py"))}
-    tests = [(file, name) for file, text in texts.items() for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)]
+    tests = [
+        (file, name) for file, text in texts.items() for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)
+    ]
     assert len(tests) > 2000
     assert [(file, name) for file, name in tests if len(name) > MAX_NAME] == []

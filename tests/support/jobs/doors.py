@@ -87,11 +87,11 @@ RUN=${HPCCKPT_RUN:-runs/${name%.*}}"""
 def theta_restart() -> str:
     """Return scripts/theta/restart.qsub."""
     header = """\
-# Goes on with a run by its own configuration, on as many ranks or others.
+# Resumes a run with its own configuration, on the same or another number of ranks.
 #
 #   qsub -A PROJECT -n 8 -t 1:00:00 scripts/theta/restart.qsub RUN [latest|best|STEP [OPTIONS OF hpcckpt train...]]
 #
-# Sent back to an older step, it goes back once: submitted again, it goes on from its own newest one."""
+# With an older STEP it goes back once: submitted again, it resumes from its newest step."""
     inputs = """\
 RUN=${1:?which run directory? qsub scripts/theta/restart.qsub RUN}
 FROM=${2:-latest}"""
@@ -162,12 +162,12 @@ def slurm_array() -> str:
 def slurm_restart() -> str:
     """Return scripts/slurm/restart.sbatch."""
     header = """\
-# Resumes a run by its own configuration, on as many ranks or others.
+# Resumes a run with its own configuration, on the same or another number of ranks.
 #
 #   sbatch --ntasks=8 --time=02:00:00 scripts/slurm/restart.sbatch RUN [latest|best|STEP [OPTIONS OF hpcckpt train...]]
 #
-# Sent back to an older step, it goes back once: requeued, it resumes from its own newest one. Steps after that one are
-# moved aside in RUN, not deleted."""
+# With an older STEP it goes back once: requeued, it resumes from its newest step. Steps newer than STEP are moved aside
+# in RUN, not deleted."""
     inputs = """\
 RUN=${1:?which run directory? sbatch scripts/slurm/restart.sbatch RUN}
 FROM=${2:-latest}"""
