@@ -5,6 +5,7 @@
 #   --memory DIR    one in memory (default: /dev/shm)        --only NAME   one of them, as in: --only peers; lms runs only so
 #   --write         put the tables into docs/benchmarks.md
 set -euo pipefail
+unset CDPATH # with it, `cd` prints
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=$PWD/build/bench MIB=512 REPEAT=5 DISK=$PWD/build/bench MEMORY=/dev/shm ONLY='' WRITE=() FAILED=()
 RANKS=${RANKS:-2}
@@ -21,6 +22,8 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+if [ -n "$ONLY" ] && [ ! -e "bench/$ONLY.py" ]; then echo "run.sh: no benchmark $ONLY; see bench/README.md" >&2 && exit 2; fi
+trap 'exit 130' INT
 mkdir -p "$OUT" "$DISK"
 scripts/dev/setup.sh a
 scripts/dev/setup.sh peers

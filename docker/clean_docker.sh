@@ -21,8 +21,9 @@ done
 ENGINE=$(engine)
 OURS="label=org.opencontainers.image.title=$TITLE"
 
-mapfile -t dangling < <("$ENGINE" images --quiet --filter dangling=true --filter "$OURS" | LC_ALL=C sort -u)
-if [ "${#dangling[@]}" = 0 ]; then say "nothing to remove"; exit; fi
+found=$("$ENGINE" images --quiet --filter dangling=true --filter "$OURS" | LC_ALL=C sort -u)
+if [ -z "$found" ]; then say "nothing to remove"; exit; fi
+mapfile -t dangling <<<"$found"
 if [ "$is_listing" = 1 ]; then printf '%s\n' "${dangling[@]}"; exit; fi
 if [ "$is_sure" = 0 ]; then
     read -r -p "remove ${#dangling[@]} image(s) without a name? [y/N] " answer || answer=

@@ -6,6 +6,7 @@
 #   install.sh slim        remove the compilers, for an image without layers
 #   install.sh prove       test every part on two ranks: the last step, in an image without what only the build needs
 set -euo pipefail
+unset CDPATH # with it, `cd` prints
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # h5dump and h5ls show the contents of checkpoints. No versions are pinned: a Debian release has one of each package.
 RUNTIME=(python3.11 openmpi-bin libhdf5-openmpi-103-1 libhdf5-openmpi-hl-100 hdf5-tools)

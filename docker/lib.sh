@@ -2,6 +2,7 @@
 # shellcheck shell=bash
 set -euo pipefail
 
+unset CDPATH # with it, `cd` prints
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 TITLE=hpcckpt # the label that identifies images of hpcckpt
 DRY_RUN=0

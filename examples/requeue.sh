@@ -7,18 +7,26 @@
 # After a signal the allocation is about to end. The script then does not restart the job, and exits with the job's code;
 # code 75 is for the scheduler, which can requeue the job. MAX_RESTARTS (default 20) limits the number of restarts.
 set -u
-is_asked=0
-job=
-trap 'is_asked=1; [ -z "$job" ] || kill -USR1 "$job" 2>/dev/null' TERM USR1 USR2
+set +o posix # in which `wait` forgets exit codes
+[ $# -gt 0 ] || { echo "usage: requeue.sh COMMAND..." >&2; exit 2; }
+code=75 is_asked=0
+trap 'is_asked=1; kill -USR1 "${!-}" 2>/dev/null' TERM USR1 USR2
+# The job is in the background, where Ctrl-C does not reach it.
+trap '{ kill -TERM "${!-}" && wait "$!"; } 2>/dev/null; exit 130' INT
 
-for ((n = 0; n <= ${MAX_RESTARTS:-20}; n++)); do
+for ((n = 0; n <= ${MAX_RESTARTS:-20} && code == 75 && !is_asked; n++)); do
     "$@" &
-    job=$!
-    [ "$is_asked" = 0 ] || kill -USR1 "$job" 2>/dev/null # the signal came before the job was known
-    while kill -0 "$job" 2>/dev/null; do wait "$job"; done # a signal ends `wait`, not the job
-    wait "$job"
+    while kill -0 "$!" 2>/dev/null; do
+        if [ "$is_asked" = 1 ]; then # again and again: a job that is just starting may miss it
+            kill -USR1 "$!" 2>/dev/null
+            sleep 1
+        else
+            wait "$!" # ended by the job, or by a signal to this script
+        fi
+    done
+    wait "$!"
     code=$?
+    if [ "$is_asked" = 1 ] && [ "$code" = "$((128 + $(kill -l USR1)))" ]; then code=75; fi # it did not handle it yet
     echo "requeue.sh: run $n ended with $code" >&2
-    if [ "$code" != 75 ] || [ "$is_asked" = 1 ]; then break; fi
 done
 exit "$code"

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 from hpcckpt.jobs.jobscript import TASK, BatchJob
 from hpcckpt.jobs.jobscript_lead_time import Lead
@@ -15,13 +16,20 @@ from hpcckpt.jobs.site_profiles import System
 _TEMPLATES = Path(__file__).parent / "templates"
 _BIND = "python -m hpcckpt.jobs.binding"
 ADVICE = ": load it in $setup (HPCCKPT_SETUP names another file)"
-SETUP = """\
-setup=${HPCCKPT_SETUP:-$HOME/.hpcckpt.sh} # modules of the site, an environment
+SOURCE = """\
+arguments=("$@") && set -- # a sourced file sees them, and may change them
+trap 'echo "$setup ended the job with $?: a command in it failed" >&2' EXIT
+# shellcheck source=/dev/null
+. "$setup"
+trap - EXIT
+set -- "${arguments[@]}\""""
+"""Lines of a shell that source the file ``$setup``."""
+SETUP = f"""\
+setup=${{HPCCKPT_SETUP:-$HOME/.hpcckpt.sh}} # modules of the site, an environment
 case $setup in */*) ;; *) setup=./$setup ;; esac # a name alone would be looked up on PATH
 if [ -r "$setup" ]; then
-    # shellcheck source=/dev/null
-    . "$setup"
-elif [ -n "${HPCCKPT_SETUP:-}" ]; then
+{indent(SOURCE, "    ")}
+elif [ -n "${{HPCCKPT_SETUP:-}}" ]; then
     echo "HPCCKPT_SETUP: $setup cannot be read in $PWD on $(hostname): give the path of a file to source" >&2
     exit 2"""
 """Lines of a shell that source the user's file; the caller adds what else there is to do, and ``fi``."""
@@ -149,7 +157,7 @@ def gpu_line(system: System) -> str:
 def _setup(job: BatchJob) -> str:
     if job.setup:
         path = job.setup if "/" in job.setup else f"./{job.setup}"  # a name alone would be looked up on PATH
-        return f"# shellcheck source=/dev/null\n. {shlex.quote(path)}"
+        return f"setup={shlex.quote(path)}\n{SOURCE}"
     lines = [SETUP]
     if job.system is not None:
         lines += ["elif command -v module >/dev/null; then", *(f"    {line}" for line in job.system.setup)]

@@ -78,7 +78,8 @@ class Pbs(Scheduler):
 
     def end_chain(self, chain: str) -> Command:
         """Return what takes the jobs of a chain that wait for this one out of the queue."""
-        return ("sh", "-c", f"qselect -N {shlex.quote(chain)} -s HQ | xargs -r qdel")
+        name = shlex.quote(chain)
+        return ("sh", "-c", f'jobs=$(qselect -N {name} -s HQ) || exit; [ -z "$jobs" ] || qdel $jobs')
 
     # -- what the server remembers -----------------------------------------------------------------
 

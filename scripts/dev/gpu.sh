@@ -108,7 +108,9 @@ fi
 run "benchmark" "$PYTHON" bench/gpu.py --device "$DEVICE" "$@"
 
 # --------------------------------------------------------------------------------------------------- the outcome
-say "on $([ "$DEVICE" = cuda ] && nvidia-smi -L 2>/dev/null | head -n 1 || echo 'the CPU: a dry run')"
+device='the CPU: a dry run'
+[ "$DEVICE" != cuda ] || device=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name())')
+say "on $device"
 for line in ${ran[@]+"${ran[@]}"} ${failed[@]+"${failed[@]}"}; do say "  $line"; done
 for line in ${not_run[@]+"${not_run[@]}"}; do say "  not run: $line"; done
 [ ${#failed[@]} = 0 ]

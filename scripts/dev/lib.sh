@@ -2,6 +2,7 @@
 # shellcheck shell=bash
 set -euo pipefail
 
+unset CDPATH # with it, `cd` prints
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 # Neither the caller's Python packages nor its activated environment belong in ours.

@@ -9,7 +9,7 @@ export PATH=$VENV/bin:$PATH
 cd "$ROOT"
 
 files() { find "$@" -type f -print 2>/dev/null | LC_ALL=C sort; }
-mapfile -t shell < <(files .ci scripts examples bench tests | grep -E '^\.ci/|\.(sh|sbatch|pbs|qsub)$')
+mapfile -t shell < <(files .ci scripts examples bench docker tests | grep -E '^\.ci/|\.(sh|sbatch|pbs|qsub)$')
 mapfile -t cxx < <(files hpcckpt tests examples bench | grep -E '\.(c|cc|cpp|h|hpp)$')
 
 failed=()

@@ -96,7 +96,7 @@ install_compiler_and_mpi() {
 }
 
 # Which MPI it is: what was compiled against another one is compiled again.
-mpi_identity() { { command -v mpicc; mpicc -show; mpirun --version | head -n 1; } 2>/dev/null | hash_of; }
+mpi_identity() { { command -v mpicc; mpicc -show; mpirun --version | head -n 1 || true; } 2>/dev/null | hash_of; }
 
 # The prefix of a parallel HDF5 that goes with this MPI, or nothing: HDF5_DIR, where h5pcc belongs, or Debian's.
 parallel_hdf5() {
@@ -118,18 +118,18 @@ pip_install() { "$VENV/bin/python" -m pip install -c "$CONSTRAINTS" "$@"; }
 
 tensorflow_of() { # the CPU build is a quarter of the size
     if [ "${HPCCKPT_GPU:-}" = 1 ]; then echo "tensorflow[and-cuda]==$1" # for a machine that is not this one: an image
-    elif have nvidia-smi && nvidia-smi -L 2>/dev/null | grep -q GPU; then echo "tensorflow[and-cuda]==$1"
+    elif have nvidia-smi && [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; then echo "tensorflow[and-cuda]==$1"
     else echo "tensorflow-cpu==$1"; fi
 }
 
 # compiled NAME VERSION KEY ENV...: builds a wheel once per key, keeps it, installs it. pip's own cache does not know
 # that the same source gives another wheel under another MPI or TensorFlow.
 compiled() {
-    local name=$1 version=$2 dir=$CACHE/$1-$3 part=$ROOT/build/wheels-$1
+    local name=$1 version=$2 dir=$CACHE/$1-$3 part=$CACHE/.part-$1-$$ # beside it: a move is whole or absent
     shift 3
     if ! compgen -G "$dir/$name-*.whl" >/dev/null; then
         rm -rf "$part"
-        mkdir -p "$part" "$CACHE"
+        mkdir -p "$part"
         env "$@" "$VENV/bin/python" -m pip wheel --no-cache-dir --no-build-isolation --no-deps \
             --no-binary="$name" -w "$part" "$name==$version"
         rm -rf "$dir"

@@ -77,9 +77,13 @@ WORKERS=$(($(nproc 2>/dev/null || echo 1) + 1))
 IN_PARALLEL=(-n "$WORKERS" --dist worksteal)
 PARTS=("$@")
 [ $# -gt 0 ] || PARTS=(quick)
+for name in "${PARTS[@]}"; do
+    case $name in quick | serial | mpi | b | nightly) ;; *) die "no part '$name': one of quick, serial, mpi, b, nightly" ;; esac
+done
 RESULTS=$ROOT/build/logs/test
 rm -rf "$RESULTS"
 mkdir -p "$RESULTS"
+trap 'exit 130' INT # Ctrl-C ends all parts, not only the one that runs
 # The tests themselves read and write UTF-8; what they start has the caller's locale (see tests/support/caller.py).
 export PYTHONUTF8=1
 # Blanks are too much for LD_PRELOAD, a long name for the sockets of MPI.
@@ -133,7 +137,7 @@ pytest_under_mpi() { # ranks
     [ "$1" != 1 ] || tests=("${ONE_RANK[@]}")
     [ "$1" != 2 ] || tests=("${TWO_RANKS[@]}")
     mkdir -p "$logs"
-    timeout --kill-after=20 "$MPI_S" "$HPCCKPT_MPIRUN" -n "$1" scripts/dev/rank.sh "$logs" \
+    timeout --foreground --kill-after=20 "$MPI_S" "$HPCCKPT_MPIRUN" -n "$1" scripts/dev/rank.sh "$logs" \
         python -m pytest --with-mpi -p no:cacheprovider "${tests[@]}" || rc=$?
     if [ "$rc" != 0 ]; then tail -n 40 "$logs"/rank-*.log 2>/dev/null || true; fi
     return "$rc"
@@ -153,7 +157,7 @@ on_stack() { # stack, command...
 
 # In memory where there is room: thousands of tests wait for a disk otherwise. Those of the other parts are on the disk.
 in_memory() { # pytest_in_parallel's arguments
-    PLACE=$(mktemp -d -p "$(roomy /dev/shm || echo "$TMPDIR")" hpcckpt-XXXXXX)
+    PLACE=$(mktemp -d -p "$(roomy /dev/shm || echo "$TMPDIR")" hpcckpt-XXXXXX) || exit
     trap 'rm -rf "$PLACE"' EXIT
     pytest_in_parallel "$@" --basetemp "$PLACE/t"
 }
@@ -165,7 +169,7 @@ roomy() { [ -w "$1" ] && [ "$(df -k --output=avail "$1" | tail -n 1)" -ge $((4 <
 pytest_in_parallel() {
     local limit=$1
     shift
-    timeout --kill-after=20 "$limit" python -m pytest "${IN_PARALLEL[@]}" "$@"
+    timeout --foreground --kill-after=20 "$limit" python -m pytest "${IN_PARALLEL[@]}" "$@"
 }
 
 # shellcheck disable=SC2046 # paths without blanks
@@ -181,7 +185,6 @@ for name in "${PARTS[@]}"; do
             HPCCKPT_TEST_TOOLS=1 part nightly on_stack a in_memory "$NIGHTLY_S" -m "not under_mpi and nightly" tests
             part "nightly b" on_stack b stack_b "$NIGHTLY_S" nightly
             ;;
-        *) die "no part '$name': one of quick, serial, mpi, b, nightly" ;;
     esac
 done
 

@@ -12,6 +12,7 @@ case $N in '' | *[!0-9]* | 0*) echo "chain.sh: '$N' is no number of jobs" >&2 &&
 [ $# -gt 1 ] || { echo "chain.sh: which script? scripts/slurm/chain.sh $N scripts/slurm/train.sbatch CONFIG" >&2 && exit 2; }
 # sbatch exports the environment to the new jobs; if this runs within a job, these variables belong to that job
 unset HPCCKPT_ATTEMPT HPCCKPT_JOB_END HPCCKPT_JOB_START HPCCKPT_REQUEST HPCCKPT_RESTARTS HPCCKPT_RESTART_COUNT HPCCKPT_SCRIPT
+export SBATCH_EXPORT=ALL # the jobs need HPCCKPT_CHAIN
 export HPCCKPT_CHAIN=${HPCCKPT_CHAIN:-hpcckpt-chain-$(date +%Y%m%d-%H%M%S)-$$}
 SUBMIT=(sbatch --parsable "--job-name=$HPCCKPT_CHAIN" --dependency=singleton "${@:2}")
 if [[ ! ${HPCCKPT_DRY_RUN:-0} =~ ^(0|no|false|off)$ ]]; then SUBMIT=(echo "HPCCKPT_CHAIN=$HPCCKPT_CHAIN" "${SUBMIT[@]}"); fi

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +74,29 @@ def test_a_signal_reaches_the_job_whose_code_ends_the_chain(number):
         chain.send_signal(number)
         _, err = chain.communicate(timeout=LIMIT_S)
     assert (chain.returncode, err) == (75, "requeue.sh: run 0 ended with 75\n")
+
+
+def test_a_signal_while_the_job_is_starting_is_not_lost_nor_final():
+    """The job may be no program yet, or have no handler yet: it gets the signal again, or its end is not final."""
+    job = ["bash", "-c", "sleep 0.02; trap 'exit 75' USR1; while :; do sleep 0.05; done"]
+    for n in range(12):
+        with subprocess.Popen([EXAMPLES / "requeue.sh", *job], env=clean_environment()) as chain:
+            time.sleep(n * 0.003)  # from before the trap of the script until after that of the job
+            chain.send_signal(signal.SIGTERM)
+            assert chain.wait(LIMIT_S) in {75, -signal.SIGTERM}
+
+
+def test_ctrl_c_ends_the_job_too():
+    job = ["bash", "-c", "echo $$; exec sleep 600"]
+    command = [EXAMPLES / "requeue.sh", *job]
+    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as chain:
+        pid = int(chain.stdout.readline())
+        chain.send_signal(signal.SIGINT)
+        assert chain.wait(LIMIT_S) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_without_a_command_it_shows_how_to_call_it():
+    ended = run(str(EXAMPLES / "requeue.sh"))
+    assert (ended.returncode, ended.stderr) == (2, "usage: requeue.sh COMMAND...\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,20 @@ def test_where_the_server_makes_no_sense_the_scripts_own_time_counts(
     assert found.source == "PBS_WALLTIME"
 
 
-def test_the_chain_of_a_name_is_taken_out_of_the_queue() -> None:
-    assert Pbs(ENVIRON).end_chain("my chain") == ("sh", "-c", "qselect -N 'my chain' -s HQ | xargs -r qdel")
+@pytest.mark.parametrize(
+    ("waiting", "code", "deleted"),
+    [("1.s\\n2.s", 0, "1.s 2.s\n"), ("", 0, ""), ("1.s", 3, "")],
+    ids=["two", "none", "no answer"],
+)
+def test_the_chain_of_a_name_is_taken_out_of_the_queue(waiting: str, code: int, deleted: str, tmp_path: Path) -> None:
+    """If the server does not answer, the command fails, and is tried again."""
+    for name, text in {"qselect": f"printf '{waiting}'; echo \"$@\" >asked; exit {code}", "qdel": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(Pbs(ENVIRON).end_chain("my chain"), env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, deleted)
+    assert (tmp_path / "asked").read_text(encoding="utf-8") == "-N my chain -s HQ\n"
     assert Cobalt({"COBALT_JOBID": "7"}).end_chain("chain") == ()
 
 

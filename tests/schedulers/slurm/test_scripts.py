@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.slurm.jobs import BIN, done, log
 
 SCRIPTS = ROOT / "scripts" / "slurm"
 BATCH = ("train.sbatch", "train_array.sbatch", "restart.sbatch", "program.sbatch")
@@ -62,6 +63,20 @@ def test_what_a_site_wants_comes_from_the_environment(tmp_path):
     )  # fmt: skip
     assert "--mpi=pmi2 --cpus-per-task=7 --cpu-bind=cores --gpus-per-task=1 hpcckpt train" in told
     assert "restart 1 of at most 4" in told
+
+
+def test_a_setup_file_does_not_see_the_arguments_and_cannot_change_them(tmp_path):
+    (tmp_path / "site.sh").write_text('echo "given: $#" >&2; set -- other.hjson\n', encoding="utf-8")
+    told = dry("train.sbatch", "my config.hjson", "--set", "seed=1", HPCCKPT_SETUP=str(tmp_path / "site.sh"))
+    assert "given: 0\n" in told
+    assert "hpcckpt train -c 'my config.hjson' --run 'runs/my config' --set seed=1\n" in told
+
+
+def test_a_setup_file_that_fails_is_named(tmp_path):
+    (tmp_path / "site.sh").write_text("[ -d /nowhere ] && export A=1\n", encoding="utf-8")
+    done = run("train.sbatch", "c.hjson", HPCCKPT_SETUP=str(tmp_path / "site.sh"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{tmp_path}/site.sh ended the job with 1: a command in it failed\n"
 
 
 @pytest.mark.parametrize("script", BATCH)
@@ -120,3 +135,13 @@ def test_a_chain_of_nothing_is_refused(words):
     done = run("chain.sh", *words, HPCCKPT_DRY_RUN="1")
     assert done.returncode != 0
     assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_ranks_have_the_environment_of_the_job_whatever_sbatch_exports(cluster, place):
+    setup = place / "site.sh"
+    setup.write_text(f"export PATH={BIN}:/usr/bin:/bin HPCCKPT_BIND=no MARK=found\n", encoding="utf-8")
+    words = (SCRIPTS / "program.sbatch", "p", "sh", "-c", "echo mark=$MARK")
+    job = cluster.sbatch("--ntasks=2", "--nodes=1", "--time=5", f"--export=HPCCKPT_SETUP={setup}", *words, cwd=place)
+    assert done(cluster, job) == 0
+    assert log(place, f"hpcckpt-program-{job}").count("mark=found") == 2
