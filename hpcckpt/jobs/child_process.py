@@ -22,13 +22,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 from hpcckpt.errors import OptionError, RetryError
+from hpcckpt.jobs.launchers import KILL_ON_TERM, program_name
 from hpcckpt.jobs.schedulers import Scheduler
-from hpcckpt.jobs.signal_readiness import MARK, check_ranks
+from hpcckpt.jobs.signal_readiness import MARK, catches, catching, check_ranks, slurm_step
 from hpcckpt.preemption.walltime import TimeLeft
 
 ASKING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
@@ -40,8 +40,7 @@ CHECK_S = 0.5
 LATER_CHECK_S = 5.0
 AGAIN_S = 2.0
 N_TRIES = 5
-KILL_ON_TERM = frozenset({"mpirun", "mpiexec", "orterun", "prterun", "prun"})
-"""Launchers that kill their ranks on TERM instead of forwarding it; a program that saves treats USR1 the same."""
+MAX_PAUSE_S = 86400.0
 Log = Callable[[str], None]
 
 
@@ -96,16 +95,20 @@ class SignalPipe:
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         self._before: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
+        self._blocked: set[int | signal.Signals] = set()
 
     def __enter__(self) -> SignalPipe:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in (*ASKING, signal.SIGCHLD, signal.SIGINT):  # Ctrl-C reaches the step as well: it is the step's
+        numbers = (*ASKING, signal.SIGCHLD, signal.SIGINT)  # Ctrl-C reaches the step as well: it is the step's
+        for number in numbers:
             self._before[number] = signal.signal(number, _ignore)
+        self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # a parent may have blocked some
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
         signal.set_wakeup_fd(-1)
         os.close(self._read)
         os.close(self._write)
@@ -118,12 +121,12 @@ class SignalPipe:
         return []
 
     def pause(self, seconds: float) -> signal.Signals | None:
-        """Wait `seconds`, or until a signal requests a stop; return that signal, or None. Independent."""
+        """Wait `seconds`, or until a signal requests a stop, or Ctrl-C; return that signal, or None. Independent."""
         end = time.monotonic() + seconds
         while (left_s := end - time.monotonic()) > 0:
-            asking = [received for received in self.wait(left_s) if received in ASKING]
+            asking = [received for received in self.wait(left_s) if received in {*ASKING, signal.SIGINT}]
             if asking:
-                return signal.SIGTERM if signal.SIGTERM in asking else asking[0]
+                return next((each for each in (signal.SIGINT, signal.SIGTERM) if each in asking), asking[0])
         return None
 
 
@@ -202,7 +205,7 @@ class RunningStep:
         left_s = deadline.left_s()
         if left_s is not None and not self.asked_by:
             pauses.append(left_s)
-        return max(0.0, min(pauses)) if pauses else None
+        return min(max(0.0, min(pauses)), MAX_PAUSE_S) if pauses else None
 
     def _ask(self, name: str, why: str, deadline: Deadline) -> None:
         if not self.asked_by:
@@ -219,12 +222,12 @@ class RunningStep:
     def _forward(self, deadline: Deadline) -> None:
         if not self._due or time.monotonic() < self._next_try:
             return
-        name = self._due[0].removeprefix("SIG")
-        if not self._may_signal(name, deadline):
+        name = next((name for name in self._due if self._may_signal(name.removeprefix("SIG"), deadline)), "")
+        if not name:
             self._next_try = time.monotonic() + (CHECK_S if self._is_starting() else LATER_CHECK_S)
             return
         try:
-            is_sent = self._scheduler.signal_step(self._launcher, name)
+            is_sent = self._scheduler.signal_step(self._launcher, name.removeprefix("SIG"), slurm_step(self._mark))
         except RetryError as error:
             self._n_tries += 1
             self._next_try = time.monotonic() + AGAIN_S
@@ -233,8 +236,17 @@ class RunningStep:
             self._log(f"warning: {error}; {self._launcher} is signalled instead of its ranks")
             is_sent = False
         if not is_sent:
-            self._child.send_signal(signal.Signals[f"SIG{self._translated(name)}"])
-        self._due.pop(0)
+            self._signal(signal.Signals[f"SIG{self._translated(name.removeprefix('SIG'))}"])
+        self._due.remove(name)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the launcher; if it does not catch the signal, as a shell script does not, the processes that do."""
+        targets = [] if catches(self._child.pid, number) else catching(self._mark, number)
+        for pid in targets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if not targets:
+            self._child.send_signal(number)
 
     def _may_signal(self, name: str, deadline: Deadline) -> bool:
         """Return True if the ranks catch the signal, or it cannot wait any longer."""
@@ -265,7 +277,7 @@ def started(words: Sequence[str], environ: Mapping[str, str], scheduler: Schedul
     except OSError as error:
         raise OptionError(f"{words[0]!r} cannot be started: {error.strerror}; is it on this node's PATH?") from error
     try:
-        yield RunningStep(child, Path(words[0]).name, mark, scheduler, log)
+        yield RunningStep(child, program_name(words), mark, scheduler, log)
     finally:
         if child.poll() is None:
             child.kill()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hpcckpt.core.durations import duration_s, duration_text
 from hpcckpt.errors import OptionError, Problem, list_problems
+from hpcckpt.jobs.launchers import LAUNCHERS, without_env
 from hpcckpt.jobs.site_profiles import SYSTEMS, System
 
 SCHEDULERS = ("slurm", "pbs", "cobalt")
-LAUNCHERS = frozenset({"aprun", "hpcckpt-supervise", "mpiexec", "mpirun", "srun"})
 MAX_SIGNAL_S = 65535
 """How long before the end of a job Slurm may be asked for a signal."""
 _MAX_NODES = 1_000_000
@@ -256,7 +256,7 @@ class _Reader:
 
     def _check_command(self) -> None:
         words = self._asked.command
-        program = _without_env(words)
+        program = without_env(words)
         if not program or not program[0]:
             self._wrong("", "no program: give it after --, such as -- hpcckpt train -c FILE --run RUN")
         elif launcher := _launcher(program):
@@ -348,24 +348,12 @@ class _Reader:
         return text
 
 
-def _without_env(words: Sequence[str]) -> Sequence[str]:
-    """Return the program that a command starts and its words, after ``env`` with its options and variables. Pure."""
-    if not words or Path(words[0]).name != "env":
-        return words
-    is_value = False
-    for number, word in enumerate(words[1:], 1):
-        if not (is_value or word.startswith("-") or "=" in word):
-            return words[number:]
-        is_value = not is_value and word in {"-u", "--unset", "-C", "--chdir"}
-    return ()
-
-
 def _launcher(program: Sequence[str]) -> str:
     """Return the words that start a launcher of ranks; "" if a program is none. Pure."""
     words = [Path(program[0]).name, *program[1:]]
     if words[:2] == ["hpcckpt", "supervise"] or words[1:4] == ["-m", "hpcckpt", "supervise"]:
         return " ".join(program[: words.index("supervise") + 1])
-    return program[0] if words[0] in LAUNCHERS else ""
+    return program[0] if words[0] in LAUNCHERS | {"hpcckpt-supervise"} else ""
 
 
 def _cpus(system: System | None, ranks: int) -> int:

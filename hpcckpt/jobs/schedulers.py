@@ -110,7 +110,7 @@ class Scheduler(ABC):
         """Return additional variables for the environment of the ranks. Independent."""
         return {}
 
-    def signal_step(self, launcher: str, signal_name: str) -> bool:  # noqa: ARG002 - for those who can
+    def signal_step(self, launcher: str, signal_name: str, step: str = "") -> bool:  # noqa: ARG002 - for those who can
         """Send a signal to the ranks and return True; False if the launcher must forward it. Independent.
 
         Parameters
@@ -119,6 +119,8 @@ class Scheduler(ABC):
             The name of the program that started the ranks: ``srun``, ``mpirun``, ``aprun``, ``python``.
         signal_name : str
             ``USR1``, ``USR2`` or ``TERM``.
+        step : str
+            The scheduler's number of the step, if the ranks show it.
 
         Raises
         ------
@@ -209,13 +211,18 @@ def act(command: Sequence[str], timeout_s: float = ANSWER_S) -> str:
         with _term_held_back():
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL, env=_without_settings(os.environ),
             )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RetryError(f"{text}: {error}") from error
     if done.returncode != 0:
         raise RetryError(f"{text}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[:300]}")
     return done.stdout
+
+
+def _without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the options that a user gives to Slurm's commands by variables. Pure."""
+    return {name: value for name, value in environ.items() if not name.startswith(("SQUEUE_", "SCANCEL_"))}
 
 
 @contextlib.contextmanager

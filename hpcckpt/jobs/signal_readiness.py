@@ -12,13 +12,15 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+from hpcckpt.jobs.launchers import LAUNCHERS
 from hpcckpt.preemption.signals import SUPERVISED
 
 MARK = SUPERVISED
 """The variable that marks the processes of one step."""
-LAUNCHERS = frozenset({"srun", "mpirun", "mpiexec"})
 _RANKS = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"PALS_RANKID", b"SLURM_PROCID")
 Ranks = Literal["ready", "not ready", "unseen"]
+_RESERVED = 0xFFFFFF00
+"""From here on numbers of steps are Slurm's own: of batch scripts, interactive shells, daemons."""
 _CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
@@ -35,16 +37,30 @@ def check_ranks(mark: str, launcher: str, number: int) -> Ranks:
         The signal.
     """
     found: dict[bytes, bool] = {}
-    for pid, rank in _processes(mark):
-        found[rank] = found.get(rank, False) or _catches(pid, number)
+    for pid, variables in _processes(mark):
+        rank = _rank(variables)
+        found[rank] = found.get(rank, False) or catches(pid, number)
     ranks = [catches for rank, catches in found.items() if rank]
     if not ranks and launcher in LAUNCHERS:
         return "unseen"
     return "ready" if all(ranks or found.values()) else "not ready"
 
 
-def _processes(mark: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the processes of a step, and the rank of each; b"" for one that has none, such as the launcher."""
+def catching(mark: str, number: int) -> list[int]:
+    """Return the processes of a step that catch a signal: its ranks, if there are any among them. Independent."""
+    found = [(pid, _rank(variables)) for pid, variables in _processes(mark) if catches(pid, number)]
+    return [pid for pid, rank in found if rank] or [pid for pid, _ in found]
+
+
+def slurm_step(mark: str) -> str:
+    """Return Slurm's number of the step that the ranks on this node belong to; "" if none is seen. Independent."""
+    numbers = {variables.get(b"SLURM_STEP_ID", b"").decode("ascii", "replace") for _, variables in _processes(mark)}
+    known = [number for number in numbers if number.isdecimal() and int(number) < _RESERVED]
+    return known[0] if len(known) == 1 else ""
+
+
+def _processes(mark: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    """Yield the processes of a step, and the environment of each."""
     wanted = f"{MARK}={mark}".encode()
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -53,16 +69,17 @@ def _processes(mark: str) -> Iterator[tuple[int, bytes]]:
         except OSError:
             continue  # another user's, or ended meanwhile
         if wanted in variables:
-            yield int(name), _rank(dict(each.partition(b"=")[::2] for each in variables))
+            yield int(name), dict(each.partition(b"=")[::2] for each in variables)
 
 
 def _rank(variables: dict[bytes, bytes]) -> bytes:
-    """Return the rank that a launcher gave; Slurm gives number 0 to the batch script as well, without a step. Pure."""
+    """Return the rank that a launcher gave, or b""; Slurm gives number 0 to the batch script too. Pure."""
     is_in_step = b"SLURM_STEP_ID" in variables
     return next((variables[name] for name in _RANKS if name in variables and (name != _RANKS[-1] or is_in_step)), b"")
 
 
-def _catches(pid: int, number: int) -> bool:
+def catches(pid: int, number: int) -> bool:
+    """Return True if a process catches a signal. Independent."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             caught = _CAUGHT.search(file.read())

@@ -29,18 +29,18 @@ class Slurm(Scheduler):
         count = self.environ.get("SLURM_RESTART_COUNT", "")
         return int(count) if count.isdecimal() else 0
 
-    def signal_step(self, launcher: str, signal_name: str) -> bool:
+    def signal_step(self, launcher: str, signal_name: str, step: str = "") -> bool:
         """Signal the ranks of the step that srun has started, and not srun itself, which TERM would end. Independent.
 
         Other launchers have no step, or one of daemons, which must not be signalled.
         """
         if launcher != "srun":
             return False
-        act(("scancel", f"--signal={signal_name}", f"{self.job_id}.{self._step()}"), SIGNAL_S)
+        act(("scancel", f"--signal={signal_name}", f"{self.job_id}.{step or self._step()}"), SIGNAL_S)
         return True
 
     def _step(self) -> int:
-        """Return the number of the newest step of this job: srun does not say which one is its own. Independent."""
+        """Return the number of the newest step of this job, if no rank on this node shows its own. Independent."""
         job = self.job_id
         answer = act(("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i"), SIGNAL_S)
         steps = [step for line in answer.split() if (step := line.rpartition(".")[2]).isdecimal()]
@@ -59,7 +59,9 @@ class Slurm(Scheduler):
             answer = act(("squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={columns}"))
         except RetryError:
             return JobState()
-        state, restarts, preempted = [*answer.split(), "", "", ""][:3]
+        if not answer.strip():
+            return JobState()
+        state, restarts, preempted = [*answer.split(), "", ""][:3]
         is_requeued = restarts.isdecimal() and int(restarts) > self.restarts
         return JobState(state == "RUNNING", is_requeued, preempted not in {"", "N/A"})
 

@@ -45,7 +45,7 @@ from typing import Any, NamedTuple, TypeVar
 from hpcckpt.core.durations import duration_text
 from hpcckpt.core.std_streams import flush_or_discard
 from hpcckpt.core.units import nbytes_text
-from hpcckpt.errors import LockedError, RetryError
+from hpcckpt.errors import LockedError, OptionError, RetryError
 from hpcckpt.jobs import latest_checkpoint
 from hpcckpt.jobs.child_process import Deadline, Log, SignalPipe, StepResult, started
 from hpcckpt.jobs.requeue_policy import JobCircumstances, RequeueDecision, decide
@@ -116,11 +116,19 @@ def supervise(settings: SuperviseSettings, scheduler: Scheduler, log: Log) -> Su
         halts = _halts(settings, log)
         environ = {**os.environ, **step_environment_of(settings, scheduler, end)}
         deadline = Deadline() if end is None else Deadline(end.at, settings.lead_s)
-        ended = _run_step(settings, environ, scheduler, signals, deadline, log)  # step 2
-        left_s = deadline.seconds_to_end()
-        if left_s is not None and ended.term_at is not None:
-            left_s += time.time() - ended.term_at
+        try:
+            ended = _run_step(settings, environ, scheduler, signals, deadline, log)  # step 2
+        except OptionError:
+            if settings.chain:
+                failed = RequeueDecision("failed: the step cannot be started", 2, scheduler.end_chain(settings.chain))
+                carry_out(failed, settings, scheduler, log)
+            raise
+        left_s, ended_at = deadline.seconds_to_end(), time.time()
         show(settings, log)  # step 3
+        if ended.term_at is None and signal.SIGTERM in signals.wait(0):
+            ended = ended._replace(term_at=time.time())
+        if left_s is not None and ended.term_at is not None:
+            left_s += ended_at - ended.term_at
         is_halted = _is_halted(halts, _halts(settings, log))
         about = _circumstances(settings, scheduler.state())._replace(is_halted=is_halted, left_s=left_s)
         decision = decide(ended, about, scheduler)
@@ -250,6 +258,8 @@ def _run_step(
         asked = _wait_before_restart(signals, deadline)
         if asked:
             log(f"signal={asked}: the step is not started again")
+            if asked == "SIGINT":
+                return ended._replace(code=128 + signal.SIGINT, asked_by=asked)
             return ended._replace(asked_by=asked, term_at=time.time() if asked == "SIGTERM" else None)
 
 

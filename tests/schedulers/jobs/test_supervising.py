@@ -15,7 +15,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import native
-from hpcckpt.errors import RetryError
+from hpcckpt.errors import OptionError, RetryError
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import encode
 from hpcckpt.jobs import child_process, latest_checkpoint, requeue_policy, slurm, supervisor
@@ -326,6 +326,47 @@ def test_a_chain_that_cannot_be_ended_is_a_matter_of_its_own(site: Site) -> None
     site.supervise("true", chain="night")
     assert site.has_said("remove the waiting jobs of the chain night from the queue by hand")
     assert not site.has_said("submit the job again")
+
+
+def test_a_chain_whose_step_cannot_be_started_is_ended(site: Site) -> None:
+    with pytest.raises(OptionError, match="'no-such-program' cannot be started"):
+        site.supervise("no-such-program", chain="night")
+    assert site.told("scancel") == ["scancel --state=PENDING --name=night"]
+
+
+def test_no_answer_of_squeue_is_not_the_end_of_the_job(site: Site) -> None:
+    site.command("squeue", '[ -n "$SQUEUE_STATES" ] || echo RUNNING')
+    assert detect({"SLURM_JOB_ID": "42"}).state().is_running
+    site.command("squeue")
+    assert detect({"SLURM_JOB_ID": "42"}).state().is_running
+
+
+def test_a_term_while_checkpoints_are_listed_ends_the_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "show", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    site.supervise("sh", "-c", "exit 75", variables=in_s(3600.0))
+    assert site.told("scontrol requeue") == []
+    assert site.has_said("ended by a person")
+
+
+def test_ctrl_c_while_a_lock_is_waited_for_ends_it(site: Site) -> None:
+    def say(text: str) -> None:
+        if text.startswith("the run is locked"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    settings = SuperviseSettings(("sh", "-c", "exit 8"), shows_tables=False)
+    assert supervise(settings, detect({"SLURM_JOB_ID": "42"}), say).code == 130
+    assert site.told("scontrol requeue") == []
+
+
+def test_the_step_that_is_signalled_is_that_of_the_ranks(site: Site) -> None:
+    site.command("squeue", "echo 42.batch 42.0 42.1")  # another step of the job is newer
+    site.command("scancel", "kill -USR1 $(cat ranks.pid)")
+    ranks = f"{HEARING}hear('SIGUSR1'); open('ranks.pid', 'w').write(str(os.getpid())); ask('SIGUSR1'); wait('SIGUSR1')"
+    srun = site.bin / "srun"
+    srun.write_text('#!/bin/sh\nSLURM_STEP_ID=0 SLURM_PROCID=0 exec "$@"\n', encoding="utf-8")
+    srun.chmod(0o755)
+    site.supervise("srun", *python(ranks + "; sys.exit(75)"), variables=in_s(3600.0))
+    assert site.told("scancel") == ["scancel --signal=USR1 42.0"]
 
 
 def test_one_of_an_array_is_told_from_the_others(site: Site) -> None:

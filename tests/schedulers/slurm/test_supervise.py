@@ -106,6 +106,43 @@ def test_mpirun_which_kills_its_ranks_on_term_gets_usr1(tmp_path):
         assert ended(process, signal.SIGTERM)[0] == 75
 
 
+def test_a_launcher_behind_env_is_known_as_one(tmp_path):
+    with supervising("--", "env", "-u", "A", "B=1", named("mpirun", tmp_path), *catching("SIGUSR1")) as process:
+        assert ended(process, signal.SIGTERM)[0] == 75
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_a_program_that_a_shell_script_waits_for_gets_the_signal(name, tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text('"$@"\nexit $?\n', encoding="utf-8")
+    with supervising("--", "bash", script, *catching(name)) as process:
+        assert ended(process, signal.Signals[name])[0] == 75
+
+
+def test_a_signal_that_the_step_catches_does_not_wait_for_one_that_it_does_not():
+    with supervising("--", *catching("SIGTERM"), young=600.0, HPCCKPT_JOB_END=str(time.time() + 3600)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stderr is not None
+        assert any("signal=SIGUSR1" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 75
+
+
+def test_a_blocked_signal_of_a_child_does_not_hang_it():
+    blocked = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]); "
+    blocked += "os.execv(sys.argv[1], sys.argv[1:])"
+    words = command("--", "sh", "-c", "sleep 0.5; exit 3")
+    found = subprocess.run([sys.executable, "-c", blocked, *words], env=clean(), timeout=LIMIT_S, check=False)
+    assert found.returncode == 3
+
+
+def test_an_end_in_centuries_is_no_fault():
+    end = str(time.time() + 300 * 366 * 86400)
+    assert supervise("--lead", "60", "--", "sh", "-c", "exit 4", HPCCKPT_JOB_END=end).returncode == 4
+
+
 def test_a_young_step_is_not_signalled_before_it_can_listen():
     step = "print('ready', flush=True)" + CATCH.format(name="SIGUSR1", deaf=1.0)
     with supervising("--", sys.executable, "-c", step, young=60.0) as process:
