@@ -11,10 +11,12 @@ from functools import cached_property
 from hpcckpt.lms.graph.graph import Graph, InputSlot, Op, Use
 from hpcckpt.lms.graph.levels import SWITCH
 
-SAME_VIEW = frozenset(
-    {"Identity", "IdentityN", "StopGradient", "PreventGradient", "CheckNumerics", "Snapshot", "RefIdentity"}
-)
-OTHER_VIEW = frozenset({"Reshape", "Squeeze", "ExpandDims", "Bitcast"}) | SWITCH
+SAME_VIEW = frozenset({"Identity", "IdentityN", "Snapshot", "RefIdentity"})
+"""Consumers may take the input of such an op instead of its output."""
+OTHER_VIEW = SWITCH | {
+    "Reshape", "Squeeze", "ExpandDims", "Bitcast",
+    "StopGradient", "PreventGradient", "CheckNumerics",  # the same values; but gradients and checks depend on the op
+}  # fmt: skip
 _ANY_VIEW = SAME_VIEW | OTHER_VIEW
 
 

@@ -24,7 +24,7 @@ EXCLUDED_TYPES = VARIABLES | {
 }  # fmt: skip
 EXCLUDED_PREFIXES = ("ResourceScatter", "Scatter", "Queue")
 _READS = frozenset({"ReadVariableOp", "_ReadVariablesOp"})
-_IN_VARIABLES = VARIABLES | _READS | {"Assign", "AssignAdd", "AssignSub"}
+_IN_VARIABLES = VARIABLES | _READS | {"Assign", "AssignAdd", "AssignSub", "StridedSliceAssign"}
 _IN_VARIABLES_PREFIXES = ("Apply", "SparseApply", "ResourceApply", "ResourceSparseApply", "Ref", "Scatter")
 _NOT_BY_PREFIX = frozenset({"ScatterNd"})
 _COLLECTIVE = re.compile(

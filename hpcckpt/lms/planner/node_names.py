@@ -12,7 +12,7 @@ class Names:
     """Hands out names that nothing in a graph has; the same ones for the same questions in the same order."""
 
     def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = set(taken)
+        self._taken = {name.lower() for name in taken}  # for TensorFlow, names that differ only in case are the same
 
     def swap_out(self, tensor: Use) -> str:
         """Return a name for what takes a tensor away: ``lms/swapout_conv1_Relu_0``."""
@@ -32,10 +32,10 @@ class Names:
 
     def _unique(self, name: str) -> str:
         found, number = name, 0
-        while found in self._taken:
+        while found.lower() in self._taken:
             number += 1
             found = f"{name}_{number}"
-        self._taken.add(found)
+        self._taken.add(found.lower())
         return found
 
 

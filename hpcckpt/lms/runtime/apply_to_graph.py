@@ -67,7 +67,8 @@ def apply(graph: Any, plan: Plan, swap: SwapOps) -> list[Any]:
         How tensors are moved.
     """
     check_editable(graph)
-    with graph.as_default(), tf.control_dependencies(None):
+    _check_names(graph, plan)
+    with graph.as_default(), graph.name_scope(None), tf.control_dependencies(None):
         moved = {out.name: _swapped_out(graph, out, swap) for out in plan.swap_outs}
         made = [handle.op for _, handle in moved.values()]
         made += [_swapped_in(back, *moved[back.swap_out], swap) for back in plan.swap_ins]
@@ -76,6 +77,14 @@ def apply(graph: Any, plan: Plan, swap: SwapOps) -> list[Any]:
         _reroute(graph, plan)
         _draw(graph, plan)
     return made
+
+
+def _check_names(graph: Any, plan: Plan) -> None:
+    """Raise `CodeError` if a name is taken, before anything is made: the graph stays as it is."""
+    taken = {op.name.lower() for op in graph.get_operations()}
+    for each in (*plan.swap_outs, *plan.swap_ins, *plan.copies, *plan.releases):
+        if each.name.lower() in taken:
+            raise CodeError(f"the graph has an op {each.name!r} already: LMS edits a graph once")
 
 
 def _swapped_out(graph: Any, out: SwapOut, swap: SwapOps) -> tuple[Any, Any]:

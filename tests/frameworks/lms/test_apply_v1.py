@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hpcckpt.errors import CodeError
 from hpcckpt.lms.graph.graph import InputSlot, Use
+from hpcckpt.lms.planner.node_names import Names
 from hpcckpt.lms.planner.plan import Copy, Plan, SwapIn, SwapOut
 from hpcckpt.lms.runtime.apply_to_graph import SwapOps, apply, is_edited
 
@@ -119,3 +120,25 @@ def test_the_same_plan_twice_is_refused(graph: Any) -> None:
     apply(graph, PLAN, HOST)
     with pytest.raises(CodeError, match="'lms/swapout_a_0' already: LMS edits a graph once"):
         apply(graph, PLAN, HOST)
+
+
+def test_a_name_scope_of_the_caller_does_not_change_names(graph: Any) -> None:
+    with graph.as_default(), tf.name_scope("train"):
+        apply(graph, PLAN, HOST)
+    assert graph.get_operation_by_name("d").inputs[0].name == "lms/swapin_a_0:0"
+
+
+@pytest.mark.parametrize("name", ["lms/swapin_a_0", "LMS/SwapIn_A_0"])
+def test_a_name_that_is_taken_leaves_the_graph_as_it_is(graph: Any, name: str) -> None:
+    with graph.as_default():
+        tf.constant(1, name=name)
+    before = graph.as_graph_def()
+    with pytest.raises(CodeError, match="already"):
+        apply(graph, PLAN, HOST)
+    assert graph.as_graph_def() == before
+    assert not is_edited(graph)
+
+
+def test_names_that_differ_only_in_case_are_one_name() -> None:
+    names = Names(["lms/SWAPOUT_a_0"])
+    assert [names.swap_out(Use(name, 0)) for name in ("a", "A")] == ["lms/swapout_a_0_1", "lms/swapout_A_0_2"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcckpt.errors import OptionError
+from hpcckpt.lms.graph.aliases import Aliases
 from hpcckpt.lms.graph.filters import (
     Filters,
     device_rule,
@@ -13,6 +14,7 @@ from hpcckpt.lms.graph.filters import (
     is_excluded_type,
     puts_out_references,
 )
+from hpcckpt.lms.graph.graph import Use
 from tests.support.lms.graphs import graph, op
 
 pytestmark = pytest.mark.one_case
@@ -187,3 +189,16 @@ def test_types_that_compute_are_not(kind: str) -> None:
 def test_what_puts_out_a_variable_gives_nothing_away_but_may_take(kind: str) -> None:
     assert puts_out_references(op("a", kind=kind))
     assert not is_excluded_type(op("a", kind=kind))
+
+
+@pytest.mark.parametrize("kind", ["Assign", "StridedSliceAssign", "ScatterUpdate", "ApplyAdam"])
+def test_what_writes_a_reference_variable_puts_out_its_memory(kind: str) -> None:
+    assert puts_out_references(op("w/update", "w", kind=kind))
+
+
+@pytest.mark.parametrize("kind", ["CheckNumerics", "StopGradient", "PreventGradient"])
+def test_an_op_that_gradients_or_checks_depend_on_is_not_bypassed(kind: str) -> None:
+    found = Aliases(graph(op("a"), op("b", "a", kind=kind), op("c", "b")))
+    assert found.root(Use("b", 0)) == Use("a", 0)
+    assert found.view(Use("b", 0)) == Use("b", 0)
+    assert not found.is_passed_by("b")
