@@ -104,7 +104,7 @@ def decide(options: LmsOptions, context: GraphContext, nbytes_learned: int, targ
     except StateError as error:  # a fault of the planner on any rank must not end the training
         failure = messages.NOT_PLANNED.format(error=error)
         options.lms_log.warn_once(failure)
-        return PlanResult(Plan(), context.levels, options.settings.memory_budget, is_necessary=False, failure=failure)
+        return PlanResult(Plan(), context.levels, None, is_necessary=False, failure=failure)  # nothing to verify
     return found[0]
 
 

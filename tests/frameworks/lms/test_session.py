@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from hpcckpt.errors import CodeError, OptionError
+import hpcckpt.lms.planner.cost_planner
+from hpcckpt.errors import CodeError, OptionError, StateError
 from hpcckpt.lms import LMS, session_config
 from hpcckpt.lms.planner.verify_step import OUT_OF_MEMORY, Measured
 from hpcckpt.lms.runtime import tf_session, trial_step
@@ -402,3 +403,15 @@ def test_a_saver_sees_the_same_variables_with_and_without() -> None:
     plain, edited = names(is_edited=False), names(is_edited=True)
     assert plain[0] == edited[0]
     assert [v.op.name for v in plain[1] or []] == [v.op.name for v in edited[1] or []]
+
+
+def test_a_fault_of_the_planner_leaves_the_graph_as_it_is(lines: Any, monkeypatch: Any) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise StateError("the order has 'b' before 'a'")
+
+    monkeypatch.setattr(hpcckpt.lms.planner.cost_planner, "problem", fails)
+    lms = LMS(memory_budget="1 KiB", min_bytes=1)  # which no step keeps
+    lms.batch_size = 8
+    assert not lms.run(models.deep(4))
+    assert lms.report().mode == "none"
+    assert any("could not plan this step" in line for line in lines())
