@@ -21,10 +21,21 @@ _MOST_DIMS = 5
 
 
 class Feeds(NamedTuple):
-    """Arrays by the name of the placeholder's tensor, and the shapes of those whose rank was not known."""
+    """What is fed.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        By the name of the placeholder's tensor.
+    assumed : dict of str to tuple of int
+        The shapes of placeholders whose rank was not known.
+    unknown : list of str
+        Placeholders whose size is not known, with what to do: a step on such feeds does not show what a real one takes.
+    """
 
     arrays: dict[str, Any]
     assumed: dict[str, tuple[int, ...]]
+    unknown: list[str]
 
     @property
     def text(self) -> str:
@@ -42,7 +53,7 @@ def feeds_of(graph: Any, fetches: Iterable[str], batch_size: int | None) -> Feed
     """
     needed = ops_before([graph.get_operation_by_name(name) for name in fetches])
     placeholders = [graph.get_operation_by_name(name) for name in sorted(needed)]
-    feeds, definition = Feeds({}, {}), None
+    feeds, definition = Feeds({}, {}, []), None
     for op in placeholders:
         if op.type != "Placeholder":
             continue
@@ -52,6 +63,8 @@ def feeds_of(graph: Any, fetches: Iterable[str], batch_size: int | None) -> Feed
             definition = definition or graph.as_graph_def()
             shape = _fitting(definition, op, implied_shape(tensor, needed))
             feeds.assumed[op.name] = _sizes(shape, batch_size)
+        elif remedy := _remedy(shape, batch_size):
+            feeds.unknown.append(f"placeholder {op.name!r} has the shape {list(shape)}: {remedy}".replace("None", "?"))
         feeds.arrays[tensor.name] = _array(_sizes(shape, batch_size), tensor.dtype.as_numpy_dtype)
     return feeds
 
@@ -65,6 +78,13 @@ def ops_before(ops: Iterable[Any]) -> set[str]:
             seen.add(op.name)
             todo += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
     return seen
+
+
+def _remedy(shape: Shape, batch_size: int | None) -> str:
+    """Return how the size of a placeholder can be given; empty if it is known."""
+    if None in shape[1:]:
+        return "give all dimensions but the first to the placeholder"
+    return "set lms.batch_size" if shape and shape[0] is None and not batch_size else ""
 
 
 def _sizes(shape: Shape, batch_size: int | None) -> tuple[int, ...]:

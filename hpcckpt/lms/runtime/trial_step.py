@@ -59,6 +59,8 @@ def _run(
     where: tuple[str | None, int | None],
 ) -> Dry:
     feeds = feeds_of(graph, fetches, batch_size)
+    if feeds.unknown:
+        return _not("; ".join(feeds.unknown))
     copy = _copied(graph)
     if plan:
         apply(copy, plan, swap)

@@ -415,3 +415,21 @@ def test_a_fault_of_the_planner_leaves_the_graph_as_it_is(lines: Any, monkeypatc
     assert not lms.run(models.deep(4))
     assert lms.report().mode == "none"
     assert any("could not plan this step" in line for line in lines())
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_size", "why"),
+    [
+        ([None, 64], None, "placeholder 'x' has the shape [?, 64]: set lms.batch_size"),
+        ([None, None, 64], 8, "placeholder 'x' has the shape [?, ?, 64]: give all dimensions but the first"),
+        ([None, 64], 8, ""),
+        ([8, 64], None, ""),
+    ],
+)
+def test_a_step_of_unknown_size_verifies_nothing(shape: list[int | None], batch_size: int | None, why: str) -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, shape, name="x")
+        weights = v1.get_variable("w", [64, 4])
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.tensordot(x, weights, 1)))
+    dry = trial_step.dry_step(graph, None, None, batch_size)  # type: ignore[arg-type]
+    assert dry.why_not[: len(why) or None] == why
