@@ -82,9 +82,9 @@ def apply(graph: Any, plan: Plan, swap: SwapOps) -> list[Any]:
 def _check_names(graph: Any, plan: Plan) -> None:
     """Raise `CodeError` if a name is taken, before anything is made: the graph stays as it is."""
     taken = {op.name.lower() for op in graph.get_operations()}
-    for each in (*plan.swap_outs, *plan.swap_ins, *plan.copies, *plan.releases):
-        if each.name.lower() in taken:
-            raise CodeError(f"the graph has an op {each.name!r} already: LMS edits a graph once")
+    for name in sorted(plan.names):
+        if name.lower() in taken:
+            raise CodeError(f"the graph has an op {name!r} already: LMS edits a graph once")
 
 
 def _swapped_out(graph: Any, out: SwapOut, swap: SwapOps) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from hpcckpt.lms import messages
@@ -12,6 +13,7 @@ from hpcckpt.lms.graph.tf_import import from_graph, nbytes_learned
 from hpcckpt.lms.planner.debug_lines import debug_lines
 from hpcckpt.lms.planner.make_plan import PlanResult, describe
 from hpcckpt.lms.planner.memory_limits import refused
+from hpcckpt.lms.planner.side_effects import without_side_effects
 from hpcckpt.lms.planner.verify_step import OUT_OF_MEMORY, Measured
 from hpcckpt.lms.report.report import write_histogram
 from hpcckpt.lms.runtime.apply_to_graph import SwapOps, apply, check_editable, is_edited
@@ -132,6 +134,7 @@ def _verified(options: LmsOptions, graph: Any, context: GraphContext) -> tuple[P
     trials, level = Trials(), None
     result: PlanResult | None = decide(options, context, learned)
     while result is not None:
+        result = replace(result, plan=without_side_effects(result.plan, context.graph))
         measured = _dry(options, graph, result, level)
         if measured is None:
             return result, None, len(trials.all) + 1
