@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hpcckpt.lms import messages
 from hpcckpt.lms.graph.graph import Graph
@@ -39,32 +40,48 @@ _LARGE_LOOP = 0.5
 """The share of ops inside loops from which a message is logged."""
 
 
+@dataclass
+class _Function:
+    """One function: what its steps took, and the plan that was decided after the last one."""
+
+    trials: Trials = field(default_factory=Trials)
+    outcome: LmsOutcome | None = None
+    watch: MemoryWatch | None = None
+    level: int | None = None
+    left: int = 0
+    is_settled: bool = False
+    decided: tuple[Graph, PlanResult] | None = None
+
+
 class FunctionPath:
     """Plans the functions whose names match while it is armed.
 
     Attributes
     ----------
     outcome : LmsOutcome or None
-        What was done to the function; that of the last plan, if it was planned again.
+        What was done to the function that was planned last; that of the last plan, if it was planned again.
     notes : list of str
         What could not be planned, and what to do.
     """
 
     def __init__(self, options_of: Callable[[], LmsOptions], nbytes_learned: Callable[[], int] = lambda: 0) -> None:
         self._options_of, self._nbytes_learned = options_of, nbytes_learned
-        self._watch: MemoryWatch | None = None
-        self._level: int | None = None
-        self._left = 0
-        self._trials = Trials()
-        self._is_settled = False
-        self._decided: tuple[Graph, PlanResult] | None = None
+        self._functions: WeakKeyDictionary[Any, _Function] = WeakKeyDictionary()
+        self._function = _Function()
         self._is_ready = self._is_alone = self._is_without_gradients = False
         self.outcome: LmsOutcome | None = None
         self.notes: list[str] = []
 
     @contextmanager
-    def armed(self, pattern: str) -> Iterator[None]:
+    def armed(self, pattern: str, owner: object) -> Iterator[None]:
         """Plan functions whose names match meanwhile; raise errors of planners and tiers with their own types.
+
+        Parameters
+        ----------
+        pattern : str
+            Of the names.
+        owner : object
+            Calls the function, each with its own trials.
 
         Raises
         ------
@@ -72,6 +89,7 @@ class FunctionPath:
             If the native library is not built, with what to do about it.
         """
         options = self._options_of()
+        self._function = self._functions.setdefault(owner, _Function())
         if not self._is_ready:
             make_tier_ready(options)
             self._is_ready = True
@@ -80,8 +98,8 @@ class FunctionPath:
             with native_engine.typed_errors():
                 yield
         except BaseException:
-            if self._watch is not None:
-                self._watch.drop()
+            if self._function.watch is not None:
+                self._function.watch.drop()
             raise
         finally:
             native_engine.disarm()
@@ -121,47 +139,51 @@ class FunctionPath:
         result = kept or decide(options, context, self._nbytes_learned())
         self._is_alone = True  # a short batch may make one rank retrace: it must not wait for the others then
         log_plan(options, context, result)
-        n_attempts = max(1, len(self._trials.all) + (not self._is_settled))
+        function = self._function
+        n_attempts = max(1, len(function.trials.all) + (not function.is_settled))
         mode: Mode = "none" if result.failure else "pass" if result.is_necessary else "off"
-        self.outcome = LmsOutcome(mode, name, context, result, n_attempts=n_attempts)
-        if self._is_settled:  # another trace, for other shapes, is planned but not measured
-            self.outcome = replace(self.outcome, measured=self._trials.best.measured if kept else None)
-        elif options.settings.verify:
+        # a trace for other shapes, after the trials, is planned but not measured
+        measured = function.trials.best.measured if function.is_settled and kept else None
+        self.outcome = LmsOutcome(mode, name, context, result, measured, n_attempts)
+        function.outcome = self.outcome
+        if not function.is_settled and options.settings.verify:
             self._begin_to_read(gpu_name(options.settings))
         return result.plan if result.is_necessary and result.plan else None
 
     def _kept_for(self, graph: Graph) -> PlanResult | None:
         """Return the plan that was decided after a step, if it is for this graph: the function is traced again."""
-        decided, self._decided = self._decided, None
+        decided, self._function.decided = self._function.decided, None
         return decided[1] if decided is not None and decided[0] == graph else None
 
     def _begin_to_read(self, gpu: str | None) -> None:
         """Read memory above the level before the first step; tracing again is no part of a step."""
-        grown = 0 if self._level is None else max(0, resident(gpu) - self._left)
-        self._watch = MemoryWatch(gpu)
-        self._watch.begin(None if self._level is None else self._level + grown)
+        function = self._function
+        grown = 0 if function.level is None else max(0, resident(gpu) - function.left)
+        function.watch = MemoryWatch(gpu)
+        function.watch.begin(None if function.level is None else function.level + grown)
 
     # -- after the step
 
     def check_step(self) -> bool:
         """Read what the step took; return whether its function is to be made again, for another plan. Collective."""
-        watch, outcome = self._watch, self.outcome
+        function = self._function
+        watch, outcome = function.watch, function.outcome
         if watch is None or not watch.is_on or outcome is None or outcome.result is None or outcome.context is None:
             return False
         measured, options = watch.end(), self._options_of()
-        self._level, self._left = measured.level, resident(watch.gpu)
-        self.outcome = replace(outcome, measured=measured)
-        add_trial(options, self._trials, outcome.result, measured)
-        again = decide_again(options, outcome.context, self._nbytes_learned(), self._trials) or self._best(options)
+        function.level, function.left = measured.level, resident(watch.gpu)
+        self.outcome = function.outcome = replace(outcome, measured=measured)
+        add_trial(options, function.trials, outcome.result, measured)
+        again = decide_again(options, outcome.context, self._nbytes_learned(), function.trials) or self._best(options)
         if again is None:
             return False
-        self._decided = (outcome.context.graph, again)
+        function.decided = (outcome.context.graph, again)
         return True
 
     def _best(self, options: LmsOptions) -> PlanResult | None:
         """End the trials; return the best plan, if it is not the last one."""
-        self._is_settled = True
-        best, last = self._trials.best, self._trials.all[-1]
+        self._function.is_settled = True
+        best, last = self._function.trials.best, self._function.trials.all[-1]
         if best.result.budget is not None and best.peak > best.result.budget:
             options.lms_log.warn_once(messages.not_kept(best.peak, best.result.budget))
         return None if best is last else best.result

@@ -39,7 +39,7 @@ class WatchedFunction:
         if why:
             self.path.note(why)
             return self._function(*args, **kwargs)
-        with self.path.armed(self._pattern):
+        with self.path.armed(self._pattern, self):
             result = self._function(*args, **kwargs)
         if self.path.has_no_gradients:
             self.path.note(messages.NO_GRADIENTS.format(function=self._name))

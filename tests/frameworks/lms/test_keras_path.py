@@ -327,6 +327,19 @@ def test_only_the_shapes_that_were_measured_are_verified() -> None:
     assert lms.report().is_verified is None
 
 
+def test_each_of_two_functions_has_its_own_trials(monkeypatch: Any) -> None:
+    heavier(monkeypatch, 30 << 20, 10 << 20, 30 << 20, 10 << 20)
+    lms = LMS(memory_budget="20 MiB", min_bytes=1)
+    lms.batch_size = 8
+    weights = [tf.Variable(tf.eye(16)) for _ in range(2)]
+    for weight in weights:
+        step = lms.watch(tf.function(lambda x, weight=weight: trained(weight, x)))
+        for _ in range(2):
+            step(tf.ones((8, 16)))
+        assert lms.report().n_attempts == 2
+        assert lms.report().is_verified
+
+
 # -- where it cannot act
 
 
