@@ -118,7 +118,7 @@ def test_a_finalized_graph_is_refused_with_the_remedy(graph: Any) -> None:
 
 def test_the_same_plan_twice_is_refused(graph: Any) -> None:
     apply(graph, PLAN, HOST)
-    with pytest.raises(CodeError, match="'lms/swapout_a_0' already: LMS edits a graph once"):
+    with pytest.raises(CodeError, match="'lms/swapin_a_0' already: LMS edits a graph once"):
         apply(graph, PLAN, HOST)
 
 
