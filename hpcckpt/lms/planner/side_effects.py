@@ -21,12 +21,8 @@ from hpcckpt.lms.graph.graph import Graph, Op
 from hpcckpt.lms.planner.plan import Plan
 
 _WITHOUT_EFFECT = VARIABLES | {
-    "ReadVariableOp",
-    "_ReadVariablesOp",
-    "VarIsInitializedOp",
-    "VariableShape",
-    "ResourceGather",
-}
+    "ReadVariableOp", "_ReadVariablesOp", "VarIsInitializedOp", "VariableShape", "ResourceGather",
+}  # fmt: skip
 _ALL = -1
 """The effects of what nothing needs: it is not run."""
 
