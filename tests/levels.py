@@ -159,6 +159,8 @@ TABLE = {
     "frameworks/tmci/test_ranks.py": True,
     "frameworks/torch/test_exact.py::test_killed_and_resumed_the_weights_are_those_of_a_run_that_never_was": True,
     "frameworks/torch/test_gpu.py": True,
+    "frameworks/torch/test_workers.py::test_a_signal_to_all_processes_of_the_job_spares_the_workers": True,
+    "frameworks/torch/test_workers.py::test_a_signal_to_all_processes_of_the_job_spares_the_workers[fork-TERM-plain]": False,
     "frameworks/train/config/test_allow_list.py::test_checking_a_configuration_imports_nothing_that_it_names": True,
     "frameworks/train/config/test_broken_configs.py::test_it_is_told_with_its_place_and_the_remedy[a file of weights]": True,
     "frameworks/train/config/test_build.py::test_weights_come_from_the_cache_of_keras_and_else_it_is_told_where_to_put_them": True,

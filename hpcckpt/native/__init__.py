@@ -41,6 +41,7 @@ __all__ = [
     "fsync",
     "fsync_dir",
     "live_views",
+    "mark_signal",
     "preallocate",
     "prefault",
     "read_blocks",
@@ -83,6 +84,7 @@ class _Core(Protocol):
     def copy_pieces(self, pairs: Iterable[tuple[BytesLike, BytesLike]], threads: int) -> None: ...
     def count_nonfinite(self, data: BytesLike, dtype: str, threads: int) -> int: ...
     def prefault(self, data: BytesLike, threads: int) -> None: ...
+    def mark_signal(self, number: int, state: BytesLike) -> None: ...
     def end_unless_parent_has_signal(self, number: int, parent_state: BytesLike, wait_s: float) -> None: ...
     def live_views(self) -> int: ...
 
@@ -345,11 +347,27 @@ def prefault(buffer: BytesLike, threads: int = 1) -> None:
     _core.prefault(buffer, threads)
 
 
-def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float) -> None:
-    """Let a signal end this forked child, unless the parent received one too.
+def mark_signal(number: int, state: BytesLike) -> None:
+    """Let a signal set the first byte of `state` at once, before Python's handler runs.
 
-    The child ends as by the system's default action, also while it is blocked in a call that does not return to Python.
-    ``_pure`` cannot do that: there Python's handler stays.
+    Python calls its handler only when the main thread returns from a call; children cannot wait for that. ``_pure``
+    cannot do it. Call it first directly after ``signal.signal``.
+
+    Parameters
+    ----------
+    number
+        The signal, with a handler of Python.
+    state
+        Two bytes in memory that is shared with forked children; the same for all signals.
+    """
+    _core.mark_signal(number, state)
+
+
+def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float) -> None:
+    """Let a signal end this forked child, or call its Python handler, unless the signal was meant for the whole job.
+
+    It is meant for the child if the parent sent it, is ending, has ended, or does not receive a signal too. Without a
+    handler of Python the child ends also while it is blocked in a call. ``_pure`` cannot do that, and changes nothing.
 
     Parameters
     ----------

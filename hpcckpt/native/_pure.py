@@ -30,6 +30,7 @@ __all__ = [
     "crc32c_combine",
     "end_unless_parent_has_signal",
     "live_views",
+    "mark_signal",
     "preallocate",
     "prefault",
     "read_blocks",
@@ -51,6 +52,10 @@ def crc32c(data: BytesLike, value: int) -> int:
 
 def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
     return _multiply(_power_of_x(8 * second_nbytes), first) ^ second
+
+
+def mark_signal(number: int, state: BytesLike) -> None:
+    """Do nothing: without native code the state is set when Python's handler runs."""
 
 
 def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float) -> None:

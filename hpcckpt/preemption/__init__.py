@@ -16,6 +16,7 @@ from __future__ import annotations
 from hpcckpt.preemption.decision import EXIT_CODE, Advice, Preempted
 from hpcckpt.preemption.guard import Guard, catch_signals, watch
 from hpcckpt.preemption.halt import Halt, parse_halt, read_halt, write_halt
+from hpcckpt.preemption.signals import ignore_job_signals
 
 __all__ = [
     "EXIT_CODE",
@@ -24,6 +25,7 @@ __all__ = [
     "Halt",
     "Preempted",
     "catch_signals",
+    "ignore_job_signals",
     "parse_halt",
     "read_halt",
     "watch",

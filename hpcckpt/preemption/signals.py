@@ -6,14 +6,15 @@ for libraries that do not expect interruption (MPI, Horovod).
 
 Forked children (the workers of data loaders) are not ranks.  A scheduler that signals all processes of a job signals
 them too, and a worker that ends breaks the training before it has saved.  So they ignore the signals.  But SIGTERM is
-also how their own parent ends them: they obey it unless the parent has received a signal itself, and always once the
-parent is exiting, also while they are blocked in a call.
+also how their own parent ends them: they obey it if the parent sent it, or is exiting, or has not received a signal
+itself, also while they are blocked in a call.  A byte of memory that they share is 1 if it has: native code sets it in
+the parent's handler, since the function that Python calls runs only when the main thread returns from a call.  A child
+that catches signals itself does so for itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import mmap
 import os
 import signal
@@ -27,8 +28,10 @@ from hpcckpt import native
 from hpcckpt.errors import CodeError, OptionError
 
 DEFAULT = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-PARENT_S = 0.25
+PARENT_S = 10.0
 """Seconds by which the parent may receive a signal later than a child, if it was sent to both."""
+PARENT_WITHOUT_SENDER_S = 0.25
+"""The same where the sender is not known: a parent that ends its child waits for it."""
 SUPERVISED = "HPCCKPT_STEP"
 """The variable that marks the processes of a step of ``hpcckpt supervise``."""
 PROGRAM = "program"
@@ -118,6 +121,33 @@ def _act_as_system(number: int) -> None:
     signal.signal(number, signal.SIG_DFL if installed is None else installed)
 
 
+class _ChildHandler(NamedTuple):
+    """Does in Python what `native.end_unless_parent_has_signal` does, when Python runs its handlers."""
+
+    parent_state: mmap.mmap
+    before: Any
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Call the former handler, or end the child, unless the parent has a signal or receives one."""
+        deadline = time.monotonic() + PARENT_WITHOUT_SENDER_S
+        while not self.parent_state[_ENDING]:
+            if self.parent_state[_SIGNALLED]:
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        if callable(self.before):
+            self.before(number, frame)
+            return
+        signal.signal(number, signal.SIG_DFL)  # also where a batch script has had it ignored: the parent waits
+        signal.raise_signal(number)
+
+
+def _without_parent(handler: Any) -> Any:
+    """Return the handler of a child that catches signals itself, whatever its parent does."""
+    return handler.before if isinstance(handler, _ChildHandler) else handler
+
+
 class SignalFlag:
     """Records the first signal that came; one object per process, shared by all holders.
 
@@ -129,8 +159,9 @@ class SignalFlag:
 
     def __init__(self) -> None:
         self.caught: Caught | None = None
-        self._pid = os.getpid()
         self._links: dict[int, _Link] = {}
+        self._inherited: dict[int, _Link] = {}  # of a forked child: its parent's
+        self._parent_state: mmap.mmap | None = None
         self._holders: set[object] = set()
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)  # forked children see what is written here
         self._masks = threading.local()
@@ -155,9 +186,13 @@ class SignalFlag:
         self._holders.discard(PROGRAM)
         self._holders.add(holder)
         for number in new:
-            self._links[number] = _Link(signal.getsignal(number), self._remember)
+            self._links[number] = _Link(_without_parent(signal.getsignal(number)), self._remember)
+            if number in self._inherited:  # another handler may call it
+                link = self._inherited.pop(number)
+                link.before, link.callback = _without_parent(link.before), self._remember
             signal.signal(number, self._links[number])
             signal.siginterrupt(number, False)
+            native.mark_signal(number, self._shared)
 
     def release(self, holder: object) -> None:
         """Restore the former handlers, if there is no other holder. Independent.
@@ -186,6 +221,18 @@ class SignalFlag:
         self.caught = None
         self._shared[:2] = bytes(2)
 
+    def ignore_in_worker(self) -> None:
+        """Ignore, in a process that is no rank, the signals that are meant for the whole job. Independent."""
+        for number in signal_numbers(DEFAULT):
+            if number != signal.SIGTERM:
+                signal.signal(number, signal.SIG_IGN)
+            elif self._parent_state is not None:
+                native.end_unless_parent_has_signal(number, self._parent_state, PARENT_S)
+            else:
+                state = mmap.mmap(-1, mmap.PAGESIZE)  # the parent's is not known
+                state[_SIGNALLED] = 1
+                native.end_unless_parent_has_signal(number, state, 0)
+
     def _remember(self, number: int) -> None:
         if self.caught is None:
             self.caught = Caught(signal.Signals(number).name, time.monotonic())
@@ -196,6 +243,8 @@ class SignalFlag:
     def _block(self) -> None:
         """Let the signals of a child wait until it has its handlers: Python forgets those that come before that."""
         self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, self._links)
+        for number in self._links:  # another handler may have been installed since, for a while
+            native.mark_signal(number, self._shared)
 
     def _unblock(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
@@ -207,38 +256,27 @@ class SignalFlag:
             self._unblock()
 
     def _become_child(self) -> None:
-        for number, link in self._links.items():
-            is_obeyed = number in {signal.SIGTERM, signal.SIGINT}
+        parent_state, self._shared = self._shared, mmap.mmap(-1, mmap.PAGESIZE)
+        if self._links:
+            self._parent_state = parent_state
+        inherited, self._links = self._links, {}
+        self._inherited |= inherited
+        self.caught = None
+        self._holders.clear()
+        for number, link in inherited.items():
             is_installed = signal.getsignal(number) is link  # else another handler calls it
-            is_systems = not callable(link.before)  # the program has no handler: the system ends the process
             link.callback = None
-            link.before = functools.partial(self._handle_in_child, link.before) if is_obeyed else signal.SIG_IGN
-            if not is_installed:
-                continue
             with contextlib.suppress(ValueError):  # not the main thread of a main interpreter
-                signal.signal(number, link.before)
-                if is_obeyed and is_systems:  # Python's handler would not run while the child is blocked in a call
-                    native.end_unless_parent_has_signal(number, self._shared, PARENT_S)
-
-    def _handle_in_child(self, before: Any, number: int, frame: FrameType | None) -> None:
-        if self._is_parent_stopping():
-            return
-        if callable(before):
-            before(number, frame)
-            return
-        signal.signal(number, signal.SIG_DFL)  # also where a batch script has had it ignored: the parent waits
-        signal.raise_signal(number)
-
-    def _is_parent_stopping(self) -> bool:
-        """Return True if the signal was meant for the job, not for this child."""
-        deadline = time.monotonic() + PARENT_S
-        while not self._shared[_ENDING]:
-            if self._shared[_SIGNALLED]:
-                return True
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return False
+                if number not in {signal.SIGTERM, signal.SIGINT}:
+                    link.before = signal.SIG_IGN
+                elif is_installed and native.IMPLEMENTATION == "native":
+                    signal.signal(number, link.before if callable(link.before) else signal.SIG_DFL)
+                    native.end_unless_parent_has_signal(number, parent_state, PARENT_S)
+                    continue
+                else:
+                    link.before = _ChildHandler(parent_state, link.before)
+                if is_installed:
+                    signal.signal(number, link.before)
 
 
 _flag: SignalFlag | None = None
@@ -265,3 +303,22 @@ def catching() -> Iterator[None]:
         yield
     finally:
         flag.release(holder)
+
+
+def ignore_job_signals(worker_id: int = 0) -> None:  # noqa: ARG001 - data loaders pass it
+    """Ignore, in a worker of a data loader, the signals that ask the whole job to stop. Independent.
+
+    A scheduler sends them to all processes of a job, and a worker that ends makes the training fail before its last
+    save. Workers forked by a program that catches signals ignore them already, unless they install handlers themselves,
+    as PyTorch's do; workers that are spawned do not. The parent of a worker can still end it by SIGTERM.
+
+    Parameters
+    ----------
+    worker_id : int
+        Not used.
+
+    Examples
+    --------
+    >>> loader = DataLoader(data, num_workers=4, worker_init_fn=hpcckpt.preemption.ignore_job_signals)
+    """
+    signal_flag().ignore_in_worker()

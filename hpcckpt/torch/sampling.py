@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from hpcckpt.collective.communicator import launched_rank, launched_size
 from hpcckpt.errors import OptionError
+from hpcckpt.preemption import ignore_job_signals
 
 _log = logging.getLogger("hpcckpt")
+
+
+class _WorkerInit(NamedTuple):
+    """Prepares a worker of a data loader; can be sent to a process that is spawned."""
+
+    program: Callable[[int], object] | None
+
+    def __call__(self, worker_id: int) -> None:
+        ignore_job_signals(worker_id)
+        if self.program is not None:
+            self.program(worker_id)
 
 
 class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may be absent where types are checked
@@ -94,6 +106,8 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
     def loader(self, data: Any, **options: Any) -> Any:
         """Return a ``DataLoader`` that does not draw from the program's random stream.
 
+        Its workers ignore signals to the whole job (see `hpcckpt.preemption.ignore_job_signals`).
+
         An ordinary loader draws from that stream whenever an iteration begins. A run that resumes within an epoch would
         draw once more than an uninterrupted run, and dropout would differ.
 
@@ -104,6 +118,8 @@ class BatchSampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch m
         **options
             Further arguments of the ``DataLoader``: ``num_workers``, ``collate_fn``, …
         """
+        if options.get("num_workers"):
+            options["worker_init_fn"] = _WorkerInit(options.get("worker_init_fn"))
         return torch.utils.data.DataLoader(data, batch_sampler=self, generator=self._seeds, **options)
 
     def __len__(self) -> int:

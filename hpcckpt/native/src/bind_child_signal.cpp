@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <memory>
 
 #include "bindings.h"
 #include "byte_view.h"
@@ -9,27 +10,35 @@ namespace nb = nanobind;
 namespace hpcckpt {
 namespace {
 
-void install(int number, nb::handle parent_state, double wait_s) {
-    // Never released: the handler reads these bytes for as long as the process lives.
-    const ByteView* state = new ByteView(parent_state);
-    if (state->nbytes() < sizeof(ParentState)) {
-        delete state;
-        throw nb::value_error("the state of the parent has two bytes");
-    }
-    const int error = end_unless_parent_has_signal(number, reinterpret_cast<const ParentState*>(state->data()),
-                                                   static_cast<unsigned>(wait_s * 1000));
-    if (error != 0) {
-        delete state;
-        errno = error;
-        PyErr_SetFromErrno(PyExc_OSError);
-        throw nb::python_error();
-    }
+ParentState* state_in(nb::handle buffer, Access access) {
+    static const ByteView* newest = nullptr;  // never released: a handler uses the bytes while the process lives
+    auto view = std::make_unique<ByteView>(buffer, access);
+    if (view->nbytes() < sizeof(ParentState)) throw nb::value_error("the state of the parent has two bytes");
+    if (newest == nullptr || newest->data() != view->data()) newest = view.release();
+    return reinterpret_cast<ParentState*>(newest->data());
+}
+
+void check(int error) {
+    if (error == 0) return;
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
 }
 
 }  // namespace
 
 void bind_child_signal(nb::module_& m) {
-    m.def("end_unless_parent_has_signal", &install, nb::arg("number"), nb::arg("parent_state"), nb::arg("wait_s"));
+    m.def(
+        "mark_signal",
+        [](int number, nb::handle state) { check(mark_signal(number, state_in(state, Access::kWrite))); },
+        nb::arg("number"), nb::arg("state"));
+    m.def(
+        "end_unless_parent_has_signal",
+        [](int number, nb::handle parent_state, double wait_s) {
+            const auto wait_ms = static_cast<unsigned>(wait_s * 1000);
+            check(end_unless_parent_has_signal(number, state_in(parent_state, Access::kRead), wait_ms));
+        },
+        nb::arg("number"), nb::arg("parent_state"), nb::arg("wait_s"));
 }
 
 }  // namespace hpcckpt

@@ -1,4 +1,4 @@
-// A forked child that ends by a signal unless its parent had a signal too.
+// Signals that a scheduler sends to all processes of a job: a forked child must not end by them, its parent goes on.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,16 @@ struct ParentState {
     volatile std::uint8_t is_ending;   // the parent ends, and ends its children
 };
 
-// Installs a handler for the signal `number` that ends this process as the system would, unless the parent has had a
-// signal or receives one within `wait_ms`.  It does so wherever the process is: a handler of Python's would wait until
-// a blocked call returns.  `parent` must live as long as the process.  Returns 0, or errno.
+// Has the signal `number` set `state->has_signal` at once, before it calls the handler that Python has installed: the
+// function that Python calls then runs only when the main thread returns from its call.  Children inherit it, but set
+// nothing.  Another library's handler, or none, is left as it is; so the first call must find Python's.  `state` must
+// live as long as the process, and is the same for all signals.  Returns 0, or errno.
+int mark_signal(int number, ParentState* state);
+
+// Has the signal `number` do nothing in this child if it was meant for the whole job; else its handler is called or, if
+// there is none, the child ends.  It is meant for the child if the parent sent it, or is ending, or has ended, or
+// receives no signal within `wait_ms`.  Without a handler of Python's the child also ends while it is blocked in a
+// call.  `parent` must live as long as the process, and is the same for all signals.  Returns 0, or errno.
 int end_unless_parent_has_signal(int number, const ParentState* parent, unsigned wait_ms);
 
 }  // namespace hpcckpt

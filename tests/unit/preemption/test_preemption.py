@@ -343,13 +343,21 @@ def test_preempted_is_an_exit_with_code_75():
 
 
 BEGIN = """
-import multiprocessing, os, signal, sys, time
+import ctypes, faulthandler, multiprocessing, os, signal, subprocess, sys, time
 import numpy as np
 import hpcckpt as hc
 
 def send(number, pid=None):
     os.kill(pid or os.getpid(), number)
     time.sleep(0.01)
+
+def scheduler_sends(number, *pids):  # from a process that is nobody's parent
+    subprocess.run(["sh", "-c", f"kill -{int(number)} {' '.join(map(str, pids))}"], check=True)
+
+def call_for(seconds, then):  # one call, during which Python runs no handlers; a process does `then` meanwhile
+    helper = subprocess.Popen(["sh", "-c", f"sleep 0.3; {then}; sleep {seconds}; echo"], stdout=subprocess.PIPE)
+    ctypes.CDLL(None).read(helper.stdout.fileno(), ctypes.create_string_buffer(9), 9)
+    helper.wait()
 
 def work(there):
     os.write(there, b"x")
@@ -532,7 +540,7 @@ def test_only_signals_that_were_chosen_are_caught(tmp_path):
 def test_a_system_call_that_a_signal_interrupts_goes_on(tmp_path):
     """Libraries that are not Python's are not prepared for EINTR."""
     script = """
-import ctypes, threading
+import threading
 libc = ctypes.CDLL(None, use_errno=True)
 guard = hc.preemption.watch(ckpt, verbose=0)
 reading, writing = os.pipe()
@@ -555,15 +563,132 @@ WORKERS = {
     "a signal to all processes of the job spares the workers": (
         """
 import hpcckpt.preemption.signals
-hpcckpt.preemption.signals.PARENT_S = 20  # however busy the machine is
+hpcckpt.preemption.signals.PARENT_S = hpcckpt.preemption.signals.PARENT_WITHOUT_SENDER_S = 60
 process = worker()
-for number in (signal.SIGUSR1, signal.SIGUSR2):
-    send(number, process.pid)
-send(signal.SIGTERM, process.pid)
-send(signal.SIGTERM)
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+    scheduler_sends(number, process.pid, os.getpid())
 time.sleep(0.5)
 assert process.is_alive()
 assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
+    "a signal to all spares the workers while native code of their parent runs": (
+        """
+process = worker()
+call_for(1, f"kill -15 {process.pid} {os.getpid()}")
+assert process.is_alive()
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
+    "it does in native code after another handler was installed for a while": (
+        """
+signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, signal.SIG_IGN))
+process = worker()
+call_for(1, f"kill -15 {process.pid} {os.getpid()}")
+assert process.is_alive()
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
+    "it does in native code below another handler": (
+        """
+ours = signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))
+process = worker()
+call_for(1, f"kill -15 {process.pid} {os.getpid()}")
+assert process.is_alive()
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
+    "a worker with an earlier handler of the program is spared in native code, and calls it when its parent ends it": (
+        """
+guard.close()
+def handler(number, frame):
+    if os.getpid() == here:
+        return
+    os.write(said, b"handled")
+    os._exit(7)
+here, (reading, said) = os.getpid(), os.pipe()
+signal.signal(signal.SIGTERM, handler)
+guard = hc.preemption.watch(ckpt, verbose=0)
+process = worker()
+call_for(1, f"kill -15 {process.pid} {os.getpid()}")
+assert process.is_alive()
+process.terminate()
+process.join(60)
+assert process.exitcode == 7, process.exitcode
+assert os.read(reading, 100) == b"handled"
+""",
+        0,
+    ),
+    "a worker that its parent ends is ended, after a signal to the parent in native code": (
+        """
+send(signal.SIGUSR1)
+process = worker()
+process.terminate()
+process.join(60)
+assert process.exitcode == -15, process.exitcode
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
+    "a worker that survives its parent is ended by the scheduler": (
+        """
+import hpcckpt.preemption.signals
+hpcckpt.preemption.signals.PARENT_S = 1000
+reading, there = os.pipe()
+parent = os.fork()
+if parent == 0:
+    hc.preemption.catch_signals()
+    if os.fork() == 0:
+        work(there)
+    time.sleep(60)
+os.read(reading, 1)
+(child,) = map(int, open(f"/proc/{parent}/task/{parent}/children").read().split())
+os.kill(parent, signal.SIGKILL)
+os.waitpid(parent, 0)
+os.close(there)
+scheduler_sends(signal.SIGTERM, child)
+assert os.read(reading, 1) == b""  # its end is closed
+""",
+        0,
+    ),
+    "a child that catches signals itself stops": (
+        """
+def train(there):
+    other = hc.Checkpointer(f"{sys.argv[1]}-{os.getpid()}")
+    with hc.preemption.watch(other, verbose=0) as watching:
+        os.write(there, b"x")
+        step = 1
+        while not watching.should_stop(step):
+            time.sleep(0.01)
+            step += 1
+        watching.save_and_exit(state)
+work = train
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    process = worker()
+    scheduler_sends(number, process.pid)
+    process.join(60)
+    assert process.exitcode == 75, process.exitcode
+assert not guard.should_stop(1)
+""",
+        0,
+    ),
+    "a handler of native code that passes signals on hears each once": (
+        """
+out = open(sys.argv[1] + "-trace", "w+")
+faulthandler.register(signal.SIGUSR1, file=out, chain=True)
+process = worker()
+send(signal.SIGUSR1)
+assert guard.should_stop(1)
+assert out.seek(0) == 0 and out.read().count("most recent call first") == 1
 guard.save_and_exit(state)
 """,
         75,
@@ -579,7 +704,7 @@ guard.save_and_exit(state)
     "workers that their parent ends as soon as they are forked are ended": (
         """
 import hpcckpt.preemption.signals
-hpcckpt.preemption.signals.PARENT_S = 0
+hpcckpt.preemption.signals.PARENT_WITHOUT_SENDER_S = 0
 for _ in range(100):
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
     process.start()
@@ -591,7 +716,6 @@ for _ in range(100):
     ),
     "a worker that is blocked in a call is ended by its parent": (
         """
-import ctypes
 libc = ctypes.CDLL(None)
 def work(there):
     lock = ctypes.create_string_buffer(256)  # a mutex: all zeros
@@ -611,7 +735,6 @@ assert process.exitcode == -15, process.exitcode
     ),
     "a program that is started gets its signals": (
         """
-import subprocess
 child = subprocess.Popen(["sleep", "60"])
 child.terminate()
 assert child.wait(60) == -15
@@ -623,8 +746,8 @@ assert child.wait(60) == -15
 
 @pytest.mark.parametrize("case", WORKERS)
 def test_forked_workers(tmp_path, case):
-    if "blocked" in case:
-        pytest.importorskip("hpcckpt.native._native", reason="the native part is not built")
+    if ("blocked" in case or "native" in case) and hc.native.IMPLEMENTATION == "pure":
+        pytest.skip("without the native part")
     script, code = WORKERS[case]
     ignored = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if "ignored" in case else ""
     ended = run(tmp_path, f"{ignored}guard = hc.preemption.watch(ckpt, verbose=0)\n{script}")
