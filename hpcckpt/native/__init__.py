@@ -85,7 +85,9 @@ class _Core(Protocol):
     def count_nonfinite(self, data: BytesLike, dtype: str, threads: int) -> int: ...
     def prefault(self, data: BytesLike, threads: int) -> None: ...
     def mark_signal(self, number: int, state: BytesLike) -> None: ...
-    def end_unless_parent_has_signal(self, number: int, parent_state: BytesLike, wait_s: float) -> None: ...
+    def end_unless_parent_has_signal(
+        self, number: int, parent_state: BytesLike, wait_s: float, parent_pid: int
+    ) -> None: ...
     def live_views(self) -> int: ...
 
 
@@ -351,7 +353,7 @@ def mark_signal(number: int, state: BytesLike) -> None:
     """Let a signal set the first byte of `state` at once, before Python's handler runs.
 
     Python calls its handler only when the main thread returns from a call; children cannot wait for that. ``_pure``
-    cannot do it. Call it first directly after ``signal.signal``.
+    cannot do it. The first call must follow ``signal.signal`` directly.
 
     Parameters
     ----------
@@ -363,11 +365,11 @@ def mark_signal(number: int, state: BytesLike) -> None:
     _core.mark_signal(number, state)
 
 
-def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float) -> None:
-    """Let a signal end this forked child, or call its Python handler, unless the signal was meant for the whole job.
+def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float, parent_pid: int) -> None:
+    """Let a signal end this child, or call the handler that is installed, unless it was meant for the whole job.
 
-    It is meant for the child if the parent sent it, is ending, has ended, or does not receive a signal too. Without a
-    handler of Python the child ends also while it is blocked in a call. ``_pure`` cannot do that, and changes nothing.
+    It is meant for the child if its parent sent it, or has ended, or does not receive a signal too. Without a handler
+    the child ends also while it is blocked in a call. ``_pure`` cannot do that, and changes nothing.
 
     Parameters
     ----------
@@ -377,8 +379,10 @@ def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: f
         Two bytes in memory that the parent shares: whether it has received a signal, and whether it is ending.
     wait_s
         Seconds to wait for the signal of the parent.
+    parent_pid
+        The process whose signals are meant for the child, as are those of the process that forked it.
     """
-    _core.end_unless_parent_has_signal(number, parent_state, wait_s)
+    _core.end_unless_parent_has_signal(number, parent_state, wait_s, parent_pid)
 
 
 def view(tensor: object) -> TensorBuffer:

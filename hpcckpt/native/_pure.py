@@ -58,7 +58,7 @@ def mark_signal(number: int, state: BytesLike) -> None:
     """Do nothing: without native code the state is set when Python's handler runs."""
 
 
-def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float) -> None:
+def end_unless_parent_has_signal(number: int, parent_state: BytesLike, wait_s: float, parent_pid: int) -> None:
     """Leave the handler as it is: without native code there is none that runs during a blocked call."""
 
 

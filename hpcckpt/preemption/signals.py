@@ -4,12 +4,12 @@ A handler runs between any two instructions of the program: during a save, a mes
 that a signal came; the program acts at the next batch boundary.  System calls that the signal interrupts are restarted,
 for libraries that do not expect interruption (MPI, Horovod).
 
-Forked children (the workers of data loaders) are not ranks.  A scheduler that signals all processes of a job signals
-them too, and a worker that ends breaks the training before it has saved.  So they ignore the signals.  But SIGTERM is
-also how their own parent ends them: they obey it if the parent sent it, or is exiting, or has not received a signal
-itself, also while they are blocked in a call.  A byte of memory that they share is 1 if it has: native code sets it in
-the parent's handler, since the function that Python calls runs only when the main thread returns from a call.  A child
-that catches signals itself does so for itself.
+Children (the workers of data loaders) are not ranks.  A scheduler that signals all processes of a job signals them too,
+and a worker that ends breaks the training before it has saved.  So they ignore the signals.  But SIGTERM is also how
+their own parent ends them: they obey it if the parent sent it, or has ended, or has not received a signal itself, also
+while they are blocked in a call.  The parent's handler sets a byte in memory that they share, in native code: the
+function that Python calls runs only when the main thread returns from a call.  Without the native part the sender is
+not known: then they obey a signal if the parent has received none, or is exiting.  A child may catch signals itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import contextlib
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,8 @@ SUPERVISED = "HPCCKPT_STEP"
 """The variable that marks the processes of a step of ``hpcckpt supervise``."""
 PROGRAM = "program"
 """The holder of the signals until there is a guard."""
+OBEYED = frozenset({signal.SIGTERM, signal.SIGINT})
+"""Signals that may be meant for a child; it ignores the others."""
 _SIGNALLED, _ENDING = 0, 1
 
 
@@ -122,15 +125,16 @@ def _act_as_system(number: int) -> None:
 
 
 class _ChildHandler(NamedTuple):
-    """Does in Python what `native.end_unless_parent_has_signal` does, when Python runs its handlers."""
+    """The handler of a child without native code: it does not know who sent the signal."""
 
     parent_state: mmap.mmap
+    parent_pid: int
     before: Any
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Call the former handler, or end the child, unless the parent has a signal or receives one."""
         deadline = time.monotonic() + PARENT_WITHOUT_SENDER_S
-        while not self.parent_state[_ENDING]:
+        while os.getppid() == self.parent_pid and not self.parent_state[_ENDING]:
             if self.parent_state[_SIGNALLED]:
                 return
             if time.monotonic() > deadline:
@@ -139,7 +143,7 @@ class _ChildHandler(NamedTuple):
         if callable(self.before):
             self.before(number, frame)
             return
-        signal.signal(number, signal.SIG_DFL)  # also where a batch script has had it ignored: the parent waits
+        signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
 
@@ -160,10 +164,12 @@ class SignalFlag:
     def __init__(self) -> None:
         self.caught: Caught | None = None
         self._links: dict[int, _Link] = {}
-        self._inherited: dict[int, _Link] = {}  # of a forked child: its parent's
-        self._parent_state: mmap.mmap | None = None
+        self._below: dict[int, list[_Link]] = {}  # links under another handler, which may call them
+        self._is_ignoring = False
         self._holders: set[object] = set()
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)  # forked children see what is written here
+        self._parent_state: mmap.mmap | None = None  # of a child: what its parent shares
+        self._spared: set[int] = set()
         self._masks = threading.local()
         os.register_at_fork(
             before=self._block, after_in_parent=self._unblock, after_in_child=self._become_child_and_unblock
@@ -186,10 +192,9 @@ class SignalFlag:
         self._holders.discard(PROGRAM)
         self._holders.add(holder)
         for number in new:
+            for link in self._below.get(number, ()):
+                link.callback = self._remember
             self._links[number] = _Link(_without_parent(signal.getsignal(number)), self._remember)
-            if number in self._inherited:  # another handler may call it
-                link = self._inherited.pop(number)
-                link.before, link.callback = _without_parent(link.before), self._remember
             signal.signal(number, self._links[number])
             signal.siginterrupt(number, False)
             native.mark_signal(number, self._shared)
@@ -203,15 +208,22 @@ class SignalFlag:
         if self._holders or threading.current_thread() is not threading.main_thread():
             return
         for number, link in self._links.items():
-            link.callback = None
-            is_installed = signal.getsignal(number) is link  # else another handler calls it
-            if is_installed:
+            for one in [link, *self._below.get(number, ())]:
+                one.callback = None
+            installed: Any = signal.getsignal(number)
+            if installed is not link:
+                self._below.setdefault(number, []).append(link)
+            elif number in self._spared:
+                self._spare(number, link.before)
+            else:
                 signal.signal(number, _handler_after_release(number, link.before))
         self._links.clear()
+        self._shared[_SIGNALLED] = 0
 
     def ignore(self) -> None:
         """Ignore the signals until the process has ended. Independent."""
         self._shared[_ENDING] = 1
+        self._is_ignoring = True
         if threading.current_thread() is threading.main_thread():
             for number in self._links:
                 signal.signal(number, signal.SIG_IGN)
@@ -221,28 +233,26 @@ class SignalFlag:
         self.caught = None
         self._shared[:2] = bytes(2)
 
-    def ignore_in_worker(self) -> None:
-        """Ignore, in a process that is no rank, the signals that are meant for the whole job. Independent."""
-        for number in signal_numbers(DEFAULT):
-            if number != signal.SIGTERM:
-                signal.signal(number, signal.SIG_IGN)
-            elif self._parent_state is not None:
-                native.end_unless_parent_has_signal(number, self._parent_state, PARENT_S)
-            else:
-                state = mmap.mmap(-1, mmap.PAGESIZE)  # the parent's is not known
-                state[_SIGNALLED] = 1
-                native.end_unless_parent_has_signal(number, state, 0)
-
     def _remember(self, number: int) -> None:
         if self.caught is None:
             self.caught = Caught(signal.Signals(number).name, time.monotonic())
         self._shared[_SIGNALLED] = 1
 
-    # -- in forked children ------------------------------------------------------------------------
+    # -- in children ---------------------------------------------------------------------------------
+
+    def ignore_in_worker(self) -> None:
+        """Ignore the signals that are meant for the whole job, under the handlers that are installed. Independent."""
+        if self._parent_state is None:
+            if native.IMPLEMENTATION == "pure":  # without the sender, it would ignore its parent too
+                return
+            self._parent_state = mmap.mmap(-1, mmap.PAGESIZE)
+            self._parent_state[_SIGNALLED] = 1  # it is not known: only the parent's signals are obeyed
+        for number in signal_numbers(DEFAULT):
+            self._spare(number, None if number in OBEYED else signal.SIG_IGN)
 
     def _block(self) -> None:
         """Let the signals of a child wait until it has its handlers: Python forgets those that come before that."""
-        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, self._links)
+        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._links, *self._spared})
         for number in self._links:  # another handler may have been installed since, for a while
             native.mark_signal(number, self._shared)
 
@@ -256,27 +266,45 @@ class SignalFlag:
             self._unblock()
 
     def _become_child(self) -> None:
-        parent_state, self._shared = self._shared, mmap.mmap(-1, mmap.PAGESIZE)
-        if self._links:
-            self._parent_state = parent_state
-        inherited, self._links = self._links, {}
-        self._inherited |= inherited
+        if not self._links:
+            return
+        self._parent_state, self._shared = self._shared, mmap.mmap(-1, mmap.PAGESIZE)
         self.caught = None
         self._holders.clear()
-        for number, link in inherited.items():
-            is_installed = signal.getsignal(number) is link  # else another handler calls it
+        for number, link in self._links.items():
+            is_below = not self._is_ignoring and signal.getsignal(number) is not link
             link.callback = None
+            if number not in OBEYED:
+                link.before = signal.SIG_IGN
+            elif not callable(link.before):  # also where a batch script has had it ignored: the parent waits
+                link.before = signal.SIG_DFL
+            if is_below:
+                self._below.setdefault(number, []).append(link)
             with contextlib.suppress(ValueError):  # not the main thread of a main interpreter
-                if number not in {signal.SIGTERM, signal.SIGINT}:
-                    link.before = signal.SIG_IGN
-                elif is_installed and native.IMPLEMENTATION == "native":
-                    signal.signal(number, link.before if callable(link.before) else signal.SIG_DFL)
-                    native.end_unless_parent_has_signal(number, parent_state, PARENT_S)
-                    continue
-                else:
-                    link.before = _ChildHandler(parent_state, link.before)
-                if is_installed:
-                    signal.signal(number, link.before)
+                self._spare(number, None if is_below else link.before)
+        self._links, self._is_ignoring = {}, False
+
+    def _spare(self, number: int, handler: Any) -> None:
+        """Have this child ignore a signal to the whole job; another calls `handler`, or with None what is installed."""
+        assert self._parent_state is not None
+        self._spared.add(number)
+        if number in OBEYED and native.IMPLEMENTATION == "pure":
+            before = signal.getsignal(number) if handler is None else handler
+            ours: Any = _ChildHandler(self._parent_state, os.getppid(), before)
+            if before is not None:  # a handler that is not Python's
+                signal.signal(number, ours)
+            return
+        if handler is not None:
+            signal.signal(number, handler)
+        if number in OBEYED:
+            native.end_unless_parent_has_signal(number, self._parent_state, PARENT_S, _parent_pid())
+
+
+def _parent_pid() -> int:
+    """Return the process that ends this one: with the start method ``forkserver`` not the one that forked it."""
+    library = sys.modules.get("multiprocessing")  # it started this process, or is not loaded
+    parent = None if library is None else library.parent_process()
+    return os.getppid() if parent is None else int(parent.pid)
 
 
 _flag: SignalFlag | None = None
@@ -310,7 +338,8 @@ def ignore_job_signals(worker_id: int = 0) -> None:  # noqa: ARG001 - data loade
 
     A scheduler sends them to all processes of a job, and a worker that ends makes the training fail before its last
     save. Workers forked by a program that catches signals ignore them already, unless they install handlers themselves,
-    as PyTorch's do; workers that are spawned do not. The parent of a worker can still end it by SIGTERM.
+    as PyTorch's do; workers that are spawned do not. The parent of a worker can still end it by SIGTERM. With the start
+    method ``forkserver`` the server itself ends. Without the native part, spawned workers are left as they are.
 
     Parameters
     ----------

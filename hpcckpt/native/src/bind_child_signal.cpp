@@ -34,11 +34,11 @@ void bind_child_signal(nb::module_& m) {
         nb::arg("number"), nb::arg("state"));
     m.def(
         "end_unless_parent_has_signal",
-        [](int number, nb::handle parent_state, double wait_s) {
-            const auto wait_ms = static_cast<unsigned>(wait_s * 1000);
-            check(end_unless_parent_has_signal(number, state_in(parent_state, Access::kRead), wait_ms));
+        [](int number, nb::handle parent_state, double wait_s, int parent_pid) {
+            const auto wait_ms = static_cast<long>(wait_s * 1000);
+            check(end_unless_parent_has_signal(number, state_in(parent_state, Access::kRead), wait_ms, parent_pid));
         },
-        nb::arg("number"), nb::arg("parent_state"), nb::arg("wait_s"));
+        nb::arg("number"), nb::arg("parent_state"), nb::arg("wait_s"), nb::arg("parent_pid"));
 }
 
 }  // namespace hpcckpt

@@ -1,5 +1,6 @@
 #include "child_signal.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,23 +13,26 @@ namespace {
 using Action = struct sigaction;
 using Handler = void (*)(int, siginfo_t*, void*);
 
-constexpr unsigned kIntervalMs = 10;
+constexpr long kIntervalMs = 10;
 
 // Read by the handlers: set before they are installed.
+void (*g_pythons)(int) = nullptr;
 ParentState* g_own = nullptr;
 pid_t g_own_pid = 0;
+Action g_marked[NSIG];  // the handlers that mark_and_call replaced
+
 const ParentState* g_parent = nullptr;
-pid_t g_parent_pid = 0;
-unsigned g_wait_ms = 0;
-void (*g_pythons)(int) = nullptr;
-Action g_marked[NSIG];  // what the handlers replaced: Python's handler
-Action g_ended[NSIG];   // and in children; it may be none
+pid_t g_sender_pid = 0;  // whose signals this child obeys, besides those of the process that forked it
+pid_t g_forked_by = 0;
+long g_wait_ms = 0;
+Action g_first[NSIG];  // the handlers, if any, that end_if_meant replaced, at first and since
+Action g_ended[NSIG];
 
 bool has_handler(const Action& action) {
     return (action.sa_flags & SA_SIGINFO) != 0 || (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
 }
 
-// Another library's handler may call ours: ours must not call it.
+// Another library's handler may call mark_and_call, which must not call it.
 bool is_pythons(const Action& action) {
     if (!has_handler(action) || (action.sa_flags & SA_SIGINFO) != 0) return false;
     if (g_pythons == nullptr) g_pythons = action.sa_handler;
@@ -39,39 +43,52 @@ bool is_installed(const Action& action, Handler handler) {
     return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == handler;
 }
 
-void call(const Action& action, int number, siginfo_t* info, void* context) {
-    if ((action.sa_flags & SA_SIGINFO) != 0) {
-        action.sa_sigaction(number, info, context);
-    } else {
-        action.sa_handler(number);
-    }
-}
-
-// Installs a handler in the place of `before`, with its mask; interrupted system calls are restarted.
+// Whether system calls are restarted stays as it is: handlers that raise exceptions need the interruption.
 int replace(int number, const Action& before, Handler handler) {
     Action action = before;
     action.sa_sigaction = handler;
-    action.sa_flags |= SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+    action.sa_flags |= has_handler(before) ? SA_SIGINFO : SA_SIGINFO | SA_RESTART | SA_ONSTACK;
     return sigaction(number, &action, nullptr) == 0 ? 0 : errno;
 }
 
+long now_ms() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
+
+bool has_sender(const siginfo_t* info) {
+    return info->si_code == SI_USER || info->si_code == SI_TKILL || info->si_code == SI_QUEUE;
+}
+
 bool is_sent_by_parent(const siginfo_t* info) {
-    const bool has_sender = info->si_code == SI_USER || info->si_code == SI_TKILL || info->si_code == SI_QUEUE;
-    return has_sender && (info->si_pid == g_parent_pid || info->si_pid == getppid());
+    return has_sender(info) && (info->si_pid == g_sender_pid || info->si_pid == getppid());
 }
 
 bool is_meant_for_all(const siginfo_t* info) {
     if (is_sent_by_parent(info)) return false;
-    for (unsigned waited_ms = 0; g_parent->is_ending == 0 && kill(g_parent_pid, 0) == 0; waited_ms += kIntervalMs) {
+    const long deadline = now_ms() + g_wait_ms;
+    while (getppid() == g_forked_by) {
         if (g_parent->has_signal != 0) return true;
-        if (waited_ms >= g_wait_ms) return false;
+        if (now_ms() >= deadline) return false;
         const timespec interval{0, kIntervalMs * 1'000'000L};
         nanosleep(&interval, nullptr);
     }
     return false;
 }
 
-// The handlers call only what a signal handler may call.
+// What the handlers do may be done in a signal handler.
+
+void call(const Action& action, int number, siginfo_t* info, void* context) {
+    if ((action.sa_flags & SA_SIGINFO) != 0) {
+        action.sa_sigaction(number, info, context);
+    } else if (has_handler(action)) {
+        action.sa_handler(number);
+    } else {
+        std::signal(number, SIG_DFL);
+        std::raise(number);  // blocked until the handler returns
+    }
+}
 
 extern "C" void mark_and_call(int number, siginfo_t* info, void* context) {
     if (getpid() == g_own_pid) g_own->has_signal = 1;
@@ -80,16 +97,15 @@ extern "C" void mark_and_call(int number, siginfo_t* info, void* context) {
 
 extern "C" void end_if_meant(int number, siginfo_t* info, void* context) {
     const int previous_errno = errno;
-    if (!is_meant_for_all(info)) {
-        if (has_handler(g_ended[number])) {
-            call(g_ended[number], number, info, context);
-        } else {
-            std::signal(number, SIG_DFL);
-            std::raise(number);  // blocked until this handler returns
-        }
+    if (has_sender(info) && info->si_pid == getpid()) {  // raised again by the handler that we call
+        call(g_first[number], number, info, context);
+    } else if (!is_meant_for_all(info)) {
+        call(g_ended[number], number, info, context);
     }
     errno = previous_errno;
 }
+
+extern "C" void become_child() { g_forked_by = getppid(); }
 
 }  // namespace
 
@@ -103,13 +119,19 @@ int mark_signal(int number, ParentState* state) {
     return replace(number, before, mark_and_call);
 }
 
-int end_unless_parent_has_signal(int number, const ParentState* parent, unsigned wait_ms) {
+int end_unless_parent_has_signal(int number, const ParentState* parent, long wait_ms, int parent_pid) {
+    static const int registered = pthread_atfork(nullptr, nullptr, become_child);
+    if (registered != 0) return registered;
+    static bool is_replaced[NSIG];
     Action before{};
     if (sigaction(number, nullptr, &before) != 0) return errno;
     g_parent = parent;
-    g_parent_pid = getppid();
+    g_sender_pid = parent_pid;
+    g_forked_by = getppid();
     g_wait_ms = wait_ms;
     if (is_installed(before, end_if_meant)) return 0;
+    if (!is_replaced[number]) g_first[number] = before;
+    is_replaced[number] = true;
     g_ended[number] = before;
     return replace(number, before, end_if_meant);
 }

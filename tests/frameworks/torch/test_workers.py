@@ -11,7 +11,7 @@ from hpcckpt import native
 from tests.support.listing import listed
 
 PROGRAM = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 import numpy as np
 import torch
 import hpcckpt as hc
@@ -35,13 +35,21 @@ def main(directory, method, name, is_plain):
     else:
         sampler = hc.torch.BatchSampler(10_000, batch_size=2, rank=0, size=1)
         loader = sampler.loader(Data(), worker_init_fn=prepared, **options)
-    for step, batch in enumerate(loader, 1):
+    batches = iter(loader)
+    for step, batch in enumerate(batches, 1):
         if step == 3:
-            me = os.getpid()
-            workers = open(f"/proc/{me}/task/{me}/children").read()
-            subprocess.run(["sh", "-c", f"kill -{name} {workers} {me}"], check=True)
+            scheduler_sends(name)
         if guard.should_stop(step):
-            guard.save_and_exit({"w": np.ones(3)})
+            try:
+                guard.save_and_exit({"w": np.ones(3)})
+            finally:
+                scheduler_sends(name)  # again, on the way out
+                time.sleep(0.5)
+
+def scheduler_sends(name):
+    me = os.getpid()
+    workers = open(f"/proc/{me}/task/{me}/children").read()
+    subprocess.run(["sh", "-c", f"kill -{name} {workers} {me}"], check=True)
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4] == "plain")

@@ -639,6 +639,98 @@ guard.save_and_exit(state)
 """,
         75,
     ),
+    "native: so it is where another handler passes the signal on": (
+        """
+ours = signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))
+send(signal.SIGUSR1)
+process = worker()
+process.terminate()
+process.join(60)
+assert process.exitcode == -15, process.exitcode
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
+    "a worker that waits for data runs the program's handler": (
+        """
+guard.close()
+signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
+guard = hc.preemption.watch(ckpt, verbose=0)
+reading, writing = os.pipe()
+def work(there):
+    os.write(there, b"x")
+    os.read(reading, 1)
+process = worker()
+time.sleep(0.1)
+process.terminate()
+process.join(60)
+assert process.exitcode == 7, process.exitcode
+""",
+        0,
+    ),
+    "a handler that is installed later interrupts calls, also after a fork": (
+        """
+def handler(number, frame):
+    raise KeyError
+signal.signal(signal.SIGTERM, handler)
+process = worker()
+reading, writing = os.pipe()
+subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -15 {os.getpid()}"])
+try:
+    os.read(reading, 1)
+except KeyError:
+    pass
+""",
+        0,
+    ),
+    "native: a worker that has watched for a while is spared, and ended by its parent": (
+        """
+def work(there):
+    with hc.preemption.watch(hc.Checkpointer(f"{sys.argv[1]}-{os.getpid()}"), verbose=0):
+        pass
+    os.write(there, b"x")
+    time.sleep(60)
+process = worker()
+call_for(0.3, f"kill -15 {process.pid} {os.getpid()}")
+assert process.is_alive()
+process.terminate()
+process.join(60)
+assert process.exitcode == -15, process.exitcode
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
+    "a worker that is forked on the way out is ended": (
+        """
+import atexit
+def late():
+    process = worker()
+    process.terminate()
+    process.join(60)
+    print(process.exitcode, file=sys.stderr)
+    if process.exitcode != -15:
+        process.kill()
+        os._exit(1)
+atexit.register(late)
+send(signal.SIGTERM)
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
+    "a signal is heard below another handler, watched again": (
+        """
+ours = signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))
+guard.close()
+guard = hc.preemption.watch(ckpt, verbose=0)
+send(signal.SIGTERM)
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+""",
+        75,
+    ),
     "a worker that survives its parent is ended by the scheduler": (
         """
 import hpcckpt.preemption.signals
@@ -649,6 +741,7 @@ if parent == 0:
     hc.preemption.catch_signals()
     if os.fork() == 0:
         work(there)
+    send(signal.SIGUSR1)
     time.sleep(60)
 os.read(reading, 1)
 (child,) = map(int, open(f"/proc/{parent}/task/{parent}/children").read().split())
