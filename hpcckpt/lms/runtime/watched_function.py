@@ -55,9 +55,14 @@ class WatchedFunction:
             self._methods[instance] = plan_on_first_call(self._function.__get__(instance, owner), self.path)
         return self._methods[instance]
 
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
+        """Return TensorFlow's function for given arguments; it is not planned."""
+        self.path.note(messages.CONCRETE.format(function=self._name))
+        return self._function.get_concrete_function(*args, **kwargs)
+
     @property
     def _name(self) -> str:
-        return str(getattr(self, "__name__", "the function"))
+        return _name_of(self._function)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -65,13 +70,18 @@ class WatchedFunction:
 
 def plan_on_first_call(function: Any, path: FunctionPath) -> Any:
     """Return a `tf.function` that is planned at its first call; unchanged, with a warning, if that is impossible."""
-    name = str(getattr(function, "__name__", repr(function)))
+    name = _name_of(function)
     why = _trouble(function, name)
     if why:
         path.note(why)
         return function
     made = WatchedFunction(function, path, function_pattern(name), lambda: function._clone(None))
     return functools.update_wrapper(made, function)
+
+
+def _name_of(function: Any) -> str:
+    """Return the name that TensorFlow gives a function; that of a partial or of an object is ``function``."""
+    return str(getattr(function, "_name", None) or getattr(function, "__name__", repr(function)))
 
 
 def _trouble_of_call(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -398,6 +399,31 @@ def test_gradients_taken_outside_of_the_function_are_beyond_reach_and_that_is_sa
         loss = step(tf.ones((4, 16)))
     assert tape.gradient(loss, model.trainable_variables)[0] is not None
     assert sum("Put the GradientTape and the optimizer's step inside the tf.function" in line for line in lines()) == 1
+
+
+class _Step:
+    """A step that is an object."""
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Any) -> Any:
+        return trained(self.weight, x)
+
+
+@pytest.mark.parametrize("make", [lambda weight: functools.partial(trained, weight), _Step], ids=["partial", "object"])
+def test_a_function_without_a_name_is_planned(lines: Any, make: Any) -> None:
+    lms = LMS(**GIVEN)
+    step = lms.watch(tf.function(make(tf.Variable(tf.ones((16, 16))))))
+    step(tf.ones((8, 16)))
+    assert swapped(lms)
+
+
+def test_a_concrete_function_is_said_not_to_be_planned(lines: Any) -> None:
+    weight = tf.Variable(tf.ones((16, 16)))
+    step = LMS(**GIVEN).watch(tf.function(lambda x: trained(weight, x)))
+    step.get_concrete_function(tf.ones((8, 16)))(tf.ones((8, 16)))
+    assert any("get_concrete_function" in line and "call <lambda> itself" in line for line in lines())
 
 
 def test_what_is_no_function_of_tensorflow_is_returned_as_it_is(lines: Any) -> None:
