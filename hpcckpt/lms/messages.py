@@ -82,7 +82,7 @@ TOO_LATE = (
     "{function} was called before lms.watch({function}), so its tensors are not swapped: call lms.watch({function}) "
     "before the first call of {function}, or create the tf.function again"
 )
-CONCRETE = "get_concrete_function returns a function of TensorFlow alone, whose tensors are not swapped: call {function} itself"
+CONCRETE = "get_concrete_function returns a plain tf.function, whose tensors are not swapped: call {function} itself"
 GRAPH_RAN = (
     "The model {model!r} was trained before LMS was given to it, and TensorFlow 1 does not change operations that have "
     "run: give LMS to the first fit, or build the model again after tf.keras.backend.clear_session()"
