@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import random
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from _common import slowest_copy
+from _common import WORLD, slowest_copy
 
 SPARE_SHARE = 0.5
 WARM_UP = 2
@@ -89,6 +90,9 @@ def interleave(
     """
     found = Rounds({name: [] for name in variants}, spare=int(SPARE_SHARE * repeat * len(variants)))
     for number in range(-WARM_UP, repeat):
+        if WORLD.rank == 0:
+            done = f"round {number + WARM_UP + 1} of {WARM_UP + repeat}"
+            print(f"{done}: {', '.join(variants)}", file=sys.stderr, flush=True)
         for name in random.Random(number).sample(sorted(variants), len(variants)):
             if number < 0:
                 variants[name]()

@@ -28,7 +28,7 @@ from _report import Table, condition, figure, machine_facts, place_of, publish
 from _rounds import Figures, Rounds, interleave, joined, spread
 from mpi4py import MPI
 
-REFERENCE = "hpcckpt"
+REFERENCE, RECYCLED = "hpcckpt", "C: pwrite, recycled files"
 HEADS = {"durable": "made durable", "save": "as it is"}
 
 
@@ -110,8 +110,8 @@ class Bench:
             settle(lambda: None)
             return figures
 
-        self.variants |= {"C: pwrite, recycled files": recycled, "C: pwrite, new files": naive}
-        self.durability |= dict.fromkeys(("C: pwrite, recycled files", "C: pwrite, new files"), "files")
+        self.variants |= {RECYCLED: recycled, "C: pwrite, new files": naive}
+        self.durability |= dict.fromkeys((RECYCLED, "C: pwrite, new files"), "files")
 
     def even_out(self) -> None:
         """Let all find as much warm memory as the file and a library's own copies take."""
@@ -159,10 +159,12 @@ class Bench:
         return {"save": seconds, "durable": durable, "blocks": WORLD.allreduce(blocked, op=MPI.MAX)}
 
     def measure(self) -> Rounds:
-        """Measure all variants in common rounds, or each peer in separate rounds. Collective."""
-        groups = [{peer} for peer in self.peers] if self.args.apart and self.peers else [set(self.peers)]
-        common = self.variants.keys() - set(self.peers)
-        return joined([self._measure_group(common | group) for group in groups])
+        """Measure all variants in common rounds, or each peer in separate rounds with ours and C. Collective."""
+        if not self.args.apart:
+            return self._measure_group(self.variants.keys())
+        others = self.variants.keys() - set(self.peers)
+        beside = others & {REFERENCE, RECYCLED}
+        return joined([self._measure_group(group) for group in [others, *(beside | {peer} for peer in self.peers)]])
 
     def _measure_group(self, names: AbstractSet[str]) -> Rounds:
         chosen = {name: measure for name, measure in self.variants.items() if name in names}

@@ -34,6 +34,7 @@ measure() {
     shift 4
     if [ -n "$ONLY" ] && [ "$ONLY" != "$program" ]; then return 0; fi
     rm -f "$OUT/$result.json"
+    echo "$(date +%T) $result; what is being measured: $OUT/$result.log" >&2
     # shellcheck disable=SC2016 # the environment knows its mpirun
     if [ "$ranks" -gt 1 ]; then launch=(sh -c 'exec "$HPCCKPT_MPIRUN" -n '"$ranks"' "$@"' mpirun); fi
     if ! HPCCKPT_STACK=$stack scripts/dev/in-venv.sh "${launch[@]}" python "bench/$program.py" \
