@@ -360,8 +360,9 @@ def test_ctrl_c_while_a_lock_is_waited_for_ends_it(site: Site) -> None:
 
 def test_the_step_that_is_signalled_is_that_of_the_ranks(site: Site) -> None:
     site.command("squeue", "echo 42.batch 42.0 42.1")  # another step of the job is newer
-    site.command("scancel", "kill -USR1 $(cat ranks.pid)")
-    ranks = f"{HEARING}hear('SIGUSR1'); open('ranks.pid', 'w').write(str(os.getpid())); ask('SIGUSR1'); wait('SIGUSR1')"
+    pid = site.bin / "ranks.pid"
+    site.command("scancel", f"kill -USR1 $(cat {pid})")
+    ranks = f"{HEARING}hear('SIGUSR1'); open('{pid}', 'w').write(str(os.getpid())); ask('SIGUSR1'); wait('SIGUSR1')"
     srun = site.bin / "srun"
     srun.write_text('#!/bin/sh\nSLURM_STEP_ID=0 SLURM_PROCID=0 exec "$@"\n', encoding="utf-8")
     srun.chmod(0o755)
