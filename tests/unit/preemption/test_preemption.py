@@ -576,8 +576,10 @@ guard.save_and_exit(state)
     ),
     "a signal to all spares the workers while native code of their parent runs": (
         """
+import hpcckpt.preemption.signals
+hpcckpt.preemption.signals.PARENT_S = 1.5
 process = worker()
-call_for(1, f"kill -15 {process.pid} {os.getpid()}")
+call_for(3, f"kill -15 {process.pid} {os.getpid()}")
 assert process.is_alive()
 assert guard.should_stop(1)
 guard.save_and_exit(state)
