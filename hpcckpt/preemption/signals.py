@@ -253,7 +253,7 @@ class SignalFlag:
     def _block(self) -> None:
         """Let the signals of a child wait until it has its handlers: Python forgets those that come before that."""
         self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._links, *self._spared})
-        for number in self._links:  # another handler may have been installed since, for a while
+        for number in self._links:  # another handler may have replaced ours since
             native.mark_signal(number, self._shared)
 
     def _unblock(self) -> None:

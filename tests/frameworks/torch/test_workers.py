@@ -1,4 +1,4 @@
-"""A scheduler signals the workers of data loaders too: the training goes on to its last save."""
+"""A scheduler signals the workers of data loaders too: the training continues to its last save."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ def send(number, pid=None):
     os.kill(pid or os.getpid(), number)
     time.sleep(0.01)
 
-def scheduler_sends(number, *pids):  # from a process that is nobody's parent
+def scheduler_sends(number, *pids):  # from a process that is no parent
     subprocess.run(["sh", "-c", f"kill -{int(number)} {' '.join(map(str, pids))}"], check=True)
 
 def call_for(seconds, then):  # one call, during which Python runs no handlers; a process does `then` meanwhile
@@ -559,6 +559,26 @@ guard.save_and_exit(state)
     assert ended.returncode == 75, ended.stderr
 
 
+BELOW_ANOTHER = "ours = signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))"
+SPARED = """
+import hpcckpt.preemption.signals
+hpcckpt.preemption.signals.PARENT_S = 1.5
+signal.siginterrupt(signal.SIGTERM, False)  # the call below is not interrupted
+process = worker()
+call_for(3, f"kill -15 {process.pid} {os.getpid()}")
+assert process.is_alive()
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+"""
+ENDED = """
+send(signal.SIGUSR1)
+process = worker()
+process.terminate()
+process.join(60)
+assert process.exitcode == -15, process.exitcode
+assert guard.should_stop(1)
+guard.save_and_exit(state)
+"""
 WORKERS = {
     "a signal to all processes of the job spares the workers": (
         """
@@ -574,40 +594,12 @@ guard.save_and_exit(state)
 """,
         75,
     ),
-    "a signal to all spares the workers while native code of their parent runs": (
-        """
-import hpcckpt.preemption.signals
-hpcckpt.preemption.signals.PARENT_S = 1.5
-process = worker()
-call_for(3, f"kill -15 {process.pid} {os.getpid()}")
-assert process.is_alive()
-assert guard.should_stop(1)
-guard.save_and_exit(state)
-""",
+    "a signal to all spares the workers while native code of their parent runs": (SPARED, 75),
+    "it does in native code after another handler was installed and removed": (
+        "signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, signal.SIG_IGN))" + SPARED,
         75,
     ),
-    "it does in native code after another handler was installed for a while": (
-        """
-signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, signal.SIG_IGN))
-process = worker()
-call_for(1, f"kill -15 {process.pid} {os.getpid()}")
-assert process.is_alive()
-assert guard.should_stop(1)
-guard.save_and_exit(state)
-""",
-        75,
-    ),
-    "it does in native code below another handler": (
-        """
-ours = signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))
-process = worker()
-call_for(1, f"kill -15 {process.pid} {os.getpid()}")
-assert process.is_alive()
-assert guard.should_stop(1)
-guard.save_and_exit(state)
-""",
-        75,
-    ),
+    "it does in native code below another handler": (BELOW_ANOTHER + SPARED, 75),
     "a worker with an earlier handler of the program is spared in native code, and calls it when its parent ends it": (
         """
 guard.close()
@@ -629,31 +621,8 @@ assert os.read(reading, 100) == b"handled"
 """,
         0,
     ),
-    "a worker that its parent ends is ended, after a signal to the parent in native code": (
-        """
-send(signal.SIGUSR1)
-process = worker()
-process.terminate()
-process.join(60)
-assert process.exitcode == -15, process.exitcode
-assert guard.should_stop(1)
-guard.save_and_exit(state)
-""",
-        75,
-    ),
-    "native: so it is where another handler passes the signal on": (
-        """
-ours = signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))
-send(signal.SIGUSR1)
-process = worker()
-process.terminate()
-process.join(60)
-assert process.exitcode == -15, process.exitcode
-assert guard.should_stop(1)
-guard.save_and_exit(state)
-""",
-        75,
-    ),
+    "native: a worker that its parent ends is ended, after a signal to the parent": (ENDED, 75),
+    "native: so it is where another handler passes the signal on": (BELOW_ANOTHER + ENDED, 75),
     "a worker that waits for data runs the program's handler": (
         """
 guard.close()
@@ -686,7 +655,7 @@ except KeyError:
 """,
         0,
     ),
-    "native: a worker that has watched for a while is spared, and ended by its parent": (
+    "native: a worker that has watched before is spared, and ended by its parent": (
         """
 def work(there):
     with hc.preemption.watch(hc.Checkpointer(f"{sys.argv[1]}-{os.getpid()}"), verbose=0):
