@@ -186,6 +186,13 @@ def _collects_its_own_garbage() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _starts_programs_outside_mpi(request: pytest.FixtureRequest) -> None:
+    """Start programs as no rank of anything, also where an earlier test has loaded MPI in this process."""
+    if not is_with_mpi(request.config):
+        caller.forget_launch_by_libraries()
+
+
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> ThreadRanks | MpiRanks:
     """Ranks to run a body on: ``ranks(body)``, ``ranks.sub(n, body)``, ``ranks.size``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 
@@ -35,3 +36,16 @@ def forget(*, is_under_mpi: bool) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT):  # ignored in the background of a shell
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def forget_launch_by_libraries() -> None:
+    """Unset what MPI sets where no launcher started it, and `os.environ` does not show: programs would inherit it."""
+    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    names = []
+    for entry in entries:
+        if entry is None:
+            break
+        names.append(os.fsdecode(entry.partition(b"=")[0]))
+    for name in names:
+        if name.startswith((*LAUNCHERS, "OMPI_", "ORTE_")) and name not in os.environ:
+            os.unsetenv(name)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -26,3 +29,14 @@ def test_a_rank_keeps_what_its_launcher_has_set(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "1")
     caller.forget(is_under_mpi=True)
     assert {"SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} <= os.environ.keys()
+
+
+def test_programs_are_no_ranks_of_an_mpi_that_a_test_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_MCA_ours", "1")
+    for name in (b"PMIX_RANK", b"OMPI_MCA_ess"):  # as MPI_Init does where no launcher has started it
+        ctypes.CDLL(None).setenv(name, b"0", 1)
+    program = "import os; print(sorted(os.environ.keys() & {'PMIX_RANK', 'OMPI_MCA_ess', 'OMPI_MCA_ours'}))"
+    command = [sys.executable, "-c", program]
+    assert subprocess.check_output(command, text=True) == "['OMPI_MCA_ess', 'OMPI_MCA_ours', 'PMIX_RANK']\n"
+    caller.forget_launch_by_libraries()
+    assert subprocess.check_output(command, text=True) == "['OMPI_MCA_ours']\n"
