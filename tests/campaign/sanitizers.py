@@ -22,11 +22,12 @@ from tests.campaign._common import HERE, Campaign, Case, Outcome
 
 SOURCES = Path(native.__file__).resolve().parent
 ADDRESS, THREAD = "address,undefined", "thread"
+CHECKSUMS = "crc32c crc32c_arm crc32c_x86"
 PROGRAMS = {
     "core": (
         HERE / "_stress_core.cpp",
         "src",
-        "blockio child_signal copying copying_x86 crc32c crc32c_arm crc32c_x86 file nonfinite prefault workers",
+        f"blockio bounce_buffer child_signal copying copying_x86 {CHECKSUMS} file nonfinite prefault workers",
         False,
     ),
     "parts": (HERE.parent / "frameworks/lms/native/parts.cpp", "lms_src", "pool io_queue extents file_store", False),

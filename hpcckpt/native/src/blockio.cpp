@@ -5,6 +5,7 @@
 #include <cassert>
 #include <mutex>
 
+#include "bounce_buffer.h"
 #include "crc32c.h"
 #include "file.h"
 #include "workers.h"
@@ -16,6 +17,7 @@ namespace {
 // the second time.  Writing needs room there for the file's pages too.
 constexpr std::size_t kReadPartBytes = std::size_t{256} << 10;
 constexpr std::size_t kWritePartBytes = std::size_t{128} << 10;
+static_assert(kReadPartBytes <= kBounceBytes && kWritePartBytes <= kBounceBytes);
 
 // How much is written before the kernel is asked to begin storing it, so that the final fdatasync finds most of it
 // done.  Linux by itself begins after five seconds, or when a tenth of the memory is dirty.
@@ -61,12 +63,20 @@ Transfer move_in_parts(const Piece& block, std::size_t part_bytes, Move move) {
     return total;
 }
 
-// The kernel comes first: its copy fetches the bytes from memory faster than the checksum would.
+// The copy comes first: it fetches the bytes from memory faster than the checksum would.
 Transfer write_block(int fd, const Piece& block, std::uint32_t& crc) {
     return move_in_parts(block, kWritePartBytes, [&](const Piece& part) {
-        const Transfer transfer = pwrite_all(fd, part.data, part.nbytes, part.offset);
-        crc = crc32c(crc, part.data, part.nbytes);
+        const std::uint8_t* const data = begin_write(part.data, part.nbytes, part.offset);
+        const Transfer transfer = pwrite_all(fd, data, part.nbytes, part.offset);
+        crc = crc32c(crc, data, part.nbytes);
         return transfer;
+    });
+}
+
+Transfer write_block_unchecked(int fd, const Piece& block) {
+    const bool is_slow = is_slow_to_write(block.data, block.nbytes, block.offset);
+    return move_in_parts(block, is_slow ? kBounceBytes : block.nbytes, [&](const Piece& part) {
+        return pwrite_all(fd, begin_write(part.data, part.nbytes, part.offset), part.nbytes, part.offset);
     });
 }
 
@@ -81,8 +91,10 @@ void write_back_behind(int fd, const Piece& block) {
 
 Transfer read_block(int fd, const Piece& block, bool is_checked, std::uint32_t& crc) {
     return move_in_parts(block, kReadPartBytes, [&](const Piece& part) {
-        const Transfer transfer = pread_all(fd, part.data, part.nbytes, part.offset);
-        if (is_checked) crc = crc32c(crc, part.data, transfer.nbytes);
+        std::uint8_t* const data = begin_read(part.data, part.nbytes, part.offset);
+        const Transfer transfer = pread_all(fd, data, part.nbytes, part.offset);
+        if (is_checked) crc = crc32c(crc, data, transfer.nbytes);
+        end_read(part.data, data, transfer.nbytes);
         return transfer;
     });
 }
@@ -162,8 +174,7 @@ class Writer {
     bool write_all() {
         for (std::size_t i = 0; i < blocks_.size(); ++i) {
             if (options_.should_stop && options_.should_stop()) return false;
-            const Piece& bytes = blocks_[i].bytes;
-            if (!was_written(i, pwrite_all(fd_, bytes.data, bytes.nbytes, bytes.offset))) return false;
+            if (!was_written(i, write_block_unchecked(fd_, blocks_[i].bytes))) return false;
         }
         return true;
     }

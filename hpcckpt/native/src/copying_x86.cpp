@@ -1,8 +1,9 @@
 // Copies with streaming stores on x86-64, which spare the destination's old bytes the way into the cache.
 //
-// Four stretches are copied side by side, as glibc's large_memcpy_4x does: a single stream leaves memory channels and
-// prefetchers idle, and is slower with streaming stores than memcpy (docs/decisions/0007-native-copies.md).  glibc
-// takes this way itself only for a single copy larger than a share of the shared cache.
+// On Intel's processors four stretches are copied side by side, as glibc's large_memcpy_4x does: a single stream leaves
+// memory channels and prefetchers idle, and is slower with streaming stores than memcpy.  glibc takes this way itself
+// only for a single copy larger than a share of the shared cache.  On AMD's a single stream is the fastest, and four
+// are slower than memcpy unless source and destination lie half a page apart (docs/decisions/0007-native-copies.md).
 #include "copying.h"
 
 #if defined(__x86_64__)
@@ -19,7 +20,6 @@ namespace {
 #define HPCCKPT_AVX2 __attribute__((target("avx2")))
 #define HPCCKPT_AVX512F __attribute__((target("avx512f")))
 
-constexpr std::size_t kLanes = 4;
 constexpr std::size_t kStep = 128;  // of each lane, in turn: two cache lines
 constexpr std::size_t kMaxLane = std::size_t{64} << 10;
 constexpr std::size_t kMinLane = std::size_t{4} << 10;
@@ -31,6 +31,7 @@ inline void prefetch_step(const std::uint8_t* from) {
     _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead + 64, _MM_HINT_T0);
 }
 
+template <std::size_t kLanes>
 HPCCKPT_AVX512F void avx512_lanes(std::uint8_t* to, const std::uint8_t* from, std::size_t lane) {
     for (std::size_t i = 0; i < lane; i += kStep) {
         __m512i low[kLanes], high[kLanes];
@@ -46,6 +47,7 @@ HPCCKPT_AVX512F void avx512_lanes(std::uint8_t* to, const std::uint8_t* from, st
     }
 }
 
+template <std::size_t kLanes>
 HPCCKPT_AVX2 void avx2_lanes(std::uint8_t* to, const std::uint8_t* from, std::size_t lane) {
     for (std::size_t i = 0; i < lane; i += kStep) {
         for (std::size_t k = 0; k < kLanes; ++k) prefetch_step(from + k * lane + i);
@@ -62,7 +64,7 @@ HPCCKPT_AVX2 void avx2_lanes(std::uint8_t* to, const std::uint8_t* from, std::si
     }
 }
 
-template <void (*lanes)(std::uint8_t*, const std::uint8_t*, std::size_t)>
+template <std::size_t kLanes, void (*lanes)(std::uint8_t*, const std::uint8_t*, std::size_t)>
 void streaming_kernel(std::uint8_t* to, const std::uint8_t* from, std::size_t nbytes) {
     const std::size_t past = reinterpret_cast<std::uintptr_t>(to) % kStoreAlignment;
     const std::size_t head = std::min(past == 0 ? 0 : kStoreAlignment - past, nbytes);
@@ -81,8 +83,19 @@ void streaming_kernel(std::uint8_t* to, const std::uint8_t* from, std::size_t nb
 }  // namespace
 
 void append_streaming_kernels(std::vector<CopyChoice>& kernels) {
-    if (__builtin_cpu_supports("avx512f") != 0) kernels.push_back({"avx512", streaming_kernel<avx512_lanes>});
-    if (__builtin_cpu_supports("avx2") != 0) kernels.push_back({"avx2", streaming_kernel<avx2_lanes>});
+    std::vector<CopyChoice> one_stream, four_streams;
+    if (__builtin_cpu_supports("avx512f") != 0) {
+        one_stream.push_back({"avx512, one stream", streaming_kernel<1, avx512_lanes<1>>});
+        four_streams.push_back({"avx512", streaming_kernel<4, avx512_lanes<4>>});
+    }
+    if (__builtin_cpu_supports("avx2") != 0) {
+        one_stream.push_back({"avx2, one stream", streaming_kernel<1, avx2_lanes<1>>});
+        four_streams.push_back({"avx2", streaming_kernel<4, avx2_lanes<4>>});
+    }
+    const bool is_amd = __builtin_cpu_is("amd") != 0;
+    for (const auto& some : {is_amd ? one_stream : four_streams, is_amd ? four_streams : one_stream}) {
+        kernels.insert(kernels.end(), some.begin(), some.end());
+    }
 }
 
 }  // namespace copying

@@ -50,6 +50,52 @@ def test_blocks_larger_than_the_cache_parts_are_whole(io: ModuleType, fd: int, n
     assert target.tobytes() == data
 
 
+@pytest.mark.parametrize("offset", [0, 5])
+@pytest.mark.parametrize("ahead", [-1, 1, 16, 31, 32, 4080], ids=lambda n: f"{n}-bytes-ahead")
+@pytest.mark.parametrize("nbytes", [4095, 4096, (1 << 18) + 1, (3 << 20) + 100])
+def test_where_memory_lies_within_its_page_makes_no_difference(
+    io: ModuleType, fd: int, nbytes: int, ahead: int, offset: int, sharing: dict[str, Any]
+) -> None:
+    data = random_bytes(nbytes)
+    crcs = crcs_of(data, io.BLOCK_BYTES)
+    memory = np.full(nbytes + 3 * 4096, 7, np.uint8)
+
+    def at(place: int) -> np.ndarray:
+        start = 4096 + (place - memory.ctypes.data) % 4096
+        return memory[start : start + nbytes]
+
+    source = at(offset - ahead)
+    source[:] = np.frombuffer(data, np.uint8)
+    assert io.write_blocks(fd, [(source, offset)], **sharing) == [crcs]
+    assert os.pread(fd, nbytes + 1, offset) == data
+    memory[:] = 7
+    target = at(offset + ahead)
+    checked = (target, offset, np.array(crcs, np.uint32))
+    assert io.read_blocks(fd, [checked], threads=sharing["threads"]) == []
+    assert target.tobytes() == data
+    target[:] = 7
+    assert memory.min() == memory.max() == 7  # nothing else was written
+    assert io.read_blocks(fd, [(target, offset, None)], threads=sharing["threads"]) == []
+    assert target.tobytes() == data
+    os.truncate(fd, offset + nbytes // 2)
+    with pytest.raises(EOFError, match=f"wanted {nbytes} bytes at offset {offset}, got {nbytes // 2}"):
+        io.read_blocks(fd, [checked], threads=sharing["threads"])
+
+
+@pytest.mark.parametrize("ahead", [0, 16], ids=["alike", "16-bytes-ahead"])
+def test_a_write_that_fails_is_reported_wherever_memory_lies(
+    io: ModuleType, ahead: int, sharing: dict[str, Any]
+) -> None:
+    memory = np.zeros((1 << 20) + 2 * 4096, np.uint8)
+    start = (-ahead - memory.ctypes.data) % 4096
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match="No space left on device"):
+            io.write_blocks(full, [(memory[start : start + (1 << 20)], 0)], **sharing)
+    finally:
+        os.close(full)
+
+
 @given(
     lengths=st.lists(st.integers(0, 300), max_size=12),
     block_bytes=st.integers(1, 120),

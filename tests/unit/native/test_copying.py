@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 pytestmark = pytest.mark.one_case
 
 KIB, MIB = 1 << 10, 1 << 20
-# Around what the kernels work on: a cache line, the shortest and the longest four lanes, and a thread's range.
-EDGES = [0, 1, 63, 64, 65, 127, 128, 16 * KIB - 1, 16 * KIB, 16 * KIB + 65, 256 * KIB, 256 * KIB + 1, MIB, MIB + 63]
+# Around what the kernels work on: a cache line, the shortest and the longest lane, four of them, and a thread's range.
+_LANES = [4 * KIB - 1, 4 * KIB + 65, 16 * KIB - 1, 16 * KIB, 16 * KIB + 65, 64 * KIB + 1, 256 * KIB, 256 * KIB + 1]
+EDGES = [0, 1, 63, 64, 65, 127, 128, *_LANES, MIB, MIB + 63]
 
 
 def random_array(nbytes: int, seed: int = 0) -> np.ndarray:
