@@ -188,7 +188,7 @@ def _collects_its_own_garbage() -> None:
 
 @pytest.fixture(autouse=True)
 def _starts_programs_outside_mpi(request: pytest.FixtureRequest) -> None:
-    """Start programs as no rank of anything, also where an earlier test has loaded MPI in this process."""
+    """Start programs outside MPI, also after an earlier test has loaded MPI in this process."""
     if not is_with_mpi(request.config):
         caller.forget_launch_by_libraries()
 

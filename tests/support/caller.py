@@ -39,7 +39,7 @@ def forget(*, is_under_mpi: bool) -> None:
 
 
 def forget_launch_by_libraries() -> None:
-    """Unset what MPI sets where no launcher started it, and `os.environ` does not show: programs would inherit it."""
+    """Unset the variables that MPI sets without a launcher: `os.environ` lacks them, but programs inherit them."""
     entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     names = []
     for entry in entries:

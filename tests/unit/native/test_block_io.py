@@ -82,7 +82,7 @@ def test_where_memory_lies_within_its_page_makes_no_difference(
         io.read_blocks(fd, [checked], threads=sharing["threads"])
 
 
-@pytest.mark.parametrize("ahead", [0, 16], ids=["alike", "16-bytes-ahead"])
+@pytest.mark.parametrize("ahead", [0, 16], ids=["same-place", "16-bytes-ahead"])
 def test_a_write_that_fails_is_reported_wherever_memory_lies(
     io: ModuleType, ahead: int, sharing: dict[str, Any]
 ) -> None:
