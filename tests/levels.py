@@ -76,6 +76,8 @@ TABLE = {
     "conformance/test_plugin_backend.py::TestPosix::test_a_job_killed_at_any_phase_leaves_whole_steps_only": True,
     "docs/test_docs.py::test_every_exception_a_docstring_names_exists": True,
     "docs/test_notebooks.py": True,
+    "faults/test_exit.py::test_a_program_on_one_rank_exits_with_the_code_of_an_error_it_does_not_catch": True,
+    "faults/test_exit.py::test_a_program_on_one_rank_exits_with_the_code_of_an_error_it_does_not_catch[a locked run-False]": False,
     "faults/test_exit.py::test_a_program_that_is_ended_during_a_drain_leaves_the_step_whole_or_absent": True,
     "faults/test_exit.py::test_a_program_that_is_ended_during_a_drain_leaves_the_step_whole_or_absent[2-write-9]": False,
     "faults/test_exit.py::test_a_program_that_is_ended_during_a_drain_leaves_the_step_whole_or_absent[2-written-15]": False,

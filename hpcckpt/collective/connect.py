@@ -15,6 +15,7 @@ from hpcckpt.collective.communicator import (
     launched_size,
 )
 from hpcckpt.collective.deadlines import Patience
+from hpcckpt.collective.uncaught import exit_with_code_of_error
 from hpcckpt.errors import MpiError
 
 
@@ -32,17 +33,22 @@ def default_communicator(patience: Patience | None = None) -> Communicator:
         raise MpiError(problem)
     rank, n_ranks = launched()
     if n_ranks is None and rank is None:
-        return SerialCommunicator()
+        return _alone()
     try:
         from hpcckpt.collective.mpi import world  # starts MPI
     except ImportError as error:
         if n_ranks == 1:
-            return SerialCommunicator()
+            return _alone()
         raise MpiError(
             f"a launcher started {n_ranks or 'several'} ranks, but mpi4py cannot be loaded ({error}); "
             "pip install 'hpcckpt[mpi]', or pass comm="
         ) from error
     return world(patience)
+
+
+def _alone() -> Communicator:
+    exit_with_code_of_error()
+    return SerialCommunicator()
 
 
 def as_communicator(comm: Any, patience: Patience | None = None) -> Communicator:

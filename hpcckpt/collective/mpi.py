@@ -20,6 +20,7 @@ from mpi4py import MPI
 from hpcckpt.collective import launchers
 from hpcckpt.collective.communicator import Communicator, world_is
 from hpcckpt.collective.deadlines import POLL_S, Patience
+from hpcckpt.collective.uncaught import exit_with_code_of_error
 from hpcckpt.collective.waits import wait_for_all
 from hpcckpt.core.std_streams import flush_or_discard
 from hpcckpt.core.system import CLOCK
@@ -240,13 +241,16 @@ def world_rank() -> int:
 
 
 def abort_on_uncaught() -> None:
-    """Let a rank that ends with an uncaught exception end the job. Independent.
+    """Let a rank that ends with an uncaught exception end the job; one rank alone just exits. Independent.
 
     Without that the others wait for it in their next collective call, and it for them in MPI_Finalize, forever.
     The others get `GRACE_S` to raise its error, to clean up, and to print what they know.
     """
     earlier = sys.excepthook
-    if MPI.COMM_WORLD.Get_size() == 1 or getattr(earlier, "aborts_job", False):
+    if MPI.COMM_WORLD.Get_size() == 1:
+        exit_with_code_of_error()
+        return
+    if getattr(earlier, "aborts_job", False):
         return
 
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -90,6 +90,38 @@ def test_an_exception_in_the_with_block_commits_what_was_saved(run_dir):
     check_whole_or_absent(run_dir, 1)
 
 
+UNCAUGHT = {
+    "a locked run": ("ckpt.save(2, {'w': w}).result()", 8, "LockedError"),
+    "an error of this library": ("raise hc.errors.CorruptError('damaged')", 3, "CorruptError"),
+    "the program's own": ("raise ValueError('own mistake')", 1, "ValueError"),
+}
+
+
+@pytest.mark.parametrize("with_mpi", [False, True])
+@pytest.mark.parametrize("case", UNCAUGHT)
+def test_a_program_on_one_rank_exits_with_the_code_of_an_error_it_does_not_catch(run_dir, case, with_mpi):
+    script, code, name = UNCAUGHT[case]
+    hook = "sys.excepthook = lambda kind, *_: print('of the program:', kind.__name__)\n"
+    if with_mpi:
+        script = f"from mpi4py import MPI\nckpt = hc.Checkpointer(sys.argv[1], comm=MPI.COMM_WORLD)\n{script}"
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.zeros(3)}).result()
+        for earlier, told in (("", f"{name}: "), (hook, f"of the program: {name}")):
+            command = [sys.executable, "-c", BEGIN.replace("ckpt = ", f"{earlier}ckpt = ") + script, str(run_dir)]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            assert ended.returncode == code, ended.stderr
+            assert told in ended.stdout + ended.stderr
+            assert ("Traceback" in ended.stderr) == (not earlier), ended.stderr
+
+
+def test_an_error_at_the_prompt_of_python_does_not_end_it(run_dir):
+    command = [sys.executable, "-i", "-c", BEGIN, str(run_dir)]
+    lines = "raise hc.errors.CorruptError('damaged')\nprint('still', 'here')\n"
+    ended = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert "CorruptError" in ended.stderr
+    assert "still here" in ended.stdout
+
+
 def test_a_save_that_fails_when_nobody_asks_any_more_is_told_in_the_log(run_dir):
     script = """
 def fail(phase, rank):
