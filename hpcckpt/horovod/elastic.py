@@ -55,7 +55,7 @@ class DurableState:
     verbose : int
         0 is silent; 1 writes a line on root for each durable commit and restore.
     **options
-        All other options of `Checkpointer` except `comm`.
+        All other options of `Checkpointer` except `comm`; by default ``on_newer="aside"``.
 
     Raises
     ------
