@@ -241,7 +241,7 @@ def world_rank() -> int:
 
 
 def abort_on_uncaught() -> None:
-    """Let a rank that ends with an uncaught exception end the job; one rank alone just exits. Independent.
+    """Let a rank that ends with an uncaught exception end the job; one rank alone exits. Independent.
 
     Without that the others wait for it in their next collective call, and it for them in MPI_Finalize, forever.
     The others get `GRACE_S` to raise its error, to clean up, and to print what they know.

@@ -1,7 +1,7 @@
 """The exit code of a program on one rank that ends with an error of this library.
 
-Python exits with 1 for any error.  `hpcckpt supervise` and batch scripts have to know a run that is locked from other
-failures, and on several ranks the job ends with the error's code anyway (`hpcckpt.collective.mpi`).
+Python exits with 1 for any error.  `hpcckpt supervise` has to distinguish a locked run from other failures, and on
+several ranks the job ends with the error's code too (`hpcckpt.collective.mpi`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def exit_with_code_of_error() -> None:
 
     def report_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         earlier(kind, error, trace)
-        is_interactive = hasattr(sys, "ps1")  # there an error ends a line only
+        is_interactive = hasattr(sys, "ps1")  # an error must not end Python's prompt
         if isinstance(error, HpcckptError) and not is_interactive:
             raise SystemExit(error.exit_code)
 

@@ -102,12 +102,13 @@ UNCAUGHT = {
 def test_a_program_on_one_rank_exits_with_the_code_of_an_error_it_does_not_catch(run_dir, case, with_mpi):
     script, code, name = UNCAUGHT[case]
     hook = "sys.excepthook = lambda kind, *_: print('of the program:', kind.__name__)\n"
+    begin = BEGIN
     if with_mpi:
-        script = f"from mpi4py import MPI\nckpt = hc.Checkpointer(sys.argv[1], comm=MPI.COMM_WORLD)\n{script}"
+        begin = "from mpi4py import MPI\n" + BEGIN.replace("argv[1])", "argv[1], comm=MPI.COMM_WORLD)")
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.save(1, {"w": np.zeros(3)}).result()
         for earlier, told in (("", f"{name}: "), (hook, f"of the program: {name}")):
-            command = [sys.executable, "-c", BEGIN.replace("ckpt = ", f"{earlier}ckpt = ") + script, str(run_dir)]
+            command = [sys.executable, "-c", begin.replace("ckpt = ", f"{earlier}ckpt = ") + script, str(run_dir)]
             ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             assert ended.returncode == code, ended.stderr
             assert told in ended.stdout + ended.stderr
