@@ -22,6 +22,7 @@ from hpcckpt.errors import (
     ReadOnlyError,
     RetiredError,
     StorageError,
+    UnreadableError,
 )
 from hpcckpt.rundir import commit, pins
 from hpcckpt.rundir.discovery import StepInfo
@@ -36,7 +37,9 @@ from hpcckpt.tiers.scratch_steps import ScratchSteps, by_save_id, not_drained
 
 _log = logging.getLogger("hpcckpt")
 _OTHER_JOB_DRAINS = frozenset({LockedError.kind, LockLostError.kind, ReadOnlyError.kind})
-_UNREADABLE = frozenset({CorruptError.kind, ManifestError.kind, StorageError.kind, RetiredError.kind})
+_UNREADABLE = frozenset(
+    {CorruptError.kind, ManifestError.kind, StorageError.kind, UnreadableError.kind, RetiredError.kind}
+)
 
 
 class ScratchTier:

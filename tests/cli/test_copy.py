@@ -240,18 +240,19 @@ def test_a_step_that_may_not_be_read_keeps_no_other_from_being_copied(
     assert "make it readable for this user" in result.err
 
 
-def test_a_step_on_a_bad_disk_keeps_no_other_from_being_copied(
-    cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_step_with_a_file_that_cannot_be_read_keeps_no_other_from_being_copied(
+    cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     read_blocks = PosixFileSystem.read_blocks
 
     def failing(files: PosixFileSystem, fd: int, blocks: Any, *, path: str) -> Any:
         if path.startswith(str(saved / layout.step_dirname(20))):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            raise OSError(number, os.strerror(number), path)
         return read_blocks(files, fd, blocks, path=path)
 
     monkeypatch.setattr(PosixFileSystem, "read_blocks", failing)
     result = cli("copy", saved, tmp_path / "out", "all", "--json")
     assert (result.code, discovery.step_numbers(tmp_path / "out")) == (6, [10, 30])
     assert [line["step"] for line in result.json["steps"] if line["kind"] == "unreadable"] == [20]
-    assert "Input/output error" in result.err
+    assert os.strerror(number) in result.err

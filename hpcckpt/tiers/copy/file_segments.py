@@ -177,8 +177,6 @@ def _read_piece(source: Path, piece: Piece, into: Buffer, files: FileSystem) -> 
         _read_file(str(source / piece.path), piece, into, files)
     except HpcckptError:
         raise
-    except PermissionError as error:
-        raise from_read_error(error, "copy") from error
     except OSError as error:
         raise UnreadableError(str(from_read_error(error, "copy"))) from error
 

@@ -20,7 +20,7 @@ from hpcckpt.collective.planner import SavePlan
 from hpcckpt.core.plan import FileRecord
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest
-from hpcckpt.native.posix_files import REAL
+from hpcckpt.native.posix_files import REAL, PosixFileSystem
 from hpcckpt.rundir import discovery, lock
 from hpcckpt.rundir.run_directory import NodeMap
 from hpcckpt.tiers.scratch_steps import PartialStep, joined_steps, newest_of_each
@@ -212,6 +212,25 @@ def test_what_a_job_that_lives_has_on_scratch_is_left_to_it(ranks, nodes, holdin
     assert "step 2 on scratch was skipped" in warnings[0]
     assert "is in use by process 1" in warnings[0]
     ranks.on_root(held.unlink)
+    assert restored(nodes, ranks) == (2, nodes.home, ())
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_step_on_scratch_that_cannot_be_read_is_skipped_and_stays(ranks, nodes, holding, monkeypatch, number):
+    left_undrained(nodes, ranks, holding)
+    read_blocks = PosixFileSystem.read_blocks
+
+    def failing(files: PosixFileSystem, fd: int, blocks: Any, *, path: str) -> Any:
+        if layout.step_dirname(2) in path and path.startswith(str(nodes.disks)):
+            raise OSError(number, os.strerror(number), path)
+        return read_blocks(files, fd, blocks, path=path)
+
+    monkeypatch.setattr(PosixFileSystem, "read_blocks", failing)
+    step, place, warnings = restored(nodes, ranks)
+    assert (step, place) == (1, nodes.home)
+    assert "step 2 on scratch was skipped" in warnings[0]
+    assert os.strerror(number) in warnings[0]
+    monkeypatch.undo()
     assert restored(nodes, ranks) == (2, nodes.home, ())
 
 
