@@ -10,7 +10,7 @@ import functools
 import logging
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,18 @@ def fitted(leaf: TensorLeaf, spec: TensorSpec) -> TensorLeaf:
     return VariableLeaf(Declaration(spec, Extent.whole(spec.shape)), leaf.source)
 
 
-def restoring_parts(model: Any, leaves: Iterable[TensorLeaf]) -> Iterator[Leaf]:
-    """Yield what a restore does beside assigning a model's leaves: fit them to the checkpoint, and finish."""
+def restoring_parts(model: Any, leaves: Iterable[TensorLeaf], optional: Container[str] = ()) -> Iterator[Leaf]:
+    """Yield what a restore does beside assigning a model's leaves: fit them to the checkpoint, and finish.
+
+    Of the leaves, checkpoints may lack the states of layers, and those whose names are `optional`.
+    """
     own = {leaf.declaration.spec.name: leaf for leaf in leaves}
     now = dict(own)
 
     def resolve(specs: Mapping[str, TensorSpec], _objects: Mapping[str, Any]) -> Resolved:
         now.update({name: fitted(leaf, specs[name]) for name, leaf in own.items() if name in specs})
-        absent = [name for name in own if name not in specs and isinstance(own[name], LayerStateLeaf)]
+        may_lack = {name for name, leaf in own.items() if isinstance(leaf, LayerStateLeaf) or name in optional}
+        absent = [name for name in own if name in may_lack and name not in specs]
         warn_of_absent({name: own[name] for name in absent})
         return Resolved([leaf for name, leaf in now.items() if leaf is not own[name]], absent)
 
@@ -111,7 +115,7 @@ def restoring_parts(model: Any, leaves: Iterable[TensorLeaf]) -> Iterator[Leaf]:
 def warn_of_absent(leaves: Mapping[str, TensorLeaf]) -> None:
     """Log which states of layers a checkpoint has not: older versions did not save them. Independent."""
     for name, leaf in leaves.items():
-        if isinstance(leaf, LayerStateLeaf) and not leaf.is_given:
+        if not (isinstance(leaf, LayerStateLeaf) and leaf.is_given):
             _log.warning("hpcckpt: %s is not in the checkpoint: the layer keeps what it has", name)
 
 

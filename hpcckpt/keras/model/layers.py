@@ -6,7 +6,8 @@ layer or weight that is reached twice (shared layers, tied weights) is named whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,14 +18,16 @@ from hpcckpt.state.tree import join
 
 RNG_STATE = "seed_generator_state"
 """Name of a layer's random state, Keras 3's own."""
+_KERAS = ("keras", "tf_keras")
 
 
 class Weight(NamedTuple):
-    """A variable of a model: its path, and how ranks share it."""
+    """A variable of a model: its path, how ranks share it, and whether checkpoints of older versions may lack it."""
 
     path: str
     variable: Any
     kind: Kind
+    is_optional: bool = False
 
 
 @dataclass(slots=True)
@@ -119,6 +122,9 @@ def _visit_own_weights(layer: Any, path: str, namer: Namer, walk: _Walk) -> None
     for variable in _random_states(layer):
         if walk.is_new(variable):
             walk.weights.append(Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank"))
+    for variable in _held_generators(layer, is_root=not path):
+        if walk.is_new(variable):
+            walk.weights.append(Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank", is_optional=True))
 
 
 def _check_handler(layer: Any, path: str, handler: Any) -> None:
@@ -150,6 +156,18 @@ def _random_states(layer: Any) -> list[Any]:
     states = [generator.state for generator in getattr(layer, "_seed_generators", ())]
     hidden = getattr(getattr(layer, "_random_generator", None), "_generator", None)
     return states + ([hidden.state] if hidden is not None else [])
+
+
+def _held_generators(layer: Any, *, is_root: bool) -> Iterator[Any]:
+    """Yield the states of TensorFlow's generators that the program gave a layer, by the names of the attributes."""
+    generator = getattr(sys.modules.get("tensorflow.python.ops.stateful_random_ops"), "Generator", None)
+    if generator is None or (not is_root and type(layer).__module__.partition(".")[0] in _KERAS):
+        return
+    for name, value in sorted(vars(layer).items()):
+        if not name.startswith("_self_"):
+            held = value.values() if isinstance(value, Mapping) else value
+            items = held if isinstance(held, ValuesView | list | tuple) else (held,)
+            yield from (each.state for each in items if isinstance(each, generator))
 
 
 def _visit_others(model: Any, walk: _Walk) -> None:

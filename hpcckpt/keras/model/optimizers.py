@@ -59,11 +59,33 @@ def _optimizers_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str,
 
 
 def build(optimizer: Any, model: Any) -> None:
-    """Create the optimizer's variables for the weights that a model trains, if it has not done so."""
+    """Create the optimizer's variables for the weights that a model trains, if it has not done so.
+
+    An optimizer of Keras 3 is left as it is while all weights are frozen: it could never train any of them later.
+    """
     if hasattr(optimizer, "_create_all_weights"):  # legacy optimizers, and their loss scaling
-        optimizer._create_all_weights(model.trainable_variables)
+        optimizer._create_all_weights(_trained_by(model))
     elif not is_built(optimizer):
-        optimizer.build(model.trainable_variables)
+        variables = _trained_by(model)
+        if variables or _is_of_keras_2(model):
+            optimizer.build(variables)
+
+
+def _trained_by(model: Any) -> list[Any]:
+    """Return the weights that a training changes; for Keras 2.15 those that were not frozen when it was compiled."""
+    compiled: Mapping[Any, bool] = getattr(model, "_compiled_trainable_state", {}) if _is_of_keras_2(model) else {}
+    present = model._get_trainable_state() if compiled else {}
+    if not any(present.get(layer, was_trainable) != was_trainable for layer, was_trainable in compiled.items()):
+        return list(model.trainable_variables)
+    model._set_trainable_state(compiled)
+    try:
+        return list(model.trainable_variables)
+    finally:
+        model._set_trainable_state(present)
+
+
+def _is_of_keras_2(model: Any) -> bool:
+    return hasattr(model, "_set_trainable_state")
 
 
 def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) -> Iterator[TensorLeaf]:

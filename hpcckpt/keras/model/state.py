@@ -49,7 +49,8 @@ def _model_leaves(model: Any, name: str) -> Iterator[Leaf]:
     own = [*weight_leaves(model, name, weights), *layer_state_leaves(model, name)]
     yield from own
     yield from _optimizer_leaves(model, _beside(name), weights)
-    yield from restoring_parts(model, own)
+    optional = {join(name, weight.path) for weight in weights if weight.is_optional}
+    yield from restoring_parts(model, own, optional)
 
 
 def _beside(name: str) -> str:
@@ -63,7 +64,8 @@ def _optimizer_leaves(model: Any, base: str, weights: list[Weight]) -> Iterator[
     compiled = getattr(model, "optimizer", None)
     if compiled is not None:
         build(compiled, model)
-        yield from optimizer_leaves(compiled, join(base, OPTIMIZER), weights)
+        leaves_of = optimizer_leaves if is_built(compiled) else _held_leaves
+        yield from leaves_of(compiled, join(base, OPTIMIZER), weights)
     for path, optimizer in held_optimizers(model):
         yield from _held_leaves(optimizer, join(base, path), weights)
 

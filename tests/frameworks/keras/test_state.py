@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
+from hpcckpt.keras.model import layers, optimizers
 from hpcckpt.state.tree import flatten
 from tests.support.keras.models import IS_KERAS_3, assert_equal, lenet5, recurrent, rows, small, values
 from tests.support.programs import environment
@@ -95,6 +96,54 @@ def test_random_states_of_layers_belong_to_each_rank() -> None:
     assert leaf.read().tobytes() != before.tobytes()
     leaf.assign(before)
     assert leaf.read().tobytes() == before.tobytes()
+
+
+class Sampling(keras.layers.Layer):  # type: ignore[misc,unused-ignore]
+    """A layer that holds generators of TensorFlow in attributes, as those of variational models do."""
+
+    def __init__(self) -> None:
+        super().__init__(name="sampling")
+        self.noise = tf.random.Generator.from_seed(1)
+        self.others = {"a": tf.random.Generator.from_seed(2)}
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.noise.normal(tf.shape(inputs)) + self.others["a"].normal(tf.shape(inputs))
+
+
+def sampler() -> Any:
+    model = keras.Sequential([keras.layers.Input((2,)), Sampling()])
+    model.mixers = [tf.random.Generator.from_seed(3)]
+    return model
+
+
+def test_generators_that_the_program_gave_layers_and_models_come_back(run_dir: Path) -> None:
+    model, inputs = sampler(), np.zeros((2, 2), "float32")
+    leaves = flatten({"model": model}).tensors
+    states = ["model/sampling/seed_generator_state", "model/sampling/seed_generator_state_1", "model/seed_generator_state"]
+    assert sorted(leaves) == states
+    assert {leaf.declaration.spec.kind for leaf in leaves.values()} == {"per-rank"}
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        expected = [model(inputs), model.mixers[0].normal((2,))]
+        other = sampler()
+        other(inputs)
+        ckpt.restore({"model": other})
+    for one, value in zip([other(inputs), other.mixers[0].normal((2,))], expected, strict=True):
+        assert np.array_equal(one, value)
+
+
+def test_checkpoints_without_the_generators_that_layers_hold_are_restored(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hc.Checkpointer(run_dir) as ckpt:
+        with monkeypatch.context() as older:
+            older.setattr(layers, "_held_generators", lambda *_, **__: ())
+            ckpt.save(1, {"model": sampler()}).result()
+        model = sampler()
+        before = model.mixers[0].state.numpy()
+        ckpt.restore({"model": model})
+    assert np.array_equal(model.mixers[0].state, before)
+    assert "model/seed_generator_state is not in the checkpoint: the layer keeps what it has" in caplog.text
 
 
 def test_reading_does_not_copy_and_later_updates_leave_what_was_read() -> None:
@@ -259,6 +308,55 @@ def test_steps_without_optimizers_that_a_model_holds_are_restored(
         ckpt.restore({"model": model})
     assert int(model.pair[0].iterations) == 1
     assert "pair/0 is not in the checkpoint: the optimizer keeps what it has" in caplog.text
+
+
+def adversarial() -> tuple[Any, Any]:
+    """Return a discriminator, frozen after it was compiled, and the model that trains a generator against it."""
+    critic = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)], name="critic")
+    critic.compile("adam", "mse")
+    critic.trainable = False
+    maker = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)], name="maker")
+    both = keras.Sequential([keras.layers.Input((2,)), maker, critic])
+    both.compile("adam", "mse")
+    return critic, both
+
+
+def train_in_turns(critic: Any, both: Any) -> list[Any]:
+    x = np.arange(8, dtype="float32").reshape(4, 2)
+    for _ in range(2):
+        critic.trainable = critic.trainable or IS_KERAS_3  # Keras 2.15 trains what was trainable when it was compiled
+        critic.train_on_batch(x, np.ones((4, 1)))
+        critic.trainable = False
+        both.train_on_batch(x, np.zeros((4, 1)))
+    return [*both.get_weights(), *[np.asarray(each) for each in optimizers.own_variables(critic.optimizer)]]
+
+
+@pytest.mark.parametrize("is_trained_before", [False, True])
+def test_a_model_that_was_frozen_after_it_was_compiled_trains_on_as_if_never_interrupted(
+    run_dir: Path, *, is_trained_before: bool
+) -> None:
+    critic, both = adversarial()
+    if is_trained_before:
+        train_in_turns(critic, both)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"critic": critic, "gan": both}).result()
+        expected = train_in_turns(critic, both)
+        critic, both = adversarial()
+        if is_trained_before and IS_KERAS_3:  # as the test below is told
+            critic.optimizer.build(critic.weights)
+        ckpt.restore({"critic": critic, "gan": both})
+    for one, value in zip(train_in_turns(critic, both), expected, strict=True):
+        assert np.array_equal(one, value)
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2.15 knows what was trainable when the model was compiled")
+def test_a_restore_into_a_frozen_model_says_that_its_optimizer_is_not_built(run_dir: Path) -> None:
+    critic, both = adversarial()
+    train_in_turns(critic, both)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"critic": critic, "gan": both}).result()
+        with pytest.raises(StateMismatchError, match=r"critic/optimizer.* has no variables yet; call its build"):
+            ckpt.restore(dict(zip(("critic", "gan"), adversarial(), strict=True)))
 
 
 @pytest.mark.parametrize("is_direct", [False, True])
