@@ -76,6 +76,8 @@ def as_communicator(comm: Any, patience: Patience | None = None) -> Communicator
     if type(comm).__module__.partition(".")[0] == "mpi4py":
         from hpcckpt.collective.mpi import MpiCommunicator  # starts MPI
 
+        if comm.Is_inter():
+            raise TypeError("comm is an intercommunicator: pass comm.Merge(), or each group's own communicator")
         return MpiCommunicator(comm, patience)
     raise TypeError(f"comm must be None or an mpi4py communicator, not {type(comm).__qualname__}")
 

@@ -92,7 +92,7 @@ def _boxes(spec: TensorSpec) -> Iterator[Extent]:
 def _arrays(tree: StateTree, names: Sequence[str]) -> dict[str, Array]:
     """Return the arrays that are restored in place, one for each memory; none if no two can overlap. Independent."""
     leaves = {name: tree.tensors[name] for name in names}
-    found = {name: leaf.source for name, leaf in leaves.items() if isinstance(leaf.source, np.ndarray)}
+    found = {name: memory for name, leaf in leaves.items() if (memory := leaf.memory()) is not None}
     if _have_own_memory(list(found.values())):
         return {}
     arrays: dict[str, Array] = {}
@@ -146,6 +146,9 @@ def _overwritten(group: Mapping[str, Array], tree: StateTree, reader: StepReader
         restored.append((name, view, value))
     for name, view, value in restored:
         if view.tobytes() != value.tobytes():
-            other = next(each for each in group if each != name and np.may_share_memory(group[each], group[name]))
+            others = [each for each in group if each != name and np.may_share_memory(group[each], group[name])]
+            if not others:  # one element of its own for many, which its leaf refuses
+                continue
+            other = others[0]
             text = f"has the memory of {other!r}, or a part of it, in the state and another value in the checkpoint"
             yield Problem(repr(name), text)

@@ -93,9 +93,18 @@ class RootOnly:
 
 @dataclass(slots=True, eq=False)
 class Parts:
-    """Some parts of a state, by name: whatever else a checkpoint has is not asked for when they are restored."""
+    """Some parts of a state, by name: whatever else a checkpoint has is not asked for when they are restored.
+
+    Attributes
+    ----------
+    parts : mapping of str to object
+        The parts.
+    values : mapping of str to dict
+        JSON values and scalars that are asked for: a restore puts what it finds there, for `plain_values.value_of`.
+    """
 
     parts: Mapping[str, Any]
+    values: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 # -- JSON ----------------------------------------------------------------------------------------
@@ -161,7 +170,8 @@ def own_array(value: Any) -> Array:
             f"{name} is a subclass of numpy.ndarray that may hold more than its elements, which would be lost: "
             "save numpy.asarray(x), and what else it holds under other names"
         )
-    raise StateError(f"{name} is not a NumPy array: give numpy.asarray(x), and use what is restored into that array")
+    make = "hpcckpt.torch.as_array(x.detach())" if name.startswith("torch.") else "numpy.asarray(x)"
+    raise StateError(f"{name} is not a NumPy array: give {make}, and use what is restored into that array")
 
 
 def like(value: Array, new: Array) -> Array:
@@ -342,11 +352,7 @@ def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
         )
     if isinstance(own, np.ndarray):
         held = own_array(own)
-        return TensorLeaf(
-            declare(held, name, "per-rank"),
-            lambda: plain(held),
-            lambda new: setattr(value, "value", like(own, new.copy())),
-        )
+        return TensorLeaf(declare(held, name, "per-rank"), lambda: plain(held), lambda new: _put_own(value, new))
     if not is_json(own):
         raise StateError(
             f"a per-rank value must be an array, a NumPy scalar or JSON, not {_not_json(own)}: {conversion(own)}"
@@ -354,12 +360,25 @@ def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
     return PerRankJsonLeaf(value, name)
 
 
+def _put_own(value: PerRank, new: Array) -> None:
+    """Fill a rank's own array in place; put a new one there if it has another shape or dtype, or cannot be written."""
+    own = value.value
+    if own.flags.writeable and (own.shape, own.dtype.newbyteorder("=")) == (new.shape, new.dtype.newbyteorder("=")):
+        own[...] = new
+    else:
+        value.value = like(own, new.copy())
+
+
 def conversion(value: Any) -> str:
     """Return what to pass in place of a value that is not JSON. Pure."""
+    if isinstance(value, dict) and "bit_generator" in value:
+        return "use rng = numpy.random.default_rng(seed), whose state is JSON"
     if isinstance(value, np.random.Generator):
         return "pass PerRank(rng.bit_generator.state), and after a restore set rng.bit_generator.state to its value"
     if isinstance(value, np.random.RandomState) or (isinstance(value, tuple) and value[:1] == ("MT19937",)):
         return "use rng = numpy.random.default_rng(seed), and pass PerRank(rng.bit_generator.state)"
+    if type(value).__module__.partition(".")[0] == "torch":
+        return "give hpcckpt.torch.as_array(x.detach()), which shares its memory"
     return "convert it, for example with int(x), float(x) or x.tolist()"
 
 

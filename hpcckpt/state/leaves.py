@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from hpcckpt.core.plan import Declaration
@@ -69,6 +71,10 @@ class TensorLeaf:
     def place(self) -> Hashable:
         """Return a key of the memory that `assign` fills, equal for leaves of the same elements, or ``None``."""
         return None
+
+    def memory(self) -> Array | None:
+        """Return what `assign` fills as an array; ``None`` if it has no memory of the host that others could have."""
+        return self.source if isinstance(self.source, np.ndarray) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -236,13 +242,21 @@ def item_of(container: Any, key: Any) -> Any:
 
 
 def cast_like(value: Any, like: Any) -> Any:
-    """Return JSON with tuples, and kinds of dicts, where `like` has them. Pure."""
+    """Return JSON with tuples, kinds of dicts, and members of enumerations, where `like` has them. Pure."""
     if isinstance(value, list | tuple):
         items = [cast_like(item, item_of(like, number)) for number, item in enumerate(value)]
         return tuple_like(items, like) if isinstance(value, tuple) or isinstance(like, tuple) else items
     if isinstance(value, dict):
         return dict_like({key: cast_like(item, item_of(like, key)) for key, item in value.items()}, like)
-    return value
+    return _member_like(value, like) if isinstance(like, enum.Enum) else value
+
+
+def _member_like(value: Any, like: enum.Enum) -> Any:
+    """Return the member of an enumeration that has a value; the value itself if none has. Pure."""
+    try:
+        return type(like)(value)
+    except ValueError:
+        return value
 
 
 def tuple_like(items: list[Any], like: Any) -> tuple[Any, ...]:

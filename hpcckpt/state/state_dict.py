@@ -68,6 +68,7 @@ def visit_state_dict(
     *,
     is_free: bool = False,
     default: str = "array",
+    free: str | None = None,
 ) -> None:
     """Take the leaves of a ``state_dict`` into a walk. Independent.
 
@@ -85,10 +86,12 @@ def visit_state_dict(
         Take whatever the checkpoint has; otherwise keys and tensors at the top have to be as they are now.
     default : str
         What tensors are unless ``.types`` says otherwise: ``array``, or a key of `MAKERS`.
+    free : str, optional
+        Of tensors at the top whose keys end so, take any shape and dtype that the checkpoint has.
     """
     if not isinstance(held, Mapping):
         raise StateError(f"its state_dict() returned a {type(held).__qualname__}, not a dict")
-    part = _Part(name, held, load, is_free, default)
+    part = _Part(name, held, load, is_free, default, free)
     for path, item in part.items(held, ""):
         part.values[path] = item
         full = join(name, path)
@@ -124,6 +127,7 @@ class _Part:
     load: Callable[[dict[Any, Any]], Any]
     is_free: bool
     default: str
+    free: str | None = None
     values: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, TensorLeaf] = field(default_factory=dict)
     types: dict[str, Any] = field(default_factory=dict)
@@ -225,7 +229,8 @@ class _Part:
             return False
         now = own.declaration.spec
         is_same = (now.dtype, now.shape) == (spec.dtype, spec.shape)
-        return is_same or (now.kind, spec.kind) != ("replicated", "replicated") or not (self.is_free or "/" in path)
+        may_differ = self.is_free or "/" in path or (self.free is not None and path.endswith(self.free))
+        return is_same or (now.kind, spec.kind) != ("replicated", "replicated") or not may_differ
 
     def _gone(self, paths: Collection[str]) -> set[str]:
         """Return the paths that the checkpoint has not, of containers that it has."""

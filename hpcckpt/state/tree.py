@@ -51,7 +51,9 @@ from hpcckpt.state.leaves import (
     join,
     leaf_name,
     put,
+    tuple_like,
 )
+from hpcckpt.state.plain_values import filled_when_empty, value_leaves, value_of
 from hpcckpt.state.state_dict import visit_state_dict
 from hpcckpt.state.walk import TooDeepError, Visitor, Walk
 
@@ -87,6 +89,8 @@ __all__ = [
     "leaf_name",
     "plain",
     "state_dict_leaves",
+    "tuple_like",
+    "value_of",
 ]
 
 ADAPTERS = {
@@ -142,9 +146,15 @@ def _clashes(tensors: Mapping[str, TensorLeaf]) -> Iterator[Problem]:
 
 
 def state_dict_leaves(
-    held: Any, name: str, load: Callable[[dict[Any, Any]], Any], *, is_free: bool = False, default: str = "array"
+    held: Any,
+    name: str,
+    load: Callable[[dict[Any, Any]], Any],
+    *,
+    is_free: bool = False,
+    default: str = "array",
+    free: str | None = None,
 ) -> Iterator[Leaf]:
-    """Yield the leaves of a ``state_dict``; for adapters. Independent.
+    """Yield the leaves of a ``state_dict``, as `visit_state_dict` takes it; for adapters. Independent.
 
     Raises
     ------
@@ -152,7 +162,7 @@ def state_dict_leaves(
         Naming every value that cannot be saved.
     """
     walk = Walk(_visitors)
-    visit_state_dict(walk, held, name, load, is_free=is_free, default=default)
+    visit_state_dict(walk, held, name, load, is_free=is_free, default=default, free=free)
     if walk.problems:
         raise StateError(list_problems(walk.problems))
     yield from walk.tensors.values()
@@ -195,11 +205,15 @@ def _visit_adapted(
 def _visit_mapping(walk: Walk, value: Mapping[Any, Any], name: str, container: Any, key: Any) -> None:
     if not value and name:
         walk.add(_EmptyLeaf(name, value, container, key))
+        if isinstance(value, MutableMapping):
+            walk.add(filled_when_empty(name, value))
     for own_key, item in value.items():
         if isinstance(own_key, str):
             walk.visit(item, f"{name}/{own_key}" if name else own_key, value, own_key)
         else:
-            walk.problems.append(Problem(name or "state", f"key {own_key!r} is not a string"))
+            is_optimizers = isinstance(container, Mapping) and "param_groups" in container
+            remedy = "; pass the optimizer itself, not its state_dict()" if is_optimizers else ""
+            walk.problems.append(Problem(name or "state", f"key {own_key!r} is not a string{remedy}"))
 
 
 def _assign_to(container: Any, key: Any) -> Assign:
@@ -271,10 +285,20 @@ def _visit_wrapped(walk: Walk, value: Any, name: str, container: Any, key: Any) 
 
 def _visit_parts(walk: Walk, value: Parts, name: str, container: Any, key: Any) -> None:
     _visit_mapping(walk, value.parts, name, container, key)
-    asked = tuple(join(name, part) for part in value.parts)
+    asked = tuple(join(name, part) for part in (*value.parts, *value.values))
 
     def resolve(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
-        return Resolved(ignored=[n for n in (*specs, *objects) if n not in asked and not _is_below(n, asked)])
+        leaves: list[TensorLeaf | ObjectLeaf] = []
+        problems = []
+        for part, found in value.values.items():
+            full = join(name, part)
+            made = value_leaves(full, specs, objects, found)
+            leaves += made or []
+            if made is None:
+                text = "holds arrays in the checkpoint, and no arrays in the state: give it what it was saved from"
+                problems.append(Problem(repr(full), f"{text}, such as copy.deepcopy(model.state_dict())"))
+        ignored = [n for n in (*specs, *objects) if n not in asked and not _is_below(n, asked)]
+        return Resolved(leaves, ignored=ignored, problems=problems)
 
     walk.add(DynamicPart(resolve))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, overload
 
 from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.core.results import Restored
 from hpcckpt.errors import OptionError
-from hpcckpt.state.tree import Parts, is_json
+from hpcckpt.state.tree import Parts, is_json, value_of
 
 Where = str | os.PathLike[str] | Checkpointer
 
@@ -177,12 +178,13 @@ def restore(
     must_exist : bool
         Whether to raise an error if no step was ever saved. Otherwise ``None`` is returned: the run begins here.
     **objects
-        More parts, as given to `save`. JSON values are ignored.
+        More parts, as given to `save`. What is a JSON value here comes back as ``Restored.objects``.
 
     Returns
     -------
     Restored or None
-        The step, its metrics, and as ``objects`` the JSON values that were given to `save`.
+        The step, its metrics, and as ``objects`` the JSON values that were given to `save`, and the scalars among the
+        `objects` that are JSON values here.
 
     Raises
     ------
@@ -196,10 +198,13 @@ def restore(
         If the parts and the step differ; they are unchanged then.
     """
     state = _parts(model, optimizer, scheduler, objects)
+    values: dict[str, dict[str, Any]] = {name: {} for name, value in objects.items() if is_json(value)}
     with _open(where) as ckpt:
         if not must_exist and step is None and not ckpt.has_steps():
             return None
-        return ckpt.restore(Parts(state), step, strict=strict)
+        restored = ckpt.restore(Parts(state, values), step, strict=strict)
+    found = {name: value_of(parts) for name, parts in values.items() if parts}
+    return replace(restored, objects={**restored.objects, **found})
 
 
 def _parts(model: Any, optimizer: Any, scheduler: Any, others: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,9 @@ Policy = Literal["rank0", "per-rank"]
 OWN_BUFFERS = "per-rank-buffers"
 """Last part of the name of each rank's own buffers; no attribute can be called so."""
 
+_EXTRA = "_extra_state"
+"""Last part of the keys of what ``get_extra_state`` returns, which may have another shape each time."""
+
 _POLICIES: weakref.WeakKeyDictionary[Any, Policy] = weakref.WeakKeyDictionary()
 
 
@@ -196,10 +199,10 @@ def _other_leaves(
 
     if others:
         own = {keys[key]: value for key, value in others.items()}
-        now = list(state_dict_leaves(own, name, load, default="torch"))
+        now = list(state_dict_leaves(own, name, load, default="torch", free=_EXTRA))
         yield from now
         if own.keys() != others.keys():
-            then = list(state_dict_leaves(others, name, load, default="torch"))
+            then = list(state_dict_leaves(others, name, load, default="torch", free=_EXTRA))
             with_prefix = [join(name, key) for key in others if key != keys[key]]
             yield DynamicPart(lambda specs, objects: _others_as_01_named_them(now, then, with_prefix, specs, objects))
     elif any(map(_loads_in_its_own_way, module.modules())):
@@ -253,7 +256,7 @@ def _takes(module: Any, buffer: str, spec: TensorSpec) -> bool:
     try:
         probe = _copy_of(module)
         state = probe.state_dict()
-        state[buffer] = torch.zeros(spec.shape, dtype=own.dtype)
+        state[buffer] = torch.zeros(spec.shape, dtype=own.dtype, device=own.device)
         with torch.no_grad():
             probe._load_from_state_dict(state, "", state._metadata.get("", {}), True, [], [], errors)
     except Exception:  # noqa: BLE001 - it needs its submodules, or refuses in its own way: its shape is not changed

@@ -7,14 +7,24 @@ PyTorch's own ``state_dict``.  An optimizer that was built just now has no state
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import Problem
-from hpcckpt.state.tree import DynamicPart, Leaf, ObjectLeaf, Resolved, TensorLeaf, join, leaf_name, state_dict_leaves
+from hpcckpt.state.tree import (
+    DynamicPart,
+    Leaf,
+    ObjectLeaf,
+    Resolved,
+    TensorLeaf,
+    join,
+    leaf_name,
+    state_dict_leaves,
+    tuple_like,
+)
 
 GROUPS = "param_groups"
 
@@ -80,15 +90,20 @@ def _groups_problem(optimizer: torch.optim.Optimizer, then: list[int] | None, na
 
 def _load(optimizer: torch.optim.Optimizer, found: Mapping[Any, Any]) -> None:
     """Load a state_dict, keeping the dtypes that PyTorch would change to those of the parameters."""
-    dtypes = {key: _tensors(values) for key, values in found.get("state", {}).items()}
+    saved = found.get("state", {})
     optimizer.load_state_dict(dict(found))
-    for key, values in optimizer.state_dict()["state"].items():
-        for slot, loaded in _tensors(values).items():
-            saved = dtypes.get(key, {}).get(slot)
-            if saved is not None and saved.dtype != loaded.dtype:
-                values[slot] = saved.to(device=loaded.device)
+    for key, values in optimizer.state_dict().get("state", {}).items():
+        if isinstance(values, MutableMapping) and isinstance(saved.get(key), Mapping):
+            values.update({slot: _as_saved(value, saved[key].get(slot)) for slot, value in values.items()})
 
 
-def _tensors(values: Any) -> dict[Any, torch.Tensor]:
-    items = values.items() if isinstance(values, Mapping) else ()
-    return {slot: value for slot, value in items if isinstance(value, torch.Tensor)}
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """Return what was loaded, its tensors with the dtypes that they were saved with."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return loaded if saved.dtype == loaded.dtype else saved.to(device=loaded.device)
+    if isinstance(loaded, Mapping) and isinstance(saved, Mapping):
+        return {key: _as_saved(value, saved.get(key)) for key, value in loaded.items()}
+    if isinstance(loaded, list | tuple) and isinstance(saved, list | tuple) and len(loaded) == len(saved):
+        items = [_as_saved(*pair) for pair in zip(loaded, saved, strict=True)]
+        return tuple_like(items, loaded) if isinstance(loaded, tuple) else items
+    return loaded

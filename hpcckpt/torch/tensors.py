@@ -136,6 +136,10 @@ class CpuLeaf(TensorLeaf):
         """Return where the tensor's elements are."""
         return place_of(self.source)
 
+    def memory(self) -> Array | None:
+        """Return the tensor's memory; ``None`` for a view whose elements are computed from others."""
+        return None if self.source.is_conj() or self.source.is_neg() else as_array(self.source)
+
     def assign(self, new: Array) -> None:
         """Put values into the tensor, unless they were restored there; let autograd know that it changed."""
         if new.size and new.ctypes.data == self.source.data_ptr() and not self.is_alias:
@@ -211,7 +215,7 @@ def new(spec: TensorSpec) -> tuple[torch.Tensor, TensorLeaf]:
     found = getattr(torch, spec.dtype, None)
     if not isinstance(found, torch.dtype):
         raise StateError(f"{spec.name}: this PyTorch has no dtype {spec.dtype}")
-    tensor = torch.empty(spec.shape, dtype=found)
+    tensor = torch.empty(spec.shape, dtype=found, device="cpu")  # whatever the default device is
     leaf = CpuLeaf(tensor, spec.name, spec.kind)
     leaf.declaration = Declaration(spec, Extent.whole(spec.shape))
     return tensor, leaf

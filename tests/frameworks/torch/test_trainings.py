@@ -565,3 +565,166 @@ def test_ranks_whose_parameters_differ_are_named(ranks, run_dir):
         return "'model/bias' on rank 1" in str(caught.value), "model/weight" in str(caught.value)
 
     assert ranks(body) == [(True, False)] * ranks.size
+
+
+# -- the same memory, in another form ---------------------------------------------------------------
+
+
+def _numpys_view(w: torch.Tensor) -> Any:
+    return w.numpy()
+
+
+def _sharded(w: torch.Tensor) -> Any:
+    return hc.Sharded(hc.torch.as_array(w), tuple(w.shape), (0, 0))
+
+
+VIEWS = {"flat": torch.flatten, "part": lambda w: w[:1], "transposed": torch.t, "numpy": _numpys_view, "shard": _sharded}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+@pytest.mark.parametrize("name", ["a", "z"])
+def test_another_form_of_a_tensors_memory_is_refused_if_the_values_differ(run_dir, view, name):
+    w = torch.arange(6.0).reshape(2, 3)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": w, name: view(w + 1)}).result()
+        ckpt.save(2, {"w": w, name: view(w)}).result()
+    new = torch.zeros(2, 3)
+    with hc.Checkpointer(run_dir) as ckpt:
+        with pytest.raises(StateMismatchError, match=r"has the memory of .* another value in the checkpoint"):
+            ckpt.restore({"w": new, name: view(new)}, 1)
+        assert not new.any()
+        ckpt.restore({"w": new, name: view(new)}, 2)
+    assert torch.equal(new, w)
+
+
+# -- values in another form than they were saved in -------------------------------------------------
+
+
+def test_scalars_and_histories_come_back_as_objects_where_the_program_has_plain_values(run_dir):
+    history = {"loss": [np.float64(1.5), 2.0], "acc": []}
+    hc.torch.save(run_dir, 1, model=net(), best=np.float64(0.2), loss=torch.tensor(0.5), history=history, epoch=3)
+    restored = hc.torch.restore(run_dir, model=net(), best=0.0, loss=float("inf"), history={}, epoch=0)
+    assert restored.objects == {"best": 0.2, "loss": 0.5, "history": history, "epoch": 3}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_arrays_where_the_program_has_a_plain_value_are_reported(run_dir, strict, caplog):
+    hc.torch.save(run_dir, 1, model=net(), best=net().state_dict())
+    if strict:
+        with pytest.raises(StateMismatchError, match=r"'best'.* holds arrays in the checkpoint"):
+            hc.torch.restore(run_dir, model=net(), best=None)
+    else:
+        hc.torch.restore(run_dir, model=net(), best=None, strict=False)
+        assert "'best'" in caplog.text
+
+
+# -- optimizers and modules of other libraries ------------------------------------------------------
+
+
+class Preconditioned(optim.Optimizer):
+    """Has tensors in lists and dicts of its state, as Shampoo and SOAP do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        del closure
+        for parameter in self.param_groups[0]["params"]:
+            own = self.state[parameter]
+            if not own:
+                own["GG"] = [torch.full((2,), 1.001), (torch.full((1,), 2.001), {"q": torch.full((1,), 3.001)})]
+
+
+def test_tensors_within_lists_of_an_optimizers_state_keep_their_dtype(run_dir):
+    model = torch.nn.Linear(2, 1).to(torch.bfloat16)
+    optimizer = Preconditioned(model.parameters())
+    optimizer.step()
+    hc.torch.save(run_dir, 1, optimizer=optimizer)
+    new = Preconditioned(model.parameters())
+    hc.torch.restore(run_dir, optimizer=new)
+    for parameter in model.parameters():
+        assert_same(new.state[parameter]["GG"], optimizer.state[parameter]["GG"])
+
+
+class Lookahead(optim.Optimizer):
+    """Its ``state_dict`` has no ``state``, but that of the optimizer within it."""
+
+    def __init__(self, base: Any) -> None:
+        self.base, self.k = base, 0
+        super().__init__(base.param_groups, {})
+
+    def step(self, closure: Any = None) -> None:
+        del closure
+        self.base.step()
+        self.k += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self.base.state_dict(), "k": self.k}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.base.load_state_dict(state_dict["base"])
+        self.k = state_dict["k"]
+
+
+def test_an_optimizer_around_another_is_restored(run_dir):
+    model = torch.nn.Linear(2, 1)
+    optimizer = Lookahead(optim.Adam(model.parameters()))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    hc.torch.save(run_dir, 1, optimizer=optimizer)
+    new = Lookahead(optim.Adam(model.parameters()))
+    hc.torch.restore(run_dir, optimizer=new)
+    assert new.k == 1
+    assert_same(new.base.state_dict()["state"], optimizer.base.state_dict()["state"])
+
+
+class Recipe(torch.nn.Module):
+    """Has extra state that is empty in a new module, as layers of Transformer Engine do."""
+
+    held = torch.empty(0, dtype=torch.uint8)
+
+    def get_extra_state(self) -> Any:
+        return self.held
+
+    def set_extra_state(self, state: Any) -> None:
+        self.held = state
+
+
+def test_extra_state_may_have_another_length_each_time(run_dir):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), Recipe())
+    model[1].held = torch.arange(26, dtype=torch.uint8)
+    hc.torch.save(run_dir, 1, model=model)
+    new = torch.nn.Sequential(torch.nn.Linear(2, 1), Recipe())
+    hc.torch.restore(run_dir, model=new)
+    assert torch.equal(new[1].held, model[1].held)
+
+
+def trained() -> tuple[Any, Any]:
+    model = net()
+    optimizer = optim.Adam(model.parameters())
+    train(model, optimizer, 1)
+    return model, optimizer
+
+
+def test_the_default_device_does_not_matter(run_dir, tmp_path):
+    model, optimizer = trained()
+    hc.torch.save(run_dir, 1, model=model, optimizer=optimizer)
+    hc.torch.save(model.state_dict(), tmp_path / "model.safetensors")
+    new = net()
+    with torch.device("meta"):
+        own = optim.Adam(new.parameters())
+        hc.torch.restore(run_dir, model=new, optimizer=own)
+        file = hc.torch.load(tmp_path / "model.safetensors")
+    assert_same(own.state_dict()["state"], optimizer.state_dict()["state"])
+    assert_same(dict(file), dict(model.state_dict()))
+
+
+def test_an_optimizers_state_dict_is_refused_with_what_to_pass():
+    with pytest.raises(StateError, match=r"pass the optimizer itself, not its state_dict\(\)"):
+        flatten({"optimizer": trained()[1].state_dict()})
+
+
+@pytest.mark.parametrize("wrap", [hc.PerRank, lambda w: hc.Sharded(w, (2,), (0,))], ids=["PerRank", "Sharded"])
+def test_a_tensor_in_a_wrapper_is_refused_with_what_to_pass(wrap):
+    with pytest.raises(StateError, match=r"give hpcckpt\.torch\.as_array"):
+        flatten({"w": wrap(torch.zeros(2))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import math
 import types
 from typing import Any
@@ -493,3 +494,76 @@ def test_bytes_that_are_no_json_of_a_rank_are_damage(run_dir, text, now):
         ckpt.save(1, {"x": {"json": hc.PerRank(np.frombuffer(text, np.uint8))}}).result()
         with pytest.raises(CorruptError, match="the value 'x' of a rank"):
             ckpt.restore({"x": hc.PerRank(now)}, 1)
+
+
+# -- what the state has no place for yet ------------------------------------------------------------
+
+HISTORIES = {
+    "JSON": {"loss": [1.5, 2.0], "best": {"epoch": 3, "acc": 0.5}},
+    "NumPy scalars": {"loss": [np.float64(1.5), np.float32(2.0)], "n": np.int64(7)},
+    "both, deep": {"a": {"b": [{"c": np.float64(1.0)}, {"c": 2.0}]}, "0": 4, "1": "text"},
+}
+
+
+@pytest.mark.parametrize("case", HISTORIES)
+@pytest.mark.parametrize("empty", [dict, lambda: collections.defaultdict(list)], ids=["dict", "defaultdict"])
+def test_an_empty_dict_gets_the_values_that_were_saved(run_dir, case, empty):
+    now = empty()
+    found = saved_and_restored(run_dir, HISTORIES[case], now)
+    assert found is now
+    assert found == HISTORIES[case]
+    assert _types_in(found) == _types_in(HISTORIES[case])
+
+
+def _types_in(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _types_in(item) for key, item in value.items()}
+    return [*map(_types_in, value)] if isinstance(value, list) else type(value)
+
+
+OBJECT = types.SimpleNamespace(state_dict=lambda: {"t": (1, 2)}, load_state_dict=print)
+
+
+@pytest.mark.parametrize("held", [np.ones(2), hc.PerRank(1), OBJECT], ids=["array", "per rank", "object"])
+def test_an_empty_dict_takes_nothing_but_values(run_dir, held):
+    with pytest.raises(StateMismatchError, match="'x/w"):
+        saved_and_restored(run_dir, {"w": held}, {})
+
+
+class Phase(enum.IntEnum):
+    WARM = 1
+    HOT = 2
+
+
+class Mode(str, enum.Enum):
+    TRAIN = "train"
+    TEST = "test"
+
+
+@pytest.mark.parametrize("value", [[Phase.HOT, Mode.TEST], hc.PerRank(Mode.TEST)], ids=["state", "per rank"])
+def test_a_member_of_an_enumeration_comes_back_as_one(run_dir, value):
+    now = [Phase.WARM, Mode.TRAIN] if isinstance(value, list) else hc.PerRank(Mode.TRAIN)
+    found = saved_and_restored(run_dir, value, now)
+    found, expected = (found, value) if isinstance(value, list) else ([found.value], [value.value])
+    assert all(one is other for one, other in zip(found, expected, strict=True))
+
+
+def test_a_value_that_an_enumeration_has_not_stays_what_it_is(run_dir):
+    assert saved_and_restored(run_dir, 5, Phase.WARM) == 5
+
+
+@pytest.mark.parametrize("make", [np.array, lambda x: np.array(x, ">f8"), lambda x: np.array([x] * 2)[0, :, None][:, 0]])
+def test_an_array_of_each_rank_is_filled_in_place(run_dir, make):
+    own = make([0.0, 0.0])
+    now = hc.PerRank(own)
+    saved_and_restored(run_dir, hc.PerRank(make([1.0, 2.0])), now)
+    assert now.value is own
+    assert own.tolist() == [1.0, 2.0]
+
+
+def test_an_array_of_each_rank_of_another_length_is_replaced(run_dir):
+    own = np.zeros(2)
+    now = hc.PerRank(own)
+    saved_and_restored(run_dir, hc.PerRank(np.arange(3.0)), now)
+    assert now.value.tolist() == [0.0, 1.0, 2.0]
+    assert own.tolist() == [0.0, 0.0]
