@@ -578,7 +578,13 @@ def _sharded(w: torch.Tensor) -> Any:
     return hc.Sharded(hc.torch.as_array(w), tuple(w.shape), (0, 0))
 
 
-VIEWS = {"flat": torch.flatten, "part": lambda w: w[:1], "transposed": torch.t, "numpy": _numpys_view, "shard": _sharded}
+VIEWS = {
+    "flat": torch.flatten,
+    "part": lambda w: w[:1],
+    "transposed": torch.t,
+    "numpy": _numpys_view,
+    "shard": _sharded,
+}
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())

@@ -535,7 +535,7 @@ class Phase(enum.IntEnum):
     HOT = 2
 
 
-class Mode(str, enum.Enum):
+class Mode(str, enum.Enum):  # noqa: UP042 - as in programs for Python 3.10
     TRAIN = "train"
     TEST = "test"
 
@@ -552,7 +552,9 @@ def test_a_value_that_an_enumeration_has_not_stays_what_it_is(run_dir):
     assert saved_and_restored(run_dir, 5, Phase.WARM) == 5
 
 
-@pytest.mark.parametrize("make", [np.array, lambda x: np.array(x, ">f8"), lambda x: np.array([x] * 2)[0, :, None][:, 0]])
+@pytest.mark.parametrize(
+    "make", [np.array, lambda x: np.array(x, ">f8"), lambda x: np.array([x] * 2)[0, :, None][:, 0]]
+)
 def test_an_array_of_each_rank_is_filled_in_place(run_dir, make):
     own = make([0.0, 0.0])
     now = hc.PerRank(own)
