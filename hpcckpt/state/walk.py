@@ -60,13 +60,15 @@ class Walk:
         problem = _shape_problem(spec.dtype, spec.shape)
         if problem is not None:
             self.problems.append(Problem(repr(spec.name), problem))
-        elif self._may_be_called(spec.name):
+        elif self._may_be_called(spec.name, leaf.source):
             self.tensors[spec.name] = leaf
 
-    def _may_be_called(self, name: str) -> bool:
+    def _may_be_called(self, name: str, source: Any = None) -> bool:
         problem = name_problem(name)
         if problem is None and (name in self.tensors or name in self.objects):
             problem = "appears twice"
+            if source is not None and name in self.tensors and self.tensors[name].source is source:
+                problem += ", for one variable: give only one of both (a model includes its optimizer)"
         if problem is not None:
             self.problems.append(Problem(repr(name), problem))
         return problem is None

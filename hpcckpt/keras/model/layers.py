@@ -6,8 +6,9 @@ layer or weight that is reached twice (shared layers, tied weights) is named whe
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from hpcckpt.state.tree import join
 RNG_STATE = "seed_generator_state"
 """Name of a layer's random state, Keras 3's own."""
 _KERAS = ("keras", "tf_keras")
+_MAX_DEPTH = 4
+"""How deep in containers generators are looked for."""
 
 
 class Weight(NamedTuple):
@@ -61,7 +64,7 @@ def named_weights(model: Any) -> list[Weight]:
         If the model or a layer of it has no weights yet because it was not built.
     """
     walk = _visited(model)
-    if walk.without_weights:
+    if walk.without_weights and not (model.built and walk.weights):  # of a built model, layers that it never calls
         names = ", ".join(walk.without_weights[:10])
         raise StateError(
             f"these layers have no weights yet: {names}; build the model first: give it an Input, call "
@@ -122,7 +125,7 @@ def _visit_own_weights(layer: Any, path: str, namer: Namer, walk: _Walk) -> None
     for variable in _random_states(layer):
         if walk.is_new(variable):
             walk.weights.append(Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank"))
-    for variable in _held_generators(layer, is_root=not path):
+    for variable in () if path and is_of_keras(layer) else generators_in(layer):
         if walk.is_new(variable):
             walk.weights.append(Weight(join(path, namer.take(RNG_STATE)), variable, "per-rank", is_optional=True))
 
@@ -158,22 +161,62 @@ def _random_states(layer: Any) -> list[Any]:
     return states + ([hidden.state] if hidden is not None else [])
 
 
-def _held_generators(layer: Any, *, is_root: bool) -> Iterator[Any]:
-    """Yield the states of TensorFlow's generators that the program gave a layer, by the names of the attributes."""
+def is_of_keras(obj: Any) -> bool:
+    """Return True if the class of a layer or optimizer is one of Keras' own, which holds nothing of the program."""
+    return type(obj).__module__.partition(".")[0] in _KERAS
+
+
+def generators_in(obj: Any) -> Iterator[Any]:
+    """Yield the states of TensorFlow's generators that the program gave an object, by the names of the attributes."""
     generator = getattr(sys.modules.get("tensorflow.python.ops.stateful_random_ops"), "Generator", None)
-    if generator is None or (not is_root and type(layer).__module__.partition(".")[0] in _KERAS):
+    if generator is None:
         return
-    for name, value in sorted(vars(layer).items()):
+    for name, value in sorted(vars(obj).items()):
         if not name.startswith("_self_"):
-            held = value.values() if isinstance(value, Mapping) else value
-            items = held if isinstance(held, ValuesView | list | tuple) else (held,)
-            yield from (each.state for each in items if isinstance(each, generator))
+            yield from (each.state for each in _items_in(value, _MAX_DEPTH) if isinstance(each, generator))
+
+
+def _items_in(value: Any, depth: int) -> Iterator[Any]:
+    """Yield a value, or what is in it if it is a container or a ``tf.Module``, but not in layers."""
+    items: Iterable[Any] = (value,)
+    if isinstance(value, Mapping | list | tuple):
+        items = value.values() if isinstance(value, Mapping) else value
+    elif hasattr(type(value), "with_name_scope") and not is_layer(value):
+        items = (item for name, item in sorted(vars(value).items()) if not name.startswith("_self_"))
+    else:
+        yield value
+        return
+    for item in items if depth else ():
+        yield from _items_in(item, depth - 1)
 
 
 def _visit_others(model: Any, walk: _Walk) -> None:
     """Take in weights that Keras lists but no layer owns (those of a plain ``tf.Module`` in a layer), by position."""
-    for number, variable in enumerate([v for v in model.weights if walk.is_new(v)]):
+    if all(id(variable) in walk.seen for variable in model.weights):
+        return
+    with all_trainable(model):  # the position would depend on what is frozen
+        others = [variable for variable in model.weights if walk.is_new(variable)]
+    for number, variable in enumerate(others):
         walk.weights.append(Weight(f"other/{number}", variable, "replicated" if variable.trainable else "root"))
+
+
+@contextlib.contextmanager
+def all_trainable(model: Any) -> Iterator[None]:
+    """Let no layer of a model of Keras 2.15 be frozen meanwhile."""
+    present = model._get_trainable_state() if is_of_keras_2(model) else {}
+    if all(present.values()):
+        yield
+        return
+    model._set_trainable_state(dict.fromkeys(present, True))
+    try:
+        yield
+    finally:
+        model._set_trainable_state(present)
+
+
+def is_of_keras_2(model: Any) -> bool:
+    """Return True for a model or layer of Keras 2.15, which lists what is frozen behind all else."""
+    return hasattr(model, "_set_trainable_state")
 
 
 def _may_have_weights(kind: type[Any]) -> bool:

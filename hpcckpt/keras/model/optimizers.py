@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcckpt.errors import StateError
-from hpcckpt.keras.model.layers import Weight
+from hpcckpt.keras.model.layers import RNG_STATE, Weight, generators_in, is_of_keras, is_of_keras_2, named_layers
 from hpcckpt.keras.model.naming import Namer, remembered, variable_name
 from hpcckpt.state.tf_variables import is_variable, variable_leaf
 from hpcckpt.state.tree import TensorLeaf, join
@@ -35,20 +35,37 @@ def is_optimizer(obj: Any) -> bool:
 
 
 def held_optimizers(model: Any) -> list[tuple[str, Any]]:
-    """Return the optimizers that a model holds beside the compiled one (GANs), each with its path. Independent."""
-    compiled, attributes = getattr(model, "optimizer", None), sorted(vars(model).items())
-    found = [(name.strip("_"), value) for name, value in attributes if value is not compiled and is_optimizer(value)]
-    seen = {id(compiled), *(id(value) for _, value in found)}
+    """Return the optimizers that a model and its layers hold beside the compiled one (GANs, actors and critics).
+
+    Each has its path. The optimizer of a compiled model within it is that model's. Independent.
+    """
+    seen = {id(getattr(model, "optimizer", None))}
+    found = _held_by(model, "", seen)
+    for path, layer in named_layers(model):
+        if not is_of_keras(layer):
+            is_compiled = getattr(layer, "_is_compiled", getattr(layer, "compiled", False))
+            seen |= {id(layer.optimizer)} if is_compiled else set()
+            found += _held_by(layer, path, seen)
+    return found
+
+
+def _held_by(layer: Any, path: str, seen: set[int]) -> list[tuple[str, Any]]:
+    attributes = sorted(vars(layer).items())
+    found = [
+        (join(path, name.strip("_")), value)
+        for name, value in attributes
+        if id(value) not in seen and is_optimizer(value)
+    ]
+    seen.update(id(value) for _, value in found)
     for name, value in sorted(attributes, key=lambda item: item[0].startswith("_")):
         if name not in _OF_TRACKING and not name.startswith("_self_"):
-            found += _optimizers_in(value, name.strip("_"), seen)
+            found += _optimizers_in(value, join(path, name.strip("_")), seen)
     return found
 
 
 def _optimizers_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield the optimizers in a list, tuple or dict, and in those within it, each once."""
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, item in items:
+    for key, item in _items(value):
         if id(item) in seen or not (is_optimizer(item) or isinstance(item, Mapping | list | tuple)):
             continue
         seen.add(id(item))
@@ -67,13 +84,41 @@ def build(optimizer: Any, model: Any) -> None:
         optimizer._create_all_weights(_trained_by(model))
     elif not is_built(optimizer):
         variables = _trained_by(model)
-        if variables or _is_of_keras_2(model):
+        if variables or is_of_keras_2(model):
             optimizer.build(variables)
+
+
+def build_as_saved(optimizer: Any, name: str, stored: Sequence[str], weights: Sequence[Weight]) -> None:
+    """Create an optimizer's variables, and those of optimizers in it, for the weights that a checkpoint has slots for.
+
+    Parameters
+    ----------
+    optimizer : keras.optimizers.Optimizer
+        The optimizer; nothing is done with what is built.
+    name : str
+        What the names of its leaves begin with.
+    stored : sequence of str
+        The names that the checkpoint has.
+    weights : sequence of Weight
+        Those of the model.
+    """
+    for attribute, value in sorted(vars(optimizer).items()):
+        if is_optimizer(value) and attribute != "_optimizer":
+            build_as_saved(value, join(name, attribute.strip("_")), stored, weights)
+    if is_built(optimizer):
+        return
+    start = f"{name}/"
+    paths = {each[len(start) :].partition("/")[2] for each in stored if each.startswith(start)}  # behind the slot
+    trained = [weight.variable for weight in weights if weight.path in paths]
+    if trained and hasattr(optimizer, "_create_all_weights"):
+        optimizer._create_all_weights(trained)
+    elif trained:
+        optimizer.build(trained)
 
 
 def _trained_by(model: Any) -> list[Any]:
     """Return the weights that a training changes; for Keras 2.15 those that were not frozen when it was compiled."""
-    compiled: Mapping[Any, bool] = getattr(model, "_compiled_trainable_state", {}) if _is_of_keras_2(model) else {}
+    compiled: Mapping[Any, bool] = getattr(model, "_compiled_trainable_state", {}) if is_of_keras_2(model) else {}
     present = model._get_trainable_state() if compiled else {}
     if not any(present.get(layer, was_trainable) != was_trainable for layer, was_trainable in compiled.items()):
         return list(model.trainable_variables)
@@ -82,10 +127,6 @@ def _trained_by(model: Any) -> list[Any]:
         return list(model.trainable_variables)
     finally:
         model._set_trainable_state(present)
-
-
-def _is_of_keras_2(model: Any) -> bool:
-    return hasattr(model, "_set_trainable_state")
 
 
 def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) -> Iterator[TensorLeaf]:
@@ -120,6 +161,38 @@ def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) 
         if id(variable) not in seen:
             seen.add(id(variable))
             yield variable_leaf(variable, join(name, namer.take(path)))
+
+
+def extra_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) -> Iterator[TensorLeaf]:
+    """Yield the leaves of what a built optimizer of the program's own class holds beside its variables.
+
+    That is variables in lists and dicts (accumulated gradients), generators, and other optimizers.
+    """
+    if is_of_keras(optimizer) or hasattr(optimizer, "inner_optimizer") or not is_built(optimizer):
+        return
+    trained = _trained(optimizer, weights)
+    seen = {id(variable) for variable, _ in [*_slots(optimizer, weights), *_singles(optimizer)]}
+    for attribute, value in sorted(vars(optimizer).items()):
+        if attribute in _NOT_SLOTS | _OF_TRACKING or attribute.startswith("_self_"):
+            continue
+        path = join(name, attribute.strip("_"))
+        if is_optimizer(value) and is_built(value):
+            yield from (*optimizer_leaves(value, path, weights), *extra_leaves(value, path, weights))
+        for key, item in _items(value):
+            if is_variable(item) and id(item) not in seen:
+                seen.add(id(item))
+                is_slot = isinstance(value, list | tuple) and len(value) == len(trained)
+                yield variable_leaf(item, join(path, trained[key].path if is_slot else str(key)))
+    namer = Namer()
+    for state in generators_in(optimizer):
+        yield variable_leaf(state, join(name, namer.take(RNG_STATE)), "per-rank")
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
 
 
 def is_built(optimizer: Any) -> bool:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
-from hpcckpt.keras.model import layers, optimizers
+from hpcckpt.keras.model import layers, optimizers, state as state_of_keras
 from hpcckpt.state.tree import flatten
 from tests.support.keras.models import IS_KERAS_3, assert_equal, lenet5, recurrent, rows, small, values
 from tests.support.programs import environment
@@ -137,7 +137,7 @@ def test_checkpoints_without_the_generators_that_layers_hold_are_restored(
 ) -> None:
     with hc.Checkpointer(run_dir) as ckpt:
         with monkeypatch.context() as older:
-            older.setattr(layers, "_held_generators", lambda *_, **__: ())
+            older.setattr(layers, "generators_in", lambda _: ())
             ckpt.save(1, {"model": sampler()}).result()
         model = sampler()
         before = model.mixers[0].state.numpy()
@@ -292,11 +292,23 @@ def test_optimizers_in_lists_and_dicts_of_a_model_are_restored(run_dir: Path) ->
 
 
 @pytest.mark.parametrize("is_direct", [False, True])
-def test_a_restore_into_held_optimizers_without_variables_says_what_to_do(run_dir: Path, is_direct: bool) -> None:
+def test_held_optimizers_without_variables_are_built_for_the_weights_that_were_trained(
+    run_dir: Path, is_direct: bool
+) -> None:
+    model, other = with_optimizers(is_direct=is_direct), with_optimizers(is_built=False, is_direct=is_direct)
     with hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(1, {"model": with_optimizers(is_direct=is_direct)}).result()
-        with pytest.raises(StateMismatchError, match=r"critic.* has no variables yet; call its build\(variables\)"):
-            ckpt.restore({"model": with_optimizers(is_built=False, is_direct=is_direct)})
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    assert_equal(values(other), values(model))
+
+
+def test_a_restore_into_an_optimizer_of_other_weights_says_what_to_do(run_dir: Path) -> None:
+    model, other = with_optimizers(is_built=False), with_optimizers(is_built=False)
+    model.pair[0].build([keras.Variable(1.0) if IS_KERAS_3 else tf.Variable(1.0)])
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        with pytest.raises(StateMismatchError, match=r"pair/0.* has no variables yet; call its build\(variables\)"):
+            ckpt.restore({"model": other})
 
 
 def test_steps_without_optimizers_that_a_model_holds_are_restored(
@@ -342,21 +354,195 @@ def test_a_model_that_was_frozen_after_it_was_compiled_trains_on_as_if_never_int
         ckpt.save(1, {"critic": critic, "gan": both}).result()
         expected = train_in_turns(critic, both)
         critic, both = adversarial()
-        if is_trained_before and IS_KERAS_3:  # as the test below is told
-            critic.optimizer.build(critic.weights)
         ckpt.restore({"critic": critic, "gan": both})
     for one, value in zip(train_in_turns(critic, both), expected, strict=True):
         assert np.array_equal(one, value)
 
 
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2.15 knows what was trainable when the model was compiled")
-def test_a_restore_into_a_frozen_model_says_that_its_optimizer_is_not_built(run_dir: Path) -> None:
-    critic, both = adversarial()
-    train_in_turns(critic, both)
+def test_an_optimizer_in_the_state_beside_its_model_is_refused_with_what_to_pass() -> None:
+    model = small()
+    with pytest.raises(
+        StateError, match=r"optimizer/.*appears twice, for one variable: .* \(a model includes its optimizer"
+    ):
+        flatten({"model": model, "optimizer": model.optimizer})
+
+
+class Accumulating(keras.optimizers.SGD):  # type: ignore[misc,unused-ignore]
+    """Keeps sums of gradients, a generator and another optimizer, as those of the program do."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+        self.noise = tf.random.Generator.from_seed(1)
+        self.inner = keras.optimizers.Adam()
+
+    def build(self, var_list: Any) -> None:
+        super().build(var_list)
+        if not hasattr(self, "sums"):
+            self.sums = [tf.Variable(np.zeros(variable.shape, "float32"), trainable=False) for variable in var_list]
+            self.counts = {"calls": tf.Variable(0)}
+
+
+def accumulating() -> Any:
+    model = small("sgd")
+    model.compile(Accumulating(), "mse")
+    return model
+
+
+def disturb(optimizer: Any) -> None:
+    optimizer.sums[0].assign_add(tf.ones(optimizer.sums[0].shape))
+    optimizer.counts["calls"].assign_add(1)
+    optimizer.noise.normal((1,))
+    optimizer.inner.iterations.assign_add(1)
+
+
+def test_what_an_optimizer_of_the_program_holds_beside_its_variables_is_restored(run_dir: Path) -> None:
+    model, other = accumulating(), accumulating()
+    for each in (model.optimizer, model.optimizer.inner):
+        each.build(model.trainable_variables)
+    disturb(model.optimizer)
     with hc.Checkpointer(run_dir) as ckpt:
-        ckpt.save(1, {"critic": critic, "gan": both}).result()
-        with pytest.raises(StateMismatchError, match=r"critic/optimizer.* has no variables yet; call its build"):
-            ckpt.restore(dict(zip(("critic", "gan"), adversarial(), strict=True)))
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    state = {"sums/batch_normalization/gamma", "counts/calls", "seed_generator_state", "inner/iteration"}
+    assert {f"optimizer/{each}" for each in state} <= set(values(model))
+    assert_equal(values(other), values(model))
+
+
+def test_checkpoints_without_what_an_optimizer_of_the_program_holds_are_restored(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hc.Checkpointer(run_dir) as ckpt:
+        with monkeypatch.context() as older:
+            older.setattr(state_of_keras, "extra_leaves", lambda *_: ())
+            ckpt.save(1, {"model": accumulating()}).result()
+        other = accumulating()
+        other.optimizer.build(other.trainable_variables)
+        disturb(other.optimizer)
+        ckpt.restore({"model": other})
+    assert int(other.optimizer.counts["calls"]) == 1
+    assert "optimizer/counts/calls is not in the checkpoint: the optimizer keeps what it has" in caplog.text
+
+
+class Agent(keras.Model):  # type: ignore[misc,unused-ignore]
+    """Has a model that holds the optimizer of its weights, and is never compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = Actor()
+
+    def call(self, inputs: Any) -> Any:
+        return self.actor(inputs)
+
+
+class Actor(keras.Model):  # type: ignore[misc,unused-ignore]
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.rule = keras.layers.Dense(1), keras.optimizers.Adam(0.1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.net(inputs)
+
+    def learn(self, x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.net(x) ** 2)
+        variables = self.net.trainable_variables
+        self.rule.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+def test_an_optimizer_that_a_part_of_a_model_holds_is_restored_and_built_for_that(run_dir: Path) -> None:
+    x = np.ones((2, 3), "float32")
+    agent, other = Agent(), Agent()
+    for each in (agent, other):
+        each(x)
+    agent.actor.learn(x)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": agent}).result()
+        ckpt.restore({"model": other})
+    for each in (agent, other):
+        each.actor.learn(x)
+    assert_equal(values(other), values(agent))
+
+
+def test_a_compiled_optimizer_that_trains_a_part_of_the_model_is_restored(run_dir: Path) -> None:
+    model, other = small("adam"), small("adam", seed=2)
+    part = model.layers[-1].trainable_variables
+    model.optimizer.build(part)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    saved = values(model)
+    assert_equal({name: value for name, value in values(other).items() if name in saved}, saved)
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 3 has no legacy optimizers")
+def test_models_that_share_a_legacy_optimizer_are_restored(run_dir: Path) -> None:
+    def shared() -> dict[str, Any]:
+        critic, both = adversarial()
+        rule = tf.keras.optimizers.legacy.Adam(0.1)
+        critic.trainable = True
+        critic.compile(rule, "mse")
+        critic.trainable = False
+        both.compile(rule, "mse")
+        return {"critic": critic, "gan": both}
+
+    models, others = shared(), shared()
+    train_in_turns(*models.values())
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, models).result()
+        ckpt.restore(others)
+    for one, value in zip(train_in_turns(*others.values()), train_in_turns(*models.values()), strict=True):
+        assert np.array_equal(one, value)
+
+
+class Held(keras.layers.Layer):  # type: ignore[misc,unused-ignore]
+    """Has variables in a ``tf.Module``, one of which is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = tf.Module()
+        self.part.a, self.part.b = tf.Variable([1.0]), tf.Variable([2.0], trainable=False)
+        self.part.c = tf.Variable([3.0])
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.part.a + self.part.b + self.part.c
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 3 does not list them")
+def test_variables_of_a_module_come_back_into_a_frozen_layer(run_dir: Path) -> None:
+    model, frozen = (keras.Sequential([keras.layers.Input((1,)), Held(), Held()]) for _ in range(2))
+    for number, variable in enumerate(model.weights):
+        variable.assign([float(number)])
+    frozen.layers[0].trainable = False
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": frozen})
+    for one, other in zip(model.layers, frozen.layers, strict=True):
+        assert all(getattr(one.part, name) == getattr(other.part, name) for name in "abc")
+    assert not frozen.layers[0].trainable
+
+
+class Unused(keras.Model):  # type: ignore[misc,unused-ignore]
+    """Has a layer that it never calls, and one that it calls in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.dropout = keras.layers.Dense(1), keras.layers.Dense(1), keras.layers.Dropout(0.5)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = self.used(inputs)
+        return self.dropout(outputs, training=training) if training else outputs
+
+
+@pytest.mark.filterwarnings("ignore:`build")  # Keras 3 notices it too
+def test_a_layer_that_a_built_model_does_not_call_does_not_matter(run_dir: Path) -> None:
+    model, other = Unused(), Unused()
+    for number, each in enumerate((model, other)):
+        each(np.ones((1, 3), "float32"))
+        each.used.kernel.assign(np.full((3, 1), float(number)))
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    assert not np.asarray(other.used.kernel).any()
 
 
 @pytest.mark.parametrize("is_direct", [False, True])
