@@ -6,6 +6,7 @@ Names are TensorFlow's own, without its suffix for variables: ``model/dense/kern
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from hpcckpt.tensorflow.graph import GENERATOR, PYTHON, VARIABLE, Graph, bind, f
 
 GRAPH = ".graph"
 """Last part of the name of the object graph."""
+_log = logging.getLogger("hpcckpt")
 OWN = ".own"
 """Last part of the name of a rank's own Python state, beside rank 0's."""
 
@@ -157,6 +159,9 @@ class _Part:
     def _finish(self, graph: Graph, bound: Mapping[int, Any], left: dict[str, Array]) -> None:
         """Let TensorFlow restore the rest."""
         hidden = {node.values[GENERATOR].key for node in graph if GENERATOR in node.values}
+        of_here = {graph[number].values[GENERATOR].key for number in bound if GENERATOR in graph[number].values}
+        for key in sorted(of_here & left.keys()):
+            _log.warning("hpcckpt: %s is not restored, for its layer is not built yet: build it first", tensor_name(key))
         arrays = {key: array for key, array in left.items() if key not in hidden}
         absent = {
             key

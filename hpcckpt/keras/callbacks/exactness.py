@@ -224,7 +224,8 @@ class Exactness:
         known = self._steps.get(name)
         key = (id(function), len(compiled))
         if known is None or known[0] != key:
-            step, handles = inspect(function), self._handles()
+            handles = self._handles()
+            step = inspect(function, handles)
             left = [variable for variable in step.variables if id(variable.handle) not in handles]
             left = [variable for variable in left if not is_stateless(variable)]
             known = self._steps[name] = (key, replace(step, variables=tuple(left)))

@@ -14,7 +14,7 @@ The graph of a step, with every function that it calls, then shows
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,15 +88,20 @@ def trace_eager(model: Any, element_spec: Any) -> Exception | None:
     return None
 
 
-def inspect(function: Any) -> TracedStep:
-    """Return what is known of ``model.train_function`` or ``model.test_function``, as far as it is compiled."""
+def inspect(function: Any, saved: Container[int] = ()) -> TracedStep:
+    """Return what is known of ``model.train_function`` or ``model.test_function``, as far as it is compiled.
+
+    Graphs do not list all variables that they use (slots of legacy optimizers), so the handles of those that are `saved`
+    are given too, as identities.
+    """
     compiled = concrete_functions(function)
     if not compiled:
         return TracedStep(("the training step is not compiled, so its Python code runs with each batch",))
     variables = {id(one.handle): one for each in compiled for one in each.graph.variables}
     captured = list({id(tensor): tensor for each in compiled for tensor in each.captured_inputs}.values())
     used = [variables[id(tensor)] for tensor in captured if id(tensor) in variables]
-    others = [tensor for tensor in captured if id(tensor) not in variables and tensor.dtype.name in _OPAQUE]
+    unknown = [tensor for tensor in captured if id(tensor) not in variables and id(tensor) not in saved]
+    others = [tensor for tensor in unknown if tensor.dtype.name in _OPAQUE]
     operations = {operation for each in compiled for operation in _stateful(each.graph)}
     found = [*_of_operations(sorted(operations, key=lambda one: (one.kind, one.name)))]
     if others:

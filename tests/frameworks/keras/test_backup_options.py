@@ -83,6 +83,16 @@ def test_where_all_is_deterministic_the_level_is_exact(run_dir: Path, fit: Fit, 
     assert (callback.level, callback.reasons, manifest_of(run_dir, 10).level) == ("exact", [], "exact")
 
 
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 3 has no legacy optimizers")
+@pytest.mark.parametrize("name", ["Adam", "SGD", "RMSprop"])
+def test_legacy_optimizers_are_exact_too(run_dir: Path, fit: Fit, monkeypatch: Any, name: str) -> None:
+    monkeypatch.setattr(reproducibility, "_of_program", list)
+    model, callback = small(), backup(run_dir)
+    model.compile(getattr(tf.keras.optimizers.legacy, name)(0.1), "mse")
+    fit(model, rows(), 1, callback)
+    assert (callback.level, callback.reasons) == ("exact", [])
+
+
 def test_without_a_seed_a_run_cannot_be_repeated(monkeypatch: Any) -> None:
     monkeypatch.setattr(reproducibility, "is_seeded", lambda: False)
     assert "no seed was set" in reproducibility.reasons_against_exact(small(), None, "rank0", 1)

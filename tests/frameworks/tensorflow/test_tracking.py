@@ -15,6 +15,7 @@ import hpcckpt as hc
 from hpcckpt.errors import StateError, StateMismatchError
 from hpcckpt.state.tree import flatten
 from hpcckpt.tensorflow.deferred_restore import GRAPH_KEY
+from tests.support.keras.models import IS_KERAS_3
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool", "complex64", "string"]
 
@@ -163,6 +164,29 @@ def in_memory() -> set[str]:
         return set(tf.io.gfile.glob("ram://hpcckpt-*/*"))
     except tf.errors.OpError:
         return set()
+
+
+class Dropping(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5, seed=1)
+
+    def call(self, inputs: Any, training: bool = True) -> Any:
+        return self.dropout(inputs, training=training)
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 3 makes the stream when the layer is made")
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_random_stream_whose_layer_is_not_built_yet_is_named(run_dir, caplog, is_built):
+    tf.keras.backend.experimental.enable_tf_random_generator()
+    try:
+        saved, blank = tf.train.Checkpoint(m=Dropping()), tf.train.Checkpoint(m=Dropping())
+        for each in (saved, blank) if is_built else (saved,):
+            each.m(np.ones((2, 4), "float32"))
+        save_and_restore(run_dir, saved, blank)
+    finally:
+        tf.keras.backend.experimental.disable_tf_random_generator()
+    assert ("dropout/.generator is not restored, for its layer is not built yet" in caplog.text) != is_built
 
 
 def test_memory_is_given_back_at_once_where_everything_exists(run_dir):
