@@ -161,7 +161,9 @@ class _Part:
         hidden = {node.values[GENERATOR].key for node in graph if GENERATOR in node.values}
         of_here = {graph[number].values[GENERATOR].key for number in bound if GENERATOR in graph[number].values}
         for key in sorted(of_here & left.keys()):
-            _log.warning("hpcckpt: %s is not restored, for its layer is not built yet: build it first", tensor_name(key))
+            _log.warning(
+                "hpcckpt: %s is not restored, for its layer is not built yet: build it first", tensor_name(key)
+            )
         arrays = {key: array for key, array in left.items() if key not in hidden}
         absent = {
             key

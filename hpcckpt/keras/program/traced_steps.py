@@ -91,8 +91,8 @@ def trace_eager(model: Any, element_spec: Any) -> Exception | None:
 def inspect(function: Any, saved: Container[int] = ()) -> TracedStep:
     """Return what is known of ``model.train_function`` or ``model.test_function``, as far as it is compiled.
 
-    Graphs do not list all variables that they use (slots of legacy optimizers), so the handles of those that are `saved`
-    are given too, as identities.
+    Graphs do not list all variables that they use (slots of legacy optimizers), so the handles of what is `saved` are
+    given too, as identities.
     """
     compiled = concrete_functions(function)
     if not compiled:
