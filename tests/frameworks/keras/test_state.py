@@ -292,7 +292,7 @@ def test_optimizers_in_lists_and_dicts_of_a_model_are_restored(run_dir: Path) ->
 
 
 @pytest.mark.parametrize("is_direct", [False, True])
-def test_held_optimizers_without_variables_are_built_for_the_weights_that_were_trained(
+def test_held_optimizers_without_variables_are_built_for_what_was_trained(
     run_dir: Path, is_direct: bool
 ) -> None:
     model, other = with_optimizers(is_direct=is_direct), with_optimizers(is_built=False, is_direct=is_direct)
@@ -344,7 +344,7 @@ def train_in_turns(critic: Any, both: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("is_trained_before", [False, True])
-def test_a_model_that_was_frozen_after_it_was_compiled_trains_on_as_if_never_interrupted(
+def test_a_model_frozen_after_it_was_compiled_trains_on_as_if_never_interrupted(
     run_dir: Path, *, is_trained_before: bool
 ) -> None:
     critic, both = adversarial()

@@ -606,7 +606,7 @@ def test_another_form_of_a_tensors_memory_is_refused_if_the_values_differ(run_di
 # -- values in another form than they were saved in -------------------------------------------------
 
 
-def test_scalars_and_histories_come_back_as_objects_where_the_program_has_plain_values(run_dir):
+def test_scalars_and_histories_come_back_as_objects_for_plain_values(run_dir):
     history = {"loss": [np.float64(1.5), 2.0], "acc": []}
     hc.torch.save(run_dir, 1, model=net(), best=np.float64(0.2), loss=torch.tensor(0.5), history=history, epoch=3)
     restored = hc.torch.restore(run_dir, model=net(), best=0.0, loss=float("inf"), history={}, epoch=0)
