@@ -292,9 +292,7 @@ def test_optimizers_in_lists_and_dicts_of_a_model_are_restored(run_dir: Path) ->
 
 
 @pytest.mark.parametrize("is_direct", [False, True])
-def test_held_optimizers_without_variables_are_built_for_what_was_trained(
-    run_dir: Path, is_direct: bool
-) -> None:
+def test_held_optimizers_without_variables_are_built_for_what_was_trained(run_dir: Path, is_direct: bool) -> None:
     model, other = with_optimizers(is_direct=is_direct), with_optimizers(is_built=False, is_direct=is_direct)
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.save(1, {"model": model}).result()
