@@ -16,6 +16,7 @@ import numpy as np
 from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import Problem
 from hpcckpt.restoring.reader import Array, StepReader
+from hpcckpt.state.arrays import PerRankArrayLeaf
 from hpcckpt.state.leaves import StateTree, TensorLeaf
 
 _BOX_BYTES = 64 << 20
@@ -50,7 +51,12 @@ def separate_aliases(tree: StateTree, names: Sequence[str], reader: StepReader) 
     unfit = {problem.loc for problem in problems}
     arrays = _arrays(tree, [name for name in names if repr(name) not in unfit])
     for group in _overlapping(arrays):
-        problems += _overwritten({name: arrays[name] for name in group}, tree, reader)
+        own = [leaf for name in group if isinstance(leaf := tree.tensors[name], PerRankArrayLeaf)]
+        for leaf in own:
+            leaf.is_in_place = False
+        others = {name: arrays[name] for name in group if tree.tensors[name] not in own}
+        if len(others) > 1:
+            problems += _overwritten(others, tree, reader)
     return tree, problems
 
 

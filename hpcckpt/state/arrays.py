@@ -100,7 +100,7 @@ class Parts:
     parts : mapping of str to object
         The parts.
     values : mapping of str to dict
-        JSON values and scalars that are asked for: a restore puts what it finds there, for `plain_values.value_of`.
+        JSON values and scalars that are asked for: a restore puts there what it finds; see `plain_values.value_leaves`.
     """
 
     parts: Mapping[str, Any]
@@ -318,6 +318,48 @@ class PerRankJsonLeaf(TensorLeaf):
         """Offer no memory to restore into."""
 
 
+class PerRankArrayLeaf(TensorLeaf):
+    """The leaf of an array that each rank has for itself, restored in place if it can be.
+
+    Attributes
+    ----------
+    value : PerRank
+        What the leaf is of.
+    held : numpy.ndarray
+        Its array.
+    is_in_place : bool
+        Whether the array itself is filled: false if other parts of the state have its memory too.
+    """
+
+    __slots__ = ("held", "is_in_place", "value")
+
+    holder = stager = source = None
+
+    def __init__(self, value: PerRank, held: Array, name: str) -> None:
+        self.value, self.held, self.is_in_place = value, held, held.flags.writeable
+        self.declaration = declare(held, name, "per-rank")
+
+    def read(self) -> Array:
+        """Return the values."""
+        return plain(self.held)
+
+    def assign(self, new: Array) -> None:
+        """Fill the array, or put a new one in its place if that has another shape or dtype."""
+        own = self.held
+        is_fit = (own.shape, own.dtype.newbyteorder("=")) == (new.shape, new.dtype.newbyteorder("="))
+        if self.is_in_place and is_fit:
+            own[...] = new
+        else:
+            self.value.value = like(self.value.value, new.copy())
+
+    def target(self) -> None:
+        """Offer no memory to restore into."""
+
+    def memory(self) -> Array:
+        """Return the array."""
+        return self.held
+
+
 def json_bytes(value: Any) -> npt.NDArray[np.uint8]:
     """Return a JSON value as it is stored for one rank. Pure."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -352,21 +394,12 @@ def per_rank_leaf(value: PerRank, name: str) -> TensorLeaf:
         )
     if isinstance(own, np.ndarray):
         held = own_array(own)
-        return TensorLeaf(declare(held, name, "per-rank"), lambda: plain(held), lambda new: _put_own(value, new))
+        return PerRankArrayLeaf(value, held, name)
     if not is_json(own):
         raise StateError(
             f"a per-rank value must be an array, a NumPy scalar or JSON, not {_not_json(own)}: {conversion(own)}"
         )
     return PerRankJsonLeaf(value, name)
-
-
-def _put_own(value: PerRank, new: Array) -> None:
-    """Fill a rank's own array in place; put a new one there if it has another shape or dtype, or cannot be written."""
-    own = value.value
-    if own.flags.writeable and (own.shape, own.dtype.newbyteorder("=")) == (new.shape, new.dtype.newbyteorder("=")):
-        own[...] = new
-    else:
-        value.value = like(own, new.copy())
 
 
 def conversion(value: Any) -> str:

@@ -253,10 +253,7 @@ def cast_like(value: Any, like: Any) -> Any:
 
 def _member_like(value: Any, like: enum.Enum) -> Any:
     """Return the member of an enumeration that has a value; the value itself if none has. Pure."""
-    try:
-        return type(like)(value)
-    except ValueError:
-        return value
+    return next((each for each in type(like) if type(each.value) is type(value) and each.value == value), value)
 
 
 def tuple_like(items: list[Any], like: Any) -> tuple[Any, ...]:

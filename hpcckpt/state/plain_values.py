@@ -1,8 +1,13 @@
-"""JSON and NumPy scalars of a checkpoint that the state has no place for yet: made from what the checkpoint has."""
+"""JSON and NumPy scalars of a checkpoint that the state has no place for yet: made from what the checkpoint has.
+
+Names do not tell a key with a "/" from a dict within a dict, nor a list from a dict, so only a value by itself and the
+items of a flat dict are taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+import functools
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -10,70 +15,46 @@ import numpy as np
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, TensorSpec
-from hpcckpt.state.leaves import Array, DynamicPart, Finish, ObjectLeaf, Resolved, TensorLeaf
-
-
-class _Scalar(np.ndarray[Any, Any]):
-    """A scalar that was a tensor in the checkpoint: the items of a list are, those of a dict may be JSON."""
+from hpcckpt.state.leaves import Array, DynamicPart, ObjectLeaf, Resolved, TensorLeaf, put
 
 
 def filled_when_empty(name: str, container: MutableMapping[Any, Any]) -> DynamicPart:
     """Return what puts all that a checkpoint has below a name into an empty dict, if it is JSON and scalars."""
-    found: dict[str, Any] = {}
 
     def resolve(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
-        leaves = value_leaves(name, specs, objects, found) if name not in objects and name not in specs else None
-        return Resolved(leaves, [name], Finish(finish)) if leaves else Resolved()
-
-    def finish() -> None:
-        made = value_of(found) if found else {}
-        if isinstance(made, Mapping):  # a list otherwise, which the dict cannot be
-            container.update(made)
+        if name in objects or name in specs:
+            return Resolved()
+        leaves = value_leaves(name, specs, objects, container)
+        return Resolved(leaves, [name]) if leaves else Resolved()
 
     return DynamicPart(resolve)
 
 
 def value_leaves(
-    name: str, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any], found: dict[str, Any]
+    name: str, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any], found: MutableMapping[Any, Any]
 ) -> list[TensorLeaf | ObjectLeaf] | None:
-    """Return leaves that put what a checkpoint has under a name into `found`, by path; see `value_of`. Pure.
+    """Return leaves that put what a checkpoint has below a name into `found`, by key; what it is itself under "". Pure.
 
-    Returns ``None`` if not all of it is JSON and scalars: arrays, values of each rank, objects with a ``state_dict``.
+    Returns ``None`` if there is more than JSON and scalars: arrays, values of each rank, containers in containers.
     """
-    names = [each for each in (*specs, *objects) if each == name or each.startswith(f"{name}/")]
-    tensors = [specs[each] for each in names if each in specs]
-    if any(spec.shape or spec.kind != "replicated" for spec in tensors) or any("/.types" in each for each in names):
+    below = f"{name}/"
+    keys = {each: each[len(below) :] for each in (*specs, *objects) if each == name or each.startswith(below)}
+    tensors = [specs[each] for each in keys if each in specs]
+    if any(spec.shape or spec.kind != "replicated" for spec in tensors):
+        return None
+    if any("/" in key or key.startswith(".") for key in keys.values()):
         return None
     return [
-        ObjectLeaf(each, None, found, each[len(name) + 1 :]) if each in objects else _leaf(specs[each], name, found)
-        for each in names
+        ObjectLeaf(each, None, found, key) if each in objects else _leaf(specs[each], found, key)
+        for each, key in keys.items()
     ]
 
 
-def _leaf(spec: TensorSpec, name: str, found: dict[str, Any]) -> TensorLeaf:
-    path, room = spec.name[len(name) + 1 :], np.empty((), numpy_dtype(spec.dtype))
-
-    def assign(new: Array) -> None:
-        found[path] = new.copy().view(_Scalar)
-
+def _leaf(spec: TensorSpec, found: MutableMapping[Any, Any], key: str) -> TensorLeaf:
+    room = np.empty((), numpy_dtype(spec.dtype))
+    assign = functools.partial(_put_scalar, found, key)
     return TensorLeaf(Declaration(spec, Extent.whole(())), lambda: room, assign)
 
 
-def value_of(found: Mapping[str, Any]) -> Any:
-    """Return the value whose parts were found, by path: a list where scalars are numbered from 0, else a dict. Pure."""
-    if "" in found:
-        value = found[""]
-        return value[()] if isinstance(value, _Scalar) else value
-    keys = list(dict.fromkeys(path.partition("/")[0] for path in found))
-    parts = {key: value_of(dict(_below(found, key))) for key in keys}
-    is_list = {*keys} == {str(number) for number in range(len(keys))}
-    if is_list and any(isinstance(value, _Scalar) for value in found.values()):
-        return [parts[str(number)] for number in range(len(keys))]
-    return parts
-
-
-def _below(found: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
-    for path, value in found.items():
-        first, _, rest = path.partition("/")
-        if first == key:
-            yield rest, value
+def _put_scalar(found: MutableMapping[Any, Any], key: str, new: Array) -> None:
+    put(found, key, new[()])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -53,7 +54,7 @@ from hpcckpt.state.leaves import (
     put,
     tuple_like,
 )
-from hpcckpt.state.plain_values import filled_when_empty, value_leaves, value_of
+from hpcckpt.state.plain_values import filled_when_empty, value_leaves
 from hpcckpt.state.state_dict import visit_state_dict
 from hpcckpt.state.walk import TooDeepError, Visitor, Walk
 
@@ -90,9 +91,10 @@ __all__ = [
     "plain",
     "state_dict_leaves",
     "tuple_like",
-    "value_of",
 ]
 
+_log = logging.getLogger("hpcckpt")
+_GIVE = "give something like what was saved, with arrays of the same shapes"
 ADAPTERS = {
     "keras": "hpcckpt.keras.model.state",
     "tensorflow": "hpcckpt.tensorflow.state",
@@ -285,20 +287,20 @@ def _visit_wrapped(walk: Walk, value: Any, name: str, container: Any, key: Any) 
 
 def _visit_parts(walk: Walk, value: Parts, name: str, container: Any, key: Any) -> None:
     _visit_mapping(walk, value.parts, name, container, key)
-    asked = tuple(join(name, part) for part in (*value.parts, *value.values))
+    parts = tuple(join(name, part) for part in value.parts)
 
     def resolve(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
-        leaves: list[TensorLeaf | ObjectLeaf] = []
-        problems = []
-        for part, found in value.values.items():
-            full = join(name, part)
-            made = value_leaves(full, specs, objects, found)
-            leaves += made or []
-            if made is None:
-                text = "holds arrays in the checkpoint, and no arrays in the state: give it what it was saved from"
-                problems.append(Problem(repr(full), f"{text}, such as copy.deepcopy(model.state_dict())"))
+        made = {
+            full: value_leaves(full, specs, objects, found)
+            for full, found in ((join(name, part), found) for part, found in value.values.items())
+        }
+        for full in (each for each, leaves in made.items() if leaves is None):
+            _log.warning(
+                "hpcckpt: %s is more than plain values in the checkpoint, and is not restored: %s", full, _GIVE
+            )
+        asked = (*parts, *(full for full, leaves in made.items() if leaves))
         ignored = [n for n in (*specs, *objects) if n not in asked and not _is_below(n, asked)]
-        return Resolved(leaves, ignored=ignored, problems=problems)
+        return Resolved([leaf for leaves in made.values() for leaf in leaves or ()], ignored=ignored)
 
     walk.add(DynamicPart(resolve))
 

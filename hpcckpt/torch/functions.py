@@ -12,7 +12,7 @@ from typing import Any, cast, overload
 from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.core.results import Restored
 from hpcckpt.errors import OptionError
-from hpcckpt.state.tree import Parts, is_json, value_of
+from hpcckpt.state.tree import Parts, is_json
 
 Where = str | os.PathLike[str] | Checkpointer
 
@@ -178,7 +178,8 @@ def restore(
     must_exist : bool
         Whether to raise an error if no step was ever saved. Otherwise ``None`` is returned: the run begins here.
     **objects
-        More parts, as given to `save`. What is a JSON value here comes back as ``Restored.objects``.
+        More parts, as given to `save`. What is a JSON value here comes back as ``Restored.objects``; what is ``None``
+        is not asked for.
 
     Returns
     -------
@@ -198,12 +199,13 @@ def restore(
         If the parts and the step differ; they are unchanged then.
     """
     state = _parts(model, optimizer, scheduler, objects)
-    values: dict[str, dict[str, Any]] = {name: {} for name, value in objects.items() if is_json(value)}
+    asked = [name for name, value in objects.items() if value is not None and is_json(value)]
+    values: dict[str, dict[str, Any]] = {name: {} for name in asked}
     with _open(where) as ckpt:
         if not must_exist and step is None and not ckpt.has_steps():
             return None
         restored = ckpt.restore(Parts(state, values), step, strict=strict)
-    found = {name: value_of(parts) for name, parts in values.items() if parts}
+    found = {name: parts.get("", parts) for name, parts in values.items() if parts}
     return replace(restored, objects={**restored.objects, **found})
 
 

@@ -86,7 +86,7 @@ class Exactness:
         StateError
             If the model cannot be built for this data; with what Keras or the program raised.
         """
-        is_built_already = all(is_built(optimizer) for _, optimizer in held_optimizers(self.model))
+        is_built_already = all(is_built(optimizer) for _, optimizer, _ in held_optimizers(self.model))
         if element_spec is None or (is_built_already and not unbuilt_layers(self.model)):
             return
         error = trace_eager(self.model, element_spec) if self._is_eager() else self._trace(element_spec)

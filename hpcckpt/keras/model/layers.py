@@ -6,7 +6,7 @@ layer or weight that is reached twice (shared layers, tied weights) is named whe
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +22,8 @@ RNG_STATE = "seed_generator_state"
 _KERAS = ("keras", "tf_keras")
 _MAX_DEPTH = 4
 """How deep in containers generators are looked for."""
+_MAX_ITEMS = 1000
+"""Among how many items of each container: a layer may have a list of a million numbers."""
 
 
 class Weight(NamedTuple):
@@ -162,8 +164,11 @@ def _random_states(layer: Any) -> list[Any]:
 
 
 def is_of_keras(obj: Any) -> bool:
-    """Return True if the class of a layer or optimizer is one of Keras' own, which holds nothing of the program."""
-    return type(obj).__module__.partition(".")[0] in _KERAS
+    """Return True for a layer or optimizer of a class of Keras' own: a program puts nothing into its attributes.
+
+    It does into those of models.
+    """
+    return type(obj).__module__.partition(".")[0] in _KERAS and not hasattr(type(obj), "compile")
 
 
 def generators_in(obj: Any) -> Iterator[Any]:
@@ -186,32 +191,14 @@ def _items_in(value: Any, depth: int) -> Iterator[Any]:
     else:
         yield value
         return
-    for item in items if depth else ():
+    for item in itertools.islice(items, _MAX_ITEMS) if depth else ():
         yield from _items_in(item, depth - 1)
 
 
 def _visit_others(model: Any, walk: _Walk) -> None:
     """Take in weights that Keras lists but no layer owns (those of a plain ``tf.Module`` in a layer), by position."""
-    if all(id(variable) in walk.seen for variable in model.weights):
-        return
-    with all_trainable(model):  # the position would depend on what is frozen
-        others = [variable for variable in model.weights if walk.is_new(variable)]
-    for number, variable in enumerate(others):
+    for number, variable in enumerate([v for v in model.weights if walk.is_new(v)]):
         walk.weights.append(Weight(f"other/{number}", variable, "replicated" if variable.trainable else "root"))
-
-
-@contextlib.contextmanager
-def all_trainable(model: Any) -> Iterator[None]:
-    """Let no layer of a model of Keras 2.15 be frozen meanwhile."""
-    present = model._get_trainable_state() if is_of_keras_2(model) else {}
-    if all(present.values()):
-        yield
-        return
-    model._set_trainable_state(dict.fromkeys(present, True))
-    try:
-        yield
-    finally:
-        model._set_trainable_state(present)
 
 
 def is_of_keras_2(model: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hpcckpt.core.tensors import name_problem
 from hpcckpt.errors import StateError
 from hpcckpt.keras.model.layers import RNG_STATE, Weight, generators_in, is_of_keras, is_of_keras_2, named_layers
 from hpcckpt.keras.model.naming import Namer, remembered, variable_name
@@ -18,6 +19,8 @@ from hpcckpt.state.tf_variables import is_variable, variable_leaf
 from hpcckpt.state.tree import TensorLeaf, join
 
 _NOT_SLOTS = {"_variables", "_trainable_variables", "_weights"}
+HELD = "held"
+"""What the names begin with, below the optimizer's, of what a class of the program holds beside variables."""
 _OF_TRACKING = {"_tracked", "_tracker"}
 """Where Keras lists what a model holds."""
 
@@ -34,18 +37,19 @@ def is_optimizer(obj: Any) -> bool:
     return hasattr(obj, "apply_gradients") and hasattr(type(obj), "iterations")
 
 
-def held_optimizers(model: Any) -> list[tuple[str, Any]]:
+def held_optimizers(model: Any) -> list[tuple[str, Any, bool]]:
     """Return the optimizers that a model and its layers hold beside the compiled one (GANs, actors and critics).
 
-    Each has its path. The optimizer of a compiled model within it is that model's. Independent.
+    Each has its path, and whether a part of the model holds it. The optimizer of a compiled model within it is that
+    model's. Independent.
     """
     seen = {id(getattr(model, "optimizer", None))}
-    found = _held_by(model, "", seen)
+    found = [(path, optimizer, False) for path, optimizer in _held_by(model, "", seen)]
     for path, layer in named_layers(model):
         if not is_of_keras(layer):
             is_compiled = getattr(layer, "_is_compiled", getattr(layer, "compiled", False))
-            seen |= {id(layer.optimizer)} if is_compiled else set()
-            found += _held_by(layer, path, seen)
+            seen |= {id(getattr(layer, "optimizer", None))} if is_compiled else set()
+            found += [(below, optimizer, True) for below, optimizer in _held_by(layer, path, seen)]
     return found
 
 
@@ -88,7 +92,9 @@ def build(optimizer: Any, model: Any) -> None:
             optimizer.build(variables)
 
 
-def build_as_saved(optimizer: Any, name: str, stored: Sequence[str], weights: Sequence[Weight]) -> None:
+def build_as_saved(
+    optimizer: Any, name: str, stored: Sequence[str], weights: Sequence[Weight], seen: set[int] | None = None
+) -> None:
     """Create an optimizer's variables, and those of optimizers in it, for the weights that a checkpoint has slots for.
 
     Parameters
@@ -101,10 +107,16 @@ def build_as_saved(optimizer: Any, name: str, stored: Sequence[str], weights: Se
         The names that the checkpoint has.
     weights : sequence of Weight
         Those of the model.
+    seen : set of int, optional
+        Identities of optimizers that were visited.
     """
-    for attribute, value in sorted(vars(optimizer).items()):
-        if is_optimizer(value) and attribute != "_optimizer":
-            build_as_saved(value, join(name, attribute.strip("_")), stored, weights)
+    seen = set() if seen is None else seen
+    if id(optimizer) in seen:
+        return
+    seen.add(id(optimizer))
+    for path, value in () if is_of_keras(optimizer) else _held_in(optimizer, join(name, HELD)):
+        if is_optimizer(value):
+            build_as_saved(value, path, stored, weights, seen)
     if is_built(optimizer):
         return
     start = f"{name}/"
@@ -117,16 +129,24 @@ def build_as_saved(optimizer: Any, name: str, stored: Sequence[str], weights: Se
 
 
 def _trained_by(model: Any) -> list[Any]:
-    """Return the weights that a training changes; for Keras 2.15 those that were not frozen when it was compiled."""
+    """Return the weights that a training changes; for Keras 2.15 also those that were not frozen at `compile`.
+
+    Its own training changes these, whatever was frozen or not since then.
+    """
     compiled: Mapping[Any, bool] = getattr(model, "_compiled_trainable_state", {}) if is_of_keras_2(model) else {}
-    present = model._get_trainable_state() if compiled else {}
-    if not any(present.get(layer, was_trainable) != was_trainable for layer, was_trainable in compiled.items()):
-        return list(model.trainable_variables)
-    model._set_trainable_state(compiled)
-    try:
-        return list(model.trainable_variables)
+    present = {layer: layer._trainable for layer in model._flatten_layers()} if compiled else {}
+    now = list(model.trainable_variables)
+    if all(compiled.get(layer, flag) == flag for layer, flag in present.items()):
+        return now
+    try:  # not by the property, which sets that of the layers within a layer
+        for layer, flag in present.items():
+            layer._trainable = compiled.get(layer, flag)
+        then = list(model.trainable_variables)
     finally:
-        model._set_trainable_state(present)
+        for layer, flag in present.items():
+            layer._trainable = flag
+    known = {id(variable) for variable in then}
+    return [*then, *(variable for variable in now if id(variable) not in known)]
 
 
 def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) -> Iterator[TensorLeaf]:
@@ -163,29 +183,57 @@ def optimizer_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) 
             yield variable_leaf(variable, join(name, namer.take(path)))
 
 
-def extra_leaves(optimizer: Any, name: str, weights: Sequence[Weight] = ()) -> Iterator[TensorLeaf]:
+def extra_leaves(
+    optimizer: Any, name: str, weights: Sequence[Weight] = (), seen: set[int] | None = None
+) -> Iterator[TensorLeaf]:
     """Yield the leaves of what a built optimizer of the program's own class holds beside its variables.
 
-    That is variables in lists and dicts (accumulated gradients), generators, and other optimizers.
+    That is variables in lists and dicts (accumulated gradients), generators, and other optimizers. Their names begin
+    with ``NAME/held``.
     """
-    if is_of_keras(optimizer) or hasattr(optimizer, "inner_optimizer") or not is_built(optimizer):
+    seen = set() if seen is None else seen
+    if id(optimizer) in seen or is_of_keras(optimizer) or hasattr(optimizer, "inner_optimizer"):
+        return
+    seen.add(id(optimizer))
+    if not is_built(optimizer):
         return
     trained = _trained(optimizer, weights)
-    seen = {id(variable) for variable, _ in [*_slots(optimizer, weights), *_singles(optimizer)]}
-    for attribute, value in sorted(vars(optimizer).items()):
-        if attribute in _NOT_SLOTS | _OF_TRACKING or attribute.startswith("_self_"):
-            continue
-        path = join(name, attribute.strip("_"))
-        if is_optimizer(value) and is_built(value):
-            yield from (*optimizer_leaves(value, path, weights), *extra_leaves(value, path, weights))
-        for key, item in _items(value):
-            if is_variable(item) and id(item) not in seen:
-                seen.add(id(item))
+    paths = {key: weight.path for weight in weights for key in _keys_of(weight.variable)}
+    own = {id(variable) for variable, _ in [*_slots(optimizer, weights), *_singles(optimizer)]}
+    for path, value in _held_in(optimizer, join(name, HELD)):
+        if is_optimizer(value) and is_built(value) and id(value) not in seen:
+            yield from optimizer_leaves(value, path, weights)
+            yield from extra_leaves(value, path, weights, seen)
+        namer = Namer()
+        for number, (key, item) in enumerate(_items(value)):
+            if is_variable(item) and id(item) not in own:
                 is_slot = isinstance(value, list | tuple) and len(value) == len(trained)
-                yield variable_leaf(item, join(path, trained[key].path if is_slot else str(key)))
+                known = trained[number].path if is_slot else paths.get(_key(key), key if _is_name(key) else str(number))
+                yield variable_leaf(item, join(path, namer.take(known)))
     namer = Namer()
     for state in generators_in(optimizer):
-        yield variable_leaf(state, join(name, namer.take(RNG_STATE)), "per-rank")
+        yield variable_leaf(state, join(join(name, HELD), namer.take(RNG_STATE)), "per-rank")
+
+
+def _held_in(optimizer: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that a program may have given an optimizer: path and value."""
+    for attribute, value in sorted(vars(optimizer).items()):
+        if attribute not in _NOT_SLOTS | _OF_TRACKING and not attribute.startswith("_self_"):
+            yield join(name, attribute.strip("_")), value
+
+
+def _keys_of(variable: Any) -> Iterator[Any]:
+    """Yield what a program may use as the key of a weight in a dict; for references see `_key`."""
+    yield id(variable)
+    yield from (getattr(variable, name) for name in ("path", "name", "_unique_id") if hasattr(variable, name))
+
+
+def _key(key: Any) -> Any:
+    return id(key.deref()) if hasattr(key, "deref") else key
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, str) and name_problem(key) is None
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcckpt.core.tensors import TensorSpec
@@ -13,6 +13,7 @@ from hpcckpt.keras.model.layer_state import layer_state_leaves, restoring_parts
 from hpcckpt.keras.model.layers import Weight, is_layer, named_weights
 from hpcckpt.keras.model.naming import variable_name
 from hpcckpt.keras.model.optimizers import (
+    HELD,
     build,
     build_as_saved,
     extra_leaves,
@@ -26,6 +27,8 @@ from hpcckpt.state.tree import DynamicPart, Leaf, Resolved, TensorLeaf, join
 
 _log = logging.getLogger("hpcckpt")
 MODEL, OPTIMIZER = "model", "optimizer"
+_SHOWN = 5
+"""How many names of one sort are logged."""
 
 
 def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
@@ -48,7 +51,8 @@ def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
     if is_layer(obj):
         return _model_leaves(obj, name or MODEL)
     if is_optimizer(obj):
-        return iter([*optimizer_leaves(obj, name or OPTIMIZER), *extra_leaves(obj, name or OPTIMIZER)])
+        _ = [*optimizer_leaves(obj, name or OPTIMIZER)]  # raises if it is not built
+        return _leaves_of(obj, name or OPTIMIZER, ())
     return None
 
 
@@ -56,7 +60,7 @@ def _model_leaves(model: Any, name: str) -> Iterator[Leaf]:
     weights = named_weights(model)
     own = [*weight_leaves(model, name, weights), *layer_state_leaves(model, name)]
     yield from own
-    yield from _optimizer_leaves(model, _beside(name), weights)
+    yield from _optimizer_leaves(model, name, weights)
     optional = {join(name, weight.path) for weight in weights if weight.is_optional}
     yield from restoring_parts(model, own, optional)
 
@@ -67,42 +71,64 @@ def _beside(name: str) -> str:
     return parent if last == MODEL else name
 
 
-def _optimizer_leaves(model: Any, base: str, weights: list[Weight]) -> Iterator[Leaf]:
-    """Yield the leaves of the compiled optimizer, and of others that the model holds (GANs)."""
+def _optimizer_leaves(model: Any, name: str, weights: list[Weight]) -> Iterator[Leaf]:
+    """Yield the leaves of the compiled optimizer, and of others that the model and its parts hold (GANs)."""
     compiled = getattr(model, "optimizer", None)
     if compiled is not None:
         is_new = not is_built(compiled)
         build(compiled, model)
-        yield from _leaves_of(compiled, join(base, OPTIMIZER), weights, is_new=is_new)
-    for path, optimizer in held_optimizers(model):
-        yield from _leaves_of(optimizer, join(base, path), weights)
+        yield from _leaves_of(compiled, join(_beside(name), OPTIMIZER), weights, is_new=is_new)
+    for path, optimizer, is_of_part in held_optimizers(model):
+        yield from _leaves_of(optimizer, join(name if is_of_part else _beside(name), path), weights)
 
 
 def _leaves_of(optimizer: Any, name: str, weights: Sequence[Weight], *, is_new: bool = False) -> Iterator[Leaf]:
     """Yield the leaves of an optimizer, none yet if it is not built: a restore builds it for what the checkpoint has.
 
-    Of one that `is_new`, built for this state, checkpoints may lack slots: a loop may train a part of the model only.
+    Of one that `is_new`, built for this state, checkpoints may lack all slots of some weights: a loop may train a part
+    of the model only.
     """
     own = {leaf.declaration.spec.name: leaf for leaf in _present(optimizer, name, weights)}
 
     def resolve(specs: Mapping[str, TensorSpec], _objects: Mapping[str, Any]) -> Resolved:
-        stored = [each for each in specs if each.startswith(f"{name}/")]
+        stored = {each for each in specs if each.startswith(f"{name}/")}
         if own and not stored:
             _log.warning("hpcckpt: %s is not in the checkpoint: the optimizer keeps what it has", name)
             return Resolved(dropped=own)
-        build_as_saved(optimizer, name, stored, weights)
+        build_as_saved(optimizer, name, sorted(stored), weights)
         if stored and not is_built(optimizer):
             text = "has no variables yet; call its build(variables) with the variables that it trains, then restore"
             return Resolved(ignored=stored, problems=[Problem(name, f"{type(optimizer).__name__} {text}")])
         now = {leaf.declaration.spec.name: leaf for leaf in _present(optimizer, name, weights)}
-        extra = {leaf.declaration.spec.name for leaf in extra_leaves(optimizer, name, weights)}
-        absent = [each for each in own if each not in specs and (is_new or each in extra)]
-        for each in absent if not is_new else ():
-            _log.warning("hpcckpt: %s is not in the checkpoint: the optimizer keeps what it has", each)
-        return Resolved([leaf for each, leaf in now.items() if each not in own and each in specs], absent)
+        held = f"{join(name, HELD)}/"
+        absent = {each for each in own if each.startswith(held)} - stored
+        unknown = {each for each in stored if each.startswith(held)} - now.keys()
+        untrained = _untrained(own.keys() - absent, stored, name, weights) if is_new else set()
+        for text, found in (("is not in the checkpoint", absent | untrained), ("is only in the checkpoint", unknown)):
+            for each in sorted(found)[:_SHOWN]:
+                _log.warning("hpcckpt: %s %s: the optimizer keeps what it has", each, text)
+        leaves = [leaf for each, leaf in now.items() if each not in own and each in stored]
+        return Resolved(leaves, absent | untrained, ignored=unknown)
 
     yield from own.values()
     yield DynamicPart(resolve)
+
+
+def _untrained(own: Collection[str], stored: Collection[str], name: str, weights: Sequence[Weight]) -> set[str]:
+    """Return the slots of weights that a checkpoint has no slot of, if it has slots of these kinds for others. Pure."""
+
+    def slot_and_path(full: str) -> tuple[str, str]:
+        slot, _, path = full[len(name) + 1 :].partition("/")
+        return slot, path
+
+    paths = {weight.path for weight in weights}
+    known = {(slot, path) for slot, path in map(slot_and_path, stored) if path in paths}
+    slots, trained = {slot for slot, _ in known}, {path for _, path in known}
+    return {
+        full
+        for full in own
+        if (pair := slot_and_path(full))[0] in slots and pair[1] in paths and pair[1] not in trained
+    }
 
 
 def _present(optimizer: Any, name: str, weights: Sequence[Weight]) -> Iterator[TensorLeaf]:

@@ -402,7 +402,7 @@ def test_what_an_optimizer_of_the_program_holds_beside_its_variables_is_restored
         ckpt.save(1, {"model": model}).result()
         ckpt.restore({"model": other})
     state = {"sums/batch_normalization/gamma", "counts/calls", "seed_generator_state", "inner/iteration"}
-    assert {f"optimizer/{each}" for each in state} <= set(values(model))
+    assert {f"optimizer/held/{each}" for each in state} <= set(values(model))
     assert_equal(values(other), values(model))
 
 
@@ -418,7 +418,51 @@ def test_checkpoints_without_what_an_optimizer_of_the_program_holds_are_restored
         disturb(other.optimizer)
         ckpt.restore({"model": other})
     assert int(other.optimizer.counts["calls"]) == 1
-    assert "optimizer/counts/calls is not in the checkpoint: the optimizer keeps what it has" in caplog.text
+    assert "optimizer/held/counts/calls is not in the checkpoint: the optimizer keeps what it has" in caplog.text
+
+
+def test_what_an_optimizer_of_the_program_has_not_made_yet_is_told_of(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, other = accumulating(), small("sgd")
+    model.optimizer.build(model.trainable_variables)
+    other.compile(Plain(0.1), "mse")
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+        ckpt.save(2, {"optimizer": model.optimizer}).result()
+        ckpt.restore({"optimizer": model.optimizer})
+    assert "optimizer/held/counts/calls is only in the checkpoint: the optimizer keeps what it has" in caplog.text
+
+
+class Plain(keras.optimizers.SGD):  # type: ignore[misc,unused-ignore]
+    """Has nothing else yet."""
+
+
+@pytest.mark.parametrize("key", [id, lambda v: v.name, lambda v: v.ref() if hasattr(v, "ref") else v.path])
+def test_weights_may_be_the_keys_of_what_an_optimizer_holds(run_dir: Path, key: Any) -> None:
+    def keyed(value: float) -> Any:
+        model = small("sgd")
+        model.compile(Plain(0.1), "mse")
+        model.optimizer.sums = {key(v): tf.Variable(np.full(v.shape, value)) for v in model.trainable_variables}
+        model.optimizer.other = model.optimizer.itself = model.optimizer
+        return model
+
+    model, other = keyed(1.0), keyed(2.0)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": model}).result()
+        ckpt.restore({"model": other})
+    assert all(np.all(each.numpy() == 1.0) for each in other.optimizer.sums.values())
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+def test_the_checkpoint_of_another_optimizer_is_refused(run_dir: Path, name: str) -> None:
+    other = small("sgd")
+    other.compile(getattr(keras.optimizers, name)(0.1), "mse")
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"model": small("sgd")}).result()
+        with pytest.raises(StateMismatchError, match="is in the state but not in the checkpoint"):
+            ckpt.restore({"model": other})
 
 
 class Agent(keras.Model):  # type: ignore[misc,unused-ignore]
@@ -459,6 +503,7 @@ def test_an_optimizer_that_a_part_of_a_model_holds_is_restored_and_built_for_tha
     for each in (agent, other):
         each.actor.learn(x)
     assert_equal(values(other), values(agent))
+    assert flatten({"model": agent, "actor": agent.actor}).tensors
 
 
 def test_a_compiled_optimizer_that_trains_a_part_of_the_model_is_restored(run_dir: Path) -> None:
@@ -492,31 +537,22 @@ def test_models_that_share_a_legacy_optimizer_are_restored(run_dir: Path) -> Non
         assert np.array_equal(one, value)
 
 
-class Held(keras.layers.Layer):  # type: ignore[misc,unused-ignore]
-    """Has variables in a ``tf.Module``, one of which is not trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = tf.Module()
-        self.part.a, self.part.b = tf.Variable([1.0]), tf.Variable([2.0], trainable=False)
-        self.part.c = tf.Variable([3.0])
-
-    def call(self, inputs: Any) -> Any:
-        return inputs * self.part.a + self.part.b + self.part.c
-
-
-@pytest.mark.skipif(IS_KERAS_3, reason="Keras 3 does not list them")
-def test_variables_of_a_module_come_back_into_a_frozen_layer(run_dir: Path) -> None:
-    model, frozen = (keras.Sequential([keras.layers.Input((1,)), Held(), Held()]) for _ in range(2))
-    for number, variable in enumerate(model.weights):
-        variable.assign([float(number)])
-    frozen.layers[0].trainable = False
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 3 trains what is trainable now")
+def test_a_save_freezes_nothing_and_builds_for_all_that_may_be_trained(run_dir: Path) -> None:
+    shared = keras.layers.Dense(2)
+    first, second = (keras.Sequential([keras.layers.Input((2,)), shared]) for _ in range(2))
+    model = keras.Sequential([keras.layers.Input((2,)), first, second, keras.layers.Dense(1)])
+    model.layers[-1].trainable = False
+    model.compile("adam", "mse")
+    shared.trainable, model.layers[-1].trainable = False, True
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.save(1, {"model": model}).result()
-        ckpt.restore({"model": frozen})
-    for one, other in zip(model.layers, frozen.layers, strict=True):
-        assert all(getattr(one.part, name) == getattr(other.part, name) for name in "abc")
-    assert not frozen.layers[0].trainable
+    assert not shared.trainable
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(np.ones((2, 2), "float32")) ** 2)
+    variables = model.trainable_variables
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    model.train_on_batch(np.ones((2, 2), "float32"), np.ones((2, 1), "float32"))
 
 
 class Unused(keras.Model):  # type: ignore[misc,unused-ignore]

@@ -606,22 +606,23 @@ def test_another_form_of_a_tensors_memory_is_refused_if_the_values_differ(run_di
 # -- values in another form than they were saved in -------------------------------------------------
 
 
-def test_scalars_and_histories_come_back_as_objects_for_plain_values(run_dir):
-    history = {"loss": [np.float64(1.5), 2.0], "acc": []}
-    hc.torch.save(run_dir, 1, model=net(), best=np.float64(0.2), loss=torch.tensor(0.5), history=history, epoch=3)
-    restored = hc.torch.restore(run_dir, model=net(), best=0.0, loss=float("inf"), history={}, epoch=0)
-    assert restored.objects == {"best": 0.2, "loss": 0.5, "history": history, "epoch": 3}
+def test_scalars_come_back_as_objects_where_the_program_has_plain_values(run_dir):
+    last = {"loss": np.float64(1.5), "acc": 0.5}
+    hc.torch.save(run_dir, 1, model=net(), best=np.float64(0.2), loss=torch.tensor(0.5), last=last, epoch=3)
+    restored = hc.torch.restore(run_dir, model=net(), best=0.0, loss=float("inf"), last={}, epoch=0)
+    assert restored.objects == {"best": 0.2, "loss": 0.5, "last": last, "epoch": 3}
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_arrays_where_the_program_has_a_plain_value_are_reported(run_dir, strict, caplog):
-    hc.torch.save(run_dir, 1, model=net(), best=net().state_dict())
-    if strict:
-        with pytest.raises(StateMismatchError, match=r"'best'.* holds arrays in the checkpoint"):
-            hc.torch.restore(run_dir, model=net(), best=None)
-    else:
-        hc.torch.restore(run_dir, model=net(), best=None, strict=False)
-        assert "'best'" in caplog.text
+@pytest.mark.parametrize("now", [None, 0, {}])
+def test_more_than_plain_values_where_the_program_has_some_is_told_of(run_dir, now, caplog):
+    history = {"loss": [np.float64(1.5)]}
+    hc.torch.save(run_dir, 1, model=net(), best=net().state_dict(), history=history)
+    restored = hc.torch.restore(run_dir, model=net(), best=now, history=now)
+    assert restored.objects == {}
+    for name in ("best", "history"):
+        assert (f"{name} is more than plain values in the checkpoint, and is not restored" in caplog.text) == (
+            now is not None
+        )
 
 
 # -- optimizers and modules of other libraries ------------------------------------------------------
