@@ -79,20 +79,23 @@ def _optimizer_leaves(model: Any, name: str, weights: list[Weight]) -> Iterator[
         build(compiled, model)
         yield from _leaves_of(compiled, join(_beside(name), OPTIMIZER), weights, is_new=is_new)
     for path, optimizer, is_of_part in held_optimizers(model):
-        yield from _leaves_of(optimizer, join(name if is_of_part else _beside(name), path), weights)
+        place = join(name if is_of_part else _beside(name), path)
+        yield from _leaves_of(optimizer, place, weights, may_be_absent=True)
 
 
-def _leaves_of(optimizer: Any, name: str, weights: Sequence[Weight], *, is_new: bool = False) -> Iterator[Leaf]:
+def _leaves_of(
+    optimizer: Any, name: str, weights: Sequence[Weight], *, is_new: bool = False, may_be_absent: bool = False
+) -> Iterator[Leaf]:
     """Yield the leaves of an optimizer, none yet if it is not built: a restore builds it for what the checkpoint has.
 
     Of one that `is_new`, built for this state, checkpoints may lack all slots of some weights: a loop may train a part
-    of the model only.
+    of the model only. Of one that `may_be_absent` they may lack everything.
     """
     own = {leaf.declaration.spec.name: leaf for leaf in _present(optimizer, name, weights)}
 
     def resolve(specs: Mapping[str, TensorSpec], _objects: Mapping[str, Any]) -> Resolved:
         stored = {each for each in specs if each.startswith(f"{name}/")}
-        if own and not stored:
+        if own and not stored and may_be_absent:
             _log.warning("hpcckpt: %s is not in the checkpoint: the optimizer keeps what it has", name)
             return Resolved(dropped=own)
         build_as_saved(optimizer, name, sorted(stored), weights)
