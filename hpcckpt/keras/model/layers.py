@@ -166,9 +166,10 @@ def _random_states(layer: Any) -> list[Any]:
 def is_of_keras(obj: Any) -> bool:
     """Return True for a layer or optimizer of a class of Keras' own: a program puts nothing into its attributes.
 
-    It does into those of models.
+    It does into those of models. The classes that Horovod makes on the fly derive from those of Keras or the program.
     """
-    return type(obj).__module__.partition(".")[0] in _KERAS and not hasattr(type(obj), "compile")
+    modules = (cls.__module__.partition(".")[0] for cls in type(obj).__mro__)
+    return next(name for name in modules if name != "horovod") in _KERAS and not hasattr(type(obj), "compile")
 
 
 def generators_in(obj: Any) -> Iterator[Any]:
