@@ -51,8 +51,8 @@ def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
     if is_layer(obj):
         return _model_leaves(obj, name or MODEL)
     if is_optimizer(obj):
-        _ = [*optimizer_leaves(obj, name or OPTIMIZER)]  # raises if it is not built
-        return _leaves_of(obj, name or OPTIMIZER, ())
+        leaves_of = _leaves_of if is_built(obj) else optimizer_leaves  # which says what is not built
+        return leaves_of(obj, name or OPTIMIZER, ())
     return None
 
 
