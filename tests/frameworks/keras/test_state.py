@@ -439,6 +439,13 @@ class Plain(keras.optimizers.SGD):  # type: ignore[misc,unused-ignore]
     """Has nothing else yet."""
 
 
+def test_of_an_optimizer_that_horovod_wraps_the_wrapped_class_counts() -> None:
+    hvd = pytest.importorskip("horovod.tensorflow.keras", reason="Horovod is not installed")
+    hvd.init()
+    wrapped = [hvd.DistributedOptimizer(each) for each in (keras.optimizers.Adam(), Plain(0.1))]
+    assert [layers.is_of_keras(each) for each in wrapped] == [True, False]
+
+
 @pytest.mark.parametrize("key", [id, lambda v: v.name, lambda v: v.ref() if hasattr(v, "ref") else v.path])
 def test_weights_may_be_the_keys_of_what_an_optimizer_holds(run_dir: Path, key: Any) -> None:
     def keyed(value: float) -> Any:

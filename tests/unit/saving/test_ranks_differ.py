@@ -374,6 +374,23 @@ def test_an_mpi4py_communicator_is_duplicated(run_dir):
 
 
 @pytest.mark.mpi
+def test_an_intercommunicator_is_refused(run_dir):
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if world.size == 1:
+        pytest.skip("it needs two groups")
+    group = world.Split(int(world.rank > 0))
+    between = group.Create_intercomm(0, world, 1 if world.rank == 0 else 0)
+    try:
+        with pytest.raises(TypeError, match=r"intercommunicator: pass comm\.Merge\(\)"):
+            hc.Checkpointer(run_dir, comm=between)
+    finally:
+        between.Free()
+        group.Free()
+
+
+@pytest.mark.mpi
 def test_without_a_communicator_all_ranks_of_the_launch_save_together(run_dir):
     from mpi4py import MPI
 
