@@ -230,7 +230,8 @@ class Calls:
             return
         own = next((own for own in reversed(self._recent) if own.number == call.number), None)
         if own is not None and own.key != call.key and self.failure is None and not self._is_reporting:
-            pair = sorted([(self._comm.rank, own.text), (rank, call.text)])
+            texts = (own.text, call.text) if own.text != call.text else (own.key, call.key)
+            pair = sorted(zip((self._comm.rank, rank), texts, strict=True))
             (first, its), (second, others) = pair
             self.give_up(_misuse(f"rank {first} is in {its}, rank {second} in {others}"), rank)
 

@@ -76,6 +76,11 @@ def as_communicator(comm: Any, patience: Patience | None = None) -> Communicator
     if type(comm).__module__.partition(".")[0] == "mpi4py":
         from hpcckpt.collective.mpi import MpiCommunicator  # starts MPI
 
+        if not comm:
+            raise TypeError(
+                "comm is MPI.COMM_NULL: this rank is in none of the groups, and only ranks with a communicator make "
+                "a Checkpointer"
+            )
         if comm.Is_inter():
             raise TypeError("comm is an intercommunicator: pass comm.Merge(), or each group's own communicator")
         return MpiCommunicator(comm, patience)

@@ -85,7 +85,7 @@ def _abort(
     queue.rundir.abort(this.staged)
     # without a slot the next save plans with all ranks
     slot = None if is_new else queue.rundir.next_slot(this.planned.file_layout)
-    result = SaveOutcome(None, phase, failures, slot)
+    result = SaveOutcome(None, phase, failures, slot, this.request.step)
     queue.rundir.journal.failed(this.request.step, phase, failures)
     if queue.is_in_background:
         _log.error("hpcckpt: %s", collective_error(f"save step {this.request.step}: {phase}", failures))

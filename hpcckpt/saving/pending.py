@@ -121,13 +121,14 @@ class SaveOutcome(NamedTuple):
     """What root sends all ranks about a save: the step, the failures by rank, or what is left to do.
 
     Left to do: plan again by the requests of all ranks, with this `file_layout`; or commit the parts of several nodes.
-    `slot` is for a later save.
+    `slot` is for a later save; `step` is root's, which others may differ from by mistake.
     """
 
     saved: SavedStep | None = None
     phase: str = ""
     failures: Mapping[int, Failure] = {}
     slot: StagingSlot | None = None
+    step: int | None = None
     proposals: tuple[tuple[Declaration, ...], ...] = ()
     file_layout: Any = None
     parts: NodeParts | None = None
@@ -191,6 +192,7 @@ class InFlightSave:
         assert self.task is not None
         self.state = SaveState.REPORTED
         if self.outcome.saved is None:
-            phase = f"save step {self.request.step}: {self.outcome.phase}"
+            step = self.request.step if self.outcome.step is None else self.outcome.step
+            phase = f"save step {step}: {self.outcome.phase}"
             raise collective_error(phase, self.outcome.failures) from self.task.local.error
         return self.outcome.saved

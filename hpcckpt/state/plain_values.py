@@ -1,4 +1,4 @@
-"""JSON and NumPy scalars of a checkpoint that the state has no place for yet: made from what the checkpoint has.
+"""JSON, NumPy scalars and arrays of a checkpoint that the state has no place for yet: made from what the checkpoint has.
 
 Names do not tell a key with a "/" from a dict within a dict, nor a list from a dict, so only a value by itself and the
 items of a flat dict are taken.
@@ -19,28 +19,34 @@ from hpcckpt.state.leaves import Array, DynamicPart, ObjectLeaf, Resolved, Tenso
 
 
 def filled_when_empty(name: str, container: MutableMapping[Any, Any]) -> DynamicPart:
-    """Return what puts all that a checkpoint has below a name into an empty dict, if it is JSON and scalars."""
+    """Return what puts all that a checkpoint has below a name into an empty dict, if it is a flat dict."""
 
     def resolve(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
         if name in objects or name in specs:
             return Resolved()
-        leaves = value_leaves(name, specs, objects, container)
+        leaves = value_leaves(name, specs, objects, container, takes_arrays=True)
         return Resolved(leaves, [name]) if leaves else Resolved()
 
     return DynamicPart(resolve)
 
 
 def value_leaves(
-    name: str, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any], found: MutableMapping[Any, Any]
+    name: str,
+    specs: Mapping[str, TensorSpec],
+    objects: Mapping[str, Any],
+    found: MutableMapping[Any, Any],
+    *,
+    takes_arrays: bool = False,
 ) -> list[TensorLeaf | ObjectLeaf] | None:
     """Return leaves that put what a checkpoint has below a name into `found`, by key; what it is itself under "". Pure.
 
-    Returns ``None`` if there is more than JSON and scalars: arrays, values of each rank, containers in containers.
+    Returns ``None`` if there is more than JSON and scalars: values of each rank, containers in containers, and arrays
+    unless it takes these too.
     """
     below = f"{name}/"
     keys = {each: each[len(below) :] for each in (*specs, *objects) if each == name or each.startswith(below)}
     tensors = [specs[each] for each in keys if each in specs]
-    if any(spec.shape or spec.kind != "replicated" for spec in tensors):
+    if any((spec.shape and not takes_arrays) or spec.kind != "replicated" for spec in tensors):
         return None
     if any("/" in key or key.startswith(".") for key in keys.values()):
         return None
@@ -51,10 +57,10 @@ def value_leaves(
 
 
 def _leaf(spec: TensorSpec, found: MutableMapping[Any, Any], key: str) -> TensorLeaf:
-    room = np.empty((), numpy_dtype(spec.dtype))
-    assign = functools.partial(_put_scalar, found, key)
-    return TensorLeaf(Declaration(spec, Extent.whole(())), lambda: room, assign)
+    assign = functools.partial(_put_copy, found, key)
+    declaration = Declaration(spec, Extent.whole(spec.shape))
+    return TensorLeaf(declaration, lambda: np.empty(spec.shape, numpy_dtype(spec.dtype)), assign)
 
 
-def _put_scalar(found: MutableMapping[Any, Any], key: str, new: Array) -> None:
-    put(found, key, new[()])
+def _put_copy(found: MutableMapping[Any, Any], key: str, new: Array) -> None:
+    put(found, key, new.copy() if new.shape else new[()])

@@ -41,6 +41,16 @@ def read_streams() -> dict[str, Array]:
     return states | {name: np.asarray(variable) for name, variable in _variables().items()}
 
 
+def read_python() -> Array:
+    """Return the state of the numbers of Python's `random`. Independent."""
+    return _of_python(random._inst)
+
+
+def set_python(state: Array) -> None:
+    """Set the numbers of Python's `random` to what `read_python` returned. Independent."""
+    _setter_of_python(random._inst)(state)
+
+
 def write_streams(states: Mapping[str, Array]) -> list[str]:
     """Set streams to these states; return the names of those that do not exist here. Independent."""
     if "tensorflow.generator" in states:

@@ -337,6 +337,10 @@ def _visit_scalar(walk: Walk, value: np.generic, name: str, container: Any, key:
 def _visit_json(walk: Walk, value: Any, name: str, container: Any, key: Any) -> None:
     if is_json(value):
         walk.add(_object_leaf(name, value, container, key))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        raise StateError("this whole number has more than 4,096 bits: save it as text or as an array")
+    elif isinstance(value, str):
+        raise StateError("this text has characters that are no valid Unicode: save its bytes as an array")
     else:
         _visit_other(walk, value, name, container, key)
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, overload
 
+import numpy as np
+
 from hpcckpt.checkpointer import Checkpointer, PendingSave
 from hpcckpt.core.results import Restored
 from hpcckpt.errors import OptionError
@@ -178,14 +180,14 @@ def restore(
     must_exist : bool
         Whether to raise an error if no step was ever saved. Otherwise ``None`` is returned: the run begins here.
     **objects
-        More parts, as given to `save`. What is a JSON value here comes back as ``Restored.objects``; what is ``None``
-        is not asked for.
+        More parts, as given to `save`. What cannot be restored in place, JSON values, NumPy scalars and read-only
+        arrays, comes back as ``Restored.objects``; what is ``None`` is not asked for.
 
     Returns
     -------
     Restored or None
-        The step, its metrics, and as ``objects`` the JSON values that were given to `save`, and the scalars among the
-        `objects` that are JSON values here.
+        The step, its metrics, and as ``objects`` the JSON values that were given to `save`, and what of the `objects`
+        could not be restored in place.
 
     Raises
     ------
@@ -199,14 +201,22 @@ def restore(
         If the parts and the step differ; they are unchanged then.
     """
     state = _parts(model, optimizer, scheduler, objects)
-    asked = [name for name, value in objects.items() if value is not None and is_json(value)]
+    asked = [name for name, value in objects.items() if value is not None and _is_plain(value)]
+    for name in asked:
+        state.pop(name, None)
+    given = dict(state)
     values: dict[str, dict[str, Any]] = {name: {} for name in asked}
     with _open(where) as ckpt:
         if not must_exist and step is None and not ckpt.has_steps():
             return None
         restored = ckpt.restore(Parts(state, values), step, strict=strict)
     found = {name: parts.get("", parts) for name, parts in values.items() if parts}
+    found |= {name: state[name] for name, part in given.items() if state[name] is not part}  # such as a read-only array
     return replace(restored, objects={**restored.objects, **found})
+
+
+def _is_plain(value: Any) -> bool:
+    return is_json(value) or isinstance(value, np.generic)
 
 
 def _parts(model: Any, optimizer: Any, scheduler: Any, others: Mapping[str, Any]) -> dict[str, Any]:

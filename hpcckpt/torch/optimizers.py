@@ -27,6 +27,8 @@ from hpcckpt.state.tree import (
 )
 
 GROUPS = "param_groups"
+_OF_SCHEDULES = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+"""What schedules add to the groups of any optimizer."""
 
 
 def optimizer_leaves(optimizer: torch.optim.Optimizer, name: str) -> Iterator[Leaf]:
@@ -41,21 +43,25 @@ def optimizer_leaves(optimizer: torch.optim.Optimizer, name: str) -> Iterator[Le
     load = functools.partial(_load, optimizer)
     leaves = list(state_dict_leaves(held, name, load, is_free=True, default="torch"))
     own = [leaf_name(leaf) for leaf in leaves if isinstance(leaf, TensorLeaf | ObjectLeaf)]
+    is_first = True
     for leaf in leaves:
-        yield _with_group_check(leaf, optimizer, name, own) if isinstance(leaf, DynamicPart) else leaf
+        is_part = isinstance(leaf, DynamicPart)
+        yield _with_group_check(leaf, optimizer, name, own, is_told=is_first) if isinstance(leaf, DynamicPart) else leaf
+        is_first = is_first and not is_part
 
 
 def _with_group_check(
-    part: DynamicPart, optimizer: torch.optim.Optimizer, name: str, own: Sequence[str]
+    part: DynamicPart, optimizer: torch.optim.Optimizer, name: str, own: Sequence[str], *, is_told: bool
 ) -> DynamicPart:
-    """Return an optimizer's part that takes nothing from a checkpoint of other groups."""
+    """Return an optimizer's part that takes nothing from a checkpoint of other groups, or of another class."""
 
     def resolve(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
         problem = _groups_problem(optimizer, _group_sizes(objects, name), name)
+        problem = problem or _class_problem(optimizer, _group_keys(specs, objects, name), name)
         if problem is None:
             return part.resolve(specs, objects)
         theirs = [full for full in (*specs, *objects) if full.startswith(f"{name}/")]
-        return Resolved(dropped=own, ignored=theirs, problems=[problem])
+        return Resolved(dropped=own, ignored=theirs, problems=[problem] if is_told else [])
 
     return DynamicPart(resolve)
 
@@ -86,6 +92,44 @@ def _groups_problem(optimizer: torch.optim.Optimizer, then: list[int] | None, na
         f"is another one: the checkpoint has groups of {', '.join(map(str, then))} parameters, this optimizer of "
         f"{', '.join(map(str, now))}",
     )
+
+
+def _group_keys(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any], name: str) -> set[str]:
+    """Return the options that the first group of a checkpoint has; nothing if it does not show. Pure."""
+    saved = objects.get(join(name, GROUPS))
+    if isinstance(saved, list) and saved and isinstance(saved[0], dict):
+        return set(saved[0])
+    start = f"{name}/{GROUPS}/0/"
+    return {full[len(start) :].partition("/")[0] for full in (*specs, *objects) if full.startswith(start)}
+
+
+def _class_problem(optimizer: torch.optim.Optimizer, then: set[str], name: str) -> Problem | None:
+    """Return why groups are of an optimizer of another class: each has options that the other lacks.
+
+    Options that a newer version of the same class has added are no problem: `__setstate__` adds them.
+    """
+    now = set(optimizer.defaults)
+    unknown = then - now - set(optimizer.param_groups[0]) - _OF_SCHEDULES
+    missing = now - then - _added_by_class(optimizer, then) if unknown else set()
+    if not missing:
+        return None
+    return Problem(
+        name,
+        f"is of another class: its groups in the checkpoint have {', '.join(sorted(unknown))}, and not "
+        f"{', '.join(sorted(missing))} of {type(optimizer).__name__}",
+    )
+
+
+def _added_by_class(optimizer: torch.optim.Optimizer, keys: set[str]) -> set[str]:
+    """Return the options that an optimizer's class gives to groups of an older version of it."""
+    trial = type(optimizer).__new__(type(optimizer))
+    group: dict[str, Any] = {**dict.fromkeys(keys), "params": []}
+    try:
+        trial.__dict__.update(optimizer.__dict__)
+        trial.__setstate__({"state": {}, "param_groups": [group]})
+    except Exception:  # noqa: BLE001 - classes of programs may do what they like
+        return set()
+    return set(group) - keys
 
 
 def _load(optimizer: torch.optim.Optimizer, found: Mapping[Any, Any]) -> None:

@@ -143,6 +143,18 @@ def test_a_rank_that_was_several_calls_ahead_is_compared_at_each(run_dir):
     assert "rank 0 is in latest_step(), rank 1 in has_steps()" in texts[0]
 
 
+def test_the_error_names_an_option_that_differs(run_dir):
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.save(1, state()).result()
+        with pytest.raises(errors.CollectiveMisuseError) as caught:
+            then_poll(ckpt, lambda c: c.restore(state(), strict=comm.rank == 0))
+        return str(caught.value)
+
+    texts = run_ranks(2, body, timeout_s=60.0, patience=SOON)
+    assert "rank 0 is in restore(step=None, strict=True), rank 1 in restore(step=None, strict=False)" in texts[0]
+
+
 def test_ranks_that_save_different_steps_can_save_again(run_dir):
     """That is not fatal: what the ranks hold is known, and each save is a new one."""
 

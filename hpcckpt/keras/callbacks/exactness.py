@@ -27,6 +27,8 @@ from hpcckpt.state.tf_variables import tensorflow_variable
 
 _COUNTERS = ("_train_counter", "_test_counter", "_predict_counter")
 """Keras 2.15's counts of batches: the first is saved, the others begin at 0 each time."""
+_REBUILT = ("compiled_loss", "compiled_metrics")
+"""What Keras 2.15 rebuilds when it traces the first step: what is in there has other paths then."""
 COMPILED_AGAIN = "the model was compiled again while it trains"
 _SHOWN = 3
 _CAUSE = re.compile(r"^\s*\w+: ", re.MULTILINE)
@@ -124,6 +126,7 @@ class Exactness:
         if element_spec is None or self._is_eager():
             return
         self._trace(element_spec)
+        self._values.replace(self._read_values(), _REBUILT)
         step = self._step("train_function")
         if step is not None:
             self.variables = named_variables(self.model, step.variables)

@@ -237,6 +237,8 @@ class FitBackup:
         is_within = not self._has_begun and self.start.restored is not None and epoch == self.at.epoch
         self.at = self.at if is_within else FitPosition(epoch, 0, self.at.step)
         self._is_within_epoch = is_within and self.at.batch > 0
+        if self.fit.data_source is not None:
+            self.fit.data_source.begin_epoch(is_resumed=self._is_within_epoch)
         if self._is_within_epoch:
             self._training.set_within_epoch()
         self._has_begun = True
@@ -336,6 +338,7 @@ class FitBackup:
             "epoch": self.at.epoch,
             "batch": self.at.batch,
             "step": self.at.step,
+            "steps": self._steps,
             "train_counter": self._count_batches(None),
             "stop": is_between_epochs and bool(getattr(self.model, "stop_training", False)),
             "iterator": _iterator_of(data_source) if data_source is not None else {},

@@ -13,7 +13,7 @@ from hpcckpt.errors import StateMismatchError, StepNotFoundError
 from hpcckpt.format import layout
 from hpcckpt.keras.callbacks.exactness import COMPILED_AGAIN
 from hpcckpt.keras.callbacks.training_state import Training, is_of_training
-from hpcckpt.keras.data.data_source import BATCH_SIZE, ReadPosition
+from hpcckpt.keras.data.data_source import BATCH_SIZE, SAMPLES, ReadPosition
 from hpcckpt.keras.data.iterator_state import NO_STATE
 from hpcckpt.keras.data.pipeline_state import Data, data_of, differences
 from hpcckpt.keras.data.position import FitPosition
@@ -126,6 +126,8 @@ def fit_start(
         return FitStart()
     lost = training.restored(restored, comm.size, comm.rank)
     position = _position(restored, training, comm.size, steps, epochs)
+    if position.batch:
+        training.keep()
     is_same = restored.n_ranks == comm.size
     reading = restored.objects.get("iterator", {})
     other_data = _other_data(restored, training, comm) if is_same else ""
@@ -139,6 +141,7 @@ def fit_start(
         training.place_state if is_same and not other_data else NO_STATE,
         int(reading.get("seen", 0)),
         is_read=training.data is None,
+        order=training.order if is_same and not other_data else NO_STATE,
     )
     is_exact = training.data is not None or (is_same and not other_data and reading.get("method") in _EXACT)
     iterator = "exact" if is_exact else "skip" if training.data_source is not None else "none"
@@ -168,15 +171,24 @@ def _root_data(restored: Restored) -> Data:
     return found
 
 
+def _sizes(restored: Restored, training: Training, n_ranks: int, steps: int | None) -> tuple[int, int]:
+    """Return two numbers whose ratio is that of a batch then to one now, as parts of an epoch. Independent."""
+    before, now = _root_data(restored), training.data_source.data if training.data_source is not None else {}
+    then, is_same = int(restored.objects.get("steps") or 0), restored.n_ranks == n_ranks
+    if BATCH_SIZE in before and BATCH_SIZE in now:
+        sizes = before[BATCH_SIZE], now[BATCH_SIZE]
+        # of arrays each rank may have a part, or all of them
+        return sizes if is_same else (sizes[0] * now[SAMPLES], sizes[1] * before[SAMPLES])
+    if is_same or not then or not steps:
+        return restored.n_ranks, n_ranks
+    return steps, then
+
+
 def _position(
     restored: Restored, training: Training, n_ranks: int, steps: int | None, epochs: int | None
 ) -> FitPosition:
     known = {key: int(restored.objects.get(key, 0)) for key in ("epoch", "batch", "step")}
-    position = FitPosition(**known).scaled(restored.n_ranks, n_ranks)
-    before, now = _root_data(restored), training.data_source.data if training.data_source is not None else {}
-    if BATCH_SIZE in before and BATCH_SIZE in now:
-        position = position.scaled(before[BATCH_SIZE], now[BATCH_SIZE])
-    position = position.within(steps)
+    position = FitPosition(**known).scaled(*_sizes(restored, training, n_ranks, steps)).within(steps)
     if training.data is not None:
         position = FitPosition(training.data.epoch, training.data.batch, position.step)
     if restored.objects.get("stop") and epochs is not None:  # a callback had ended the training

@@ -14,8 +14,8 @@ When it is restored, with the numbers of the rules in ``docs/keras.md``:
 1. After every ``on_train_begin``: weights, optimizer, callbacks, which reset themselves there.  Then, when the training
    step is compiled, the other variables that it uses.
 2. After the first iterator was made: position in the data.  Then random streams: making an iterator may draw from them.
-3. After every ``on_epoch_begin``, if the run begins within an epoch: callbacks, learning rate, variables of the step
-   and random streams again, because that epoch had begun before the save; and metrics, which Keras has just reset.
+3. After every ``on_epoch_begin``, if the run begins within an epoch: all that callbacks may change there, and random
+   streams, again, because that epoch had begun before the save; and metrics, which Keras has just reset.
    (Keras 3 makes its first iterator after it, and metrics may not exist before.)
 """
 
@@ -29,22 +29,24 @@ from hpcckpt.core.results import Restored
 from hpcckpt.errors import OptionError
 from hpcckpt.keras.callbacks import callback_state, metric_state
 from hpcckpt.keras.callbacks.exactness import Exactness
+from hpcckpt.keras.callbacks.kept_state import KeptState
 from hpcckpt.keras.data.data_source import DataSource
 from hpcckpt.keras.data.iterator_state import NO_STATE
 from hpcckpt.keras.data.position import DataPosition
 from hpcckpt.keras.model import batch_norm
 from hpcckpt.keras.model.layers import named_weights
-from hpcckpt.keras.model.optimizers import optimizer_leaves
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.state import random_streams
 from hpcckpt.state.packing import pack, unpack
 from hpcckpt.state.tf_hold import hold
 from hpcckpt.state.tf_variables import is_variable, tensorflow_variable
-from hpcckpt.state.tree import Array, PerRank, PerRankArrays, TensorLeaf, flatten
+from hpcckpt.state.tree import Array, PerRank, PerRankArrays, flatten
 
 RESERVED = frozenset({"callbacks", "data", "model", "optimizer", "training"})
 _PARTS = ("random", "metrics", "callbacks", "iterator")
 _CAPTURED = "training/captured/"
+_ORDER = "order of the epoch"
+"""Among the random streams: where Python's was when Keras 3 drew from it in which order it reads a `PyDataset`."""
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class Training:
     _captured: PerRankArrays = field(default_factory=PerRankArrays)
     _identity: tuple[int, ...] = ()
     _weights: Mapping[str, Any] = field(default_factory=dict)
-    _scalars: list[tuple[TensorLeaf, Array]] = field(default_factory=list)
+    _kept: KeptState | None = None
 
     def __post_init__(self) -> None:
         self.exactness = Exactness(self.model, self.callbacks, [*self.more.values()], self._saved_variables)
@@ -86,8 +88,11 @@ class Training:
 
     def state(self, *, is_between_epochs: bool) -> dict[str, Any]:
         """Return the state as it is now. Independent."""
+        streams = random_streams.read_streams()
+        if self.data_source is not None and self.data_source.order.size and not is_between_epochs:
+            streams[_ORDER] = self.data_source.order
         taken = {
-            "random": pack(random_streams.read_streams()),
+            "random": pack(streams),
             "metrics": metric_state.take(self.model),
             "callbacks": callback_state.take(self.callbacks),
             "iterator": self.data_source.state(is_between_epochs=is_between_epochs) if self.data_source else NO_STATE,
@@ -126,7 +131,6 @@ class Training:
         """Use the restored state, after every ``on_train_begin``; return what was not restored. Independent."""
         if restored.n_ranks != n_ranks:
             self._from_other_ranks(restored, (restored.step, restored.n_ranks, n_ranks, rank))
-        self._scalars = [(leaf, leaf.read().copy()) for leaf in self._optimizer_scalars()]
         return self.set_callbacks()
 
     def _from_other_ranks(self, restored: Restored, identity: tuple[int, ...]) -> None:
@@ -144,17 +148,20 @@ class Training:
             if batch_norm.is_random(weight):
                 random_streams.derive_variable(weight.variable, weight.path, *identity)
 
-    def _optimizer_scalars(self) -> list[TensorLeaf]:
-        """Return the leaves of what an optimizer has once: learning rate, count of steps, hyperparameters."""
-        optimizer = getattr(self.model, "optimizer", None)
-        leaves = list(optimizer_leaves(optimizer, "", named_weights(self.model))) if optimizer is not None else []
-        return [leaf for leaf in leaves if not leaf.declaration.spec.shape]
-
     @property
     def place_state(self) -> Array:
         """The iterator's state that was restored; empty if there is none."""
         state: Array = self._parts["iterator"].value
         return state
+
+    @property
+    def order(self) -> Array:
+        """What the order of the epoch was drawn from, as `DataSource.order` has it; empty if it was not."""
+        return self._streams().get(_ORDER, NO_STATE)
+
+    def _streams(self) -> dict[str, Array]:
+        packed = self._parts["random"].value
+        return unpack(packed)[0] if packed.size else {}
 
     def set_captured(self) -> list[str]:
         """Set the other variables that the training step uses; return descriptions of what was not restored."""
@@ -176,14 +183,20 @@ class Training:
 
     def set_random(self) -> list[str]:
         """Restore the random streams; return descriptions of what was not restored. Independent."""
-        packed = self._parts["random"].value
-        unknown = random_streams.write_streams(unpack(packed)[0]) if packed.size else []
+        streams = self._streams()
+        streams.pop(_ORDER, None)
+        unknown = random_streams.write_streams(streams)
         return [f"random streams that are not here: {', '.join(unknown)}"] if unknown else []
+
+    def keep(self) -> None:
+        """Keep what was restored, for `set_within_epoch`. Independent."""
+        self._kept = KeptState(self.model, self.more)
 
     def set_within_epoch(self) -> None:
         """Restore what callbacks have reset or changed at the start of an epoch. Independent."""
-        for leaf, value in self._scalars:
-            leaf.assign(value)
+        assert self._kept is not None
+        self._kept.give_back()
+        self._kept = None
         self.set_callbacks()
         self.set_captured()
 

@@ -32,11 +32,12 @@ from hpcckpt.keras.data.iterator_state import (
 )
 from hpcckpt.keras.data.pipeline_state import Pipeline
 from hpcckpt.keras.data.skip_progress import Skipping
+from hpcckpt.state import random_streams
 from hpcckpt.state.tree import Array
 
 Mode = Literal["exact", "skip", "auto"]
 Method = Literal["saved", "replayed", "skipped", "own", "none"]
-BATCH_SIZE = "batch size"
+BATCH_SIZE, SAMPLES = "batch size", "samples"
 _ARRAYS = {"ArrayDataAdapter", "GenericArrayLikeDataAdapter", "ListsOfScalarsDataAdapter", "TensorLikeDataAdapter"}
 
 
@@ -60,6 +61,8 @@ class ReadPosition:
         Keras 3's count of batches read from an iterator that continues over epochs.
     is_read : bool
         Whether batches are read again; otherwise the pipeline restores its own position.
+    order : numpy.ndarray
+        The state of Python's random numbers that the order of the epoch was drawn from; empty if it was not.
     """
 
     epoch: int = 0
@@ -67,6 +70,7 @@ class ReadPosition:
     state: Array = field(default_factory=lambda: NO_STATE)
     n_seen: int = 0
     is_read: bool = True
+    order: Array = field(default_factory=lambda: NO_STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,10 @@ class DataSource(ABC):
 
     1) (each rank) ``watch(plan)``       in ``on_train_begin``, after all callbacks: where to start reading
     2) (Keras)     reads; ``plan.on_arrival`` is called once, before the first batch, with the iterator
-    3) (each rank) ``confirm()``         after the first batch: verifies ``method``
-    4) (each rank) ``state(…)``          between two batches or epochs: the state to save
-    5) (each rank) ``release()``         in ``on_train_end``: it is used no more
+    3) (each rank) ``begin_epoch(…)``    in each ``on_epoch_begin``, after all callbacks
+    4) (each rank) ``confirm()``         after the first batch: verifies ``method``
+    5) (each rank) ``state(…)``          between two batches or epochs: the state to save
+    6) (each rank) ``release()``         in ``on_train_end``: it is used no more
 
     Attributes
     ----------
@@ -117,6 +122,8 @@ class DataSource(ABC):
         Why this run is not at the position of the checkpoint; empty if it is.
     warnings : list of str
         What went wrong while reaching the position.
+    order : numpy.ndarray
+        The state of Python's random numbers that Keras has drawn the order of this epoch from; empty if it draws none.
     """
 
     _replaced: str
@@ -129,6 +136,7 @@ class DataSource(ABC):
         self.method: Method = "none"
         self.reason = self.lost = ""
         self.warnings: list[str] = []
+        self.order: Array = NO_STATE
         self._plan = ReadPlan()
         self._pipeline: Pipeline | None = None
         self._is_confirmed = False
@@ -174,7 +182,7 @@ class DataSource(ABC):
             rest = int(arrays._partial_batch_size or 0)
             n_samples = (size - 1) * batch_size + rest if rest else size * batch_size
             elements = _elements_text(self.element_spec, first_axis=1)
-            return {BATCH_SIZE: int(batch_size), "samples": int(n_samples), "elements": elements}
+            return {BATCH_SIZE: int(batch_size), SAMPLES: int(n_samples), "elements": elements}
         found = {"elements": _elements_text(self.element_spec)}
         cardinality = getattr(self._dataset, "cardinality", None)
         n_batches = int(cardinality()) if self.is_renewed and cardinality is not None else -1
@@ -204,6 +212,22 @@ class DataSource(ABC):
             vars(self.source).pop(self._replaced, None)
         self.source = self.validation = self.iterator = self._pipeline = None
         self._plan = ReadPlan()
+
+    @property
+    @abstractmethod
+    def _draws_order(self) -> bool:
+        """Whether Keras draws the order of each epoch from Python's random numbers when it begins to read."""
+
+    def begin_epoch(self, *, is_resumed: bool) -> None:
+        """Note what the order of this epoch is drawn from, once all callbacks have begun it. Independent."""
+        if self._draws_order:
+            at = self._plan.place if is_resumed else None
+            self.order = at.order if at is not None else random_streams.read_python()
+
+    def _set_order(self, place: ReadPosition | None) -> None:
+        """Have Keras draw the order in which the first epoch was read before."""
+        if place is not None and place.order.size and self._draws_order:
+            random_streams.set_python(place.order)
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -346,6 +370,11 @@ class DataHandlerSource(DataSource):
         """The iterator that the next epoch reads on in; ``None`` if it makes one for itself."""
         return None if self.is_renewed else self.iterator
 
+    @property
+    def _draws_order(self) -> bool:
+        """Whether Keras draws the order of each epoch from Python's random numbers when it begins to read."""
+        return bool(getattr(self.adapter, "_shuffle_sequence", False))
+
     def first_epoch(self, plan: ReadPlan) -> int:
         """Return the epoch that Keras is to begin with."""
         place = plan.place or ReadPosition()
@@ -365,6 +394,7 @@ class DataHandlerSource(DataSource):
                     continue
                 self.iterator = iterator
                 if self.method == "none":
+                    self._set_order(place)
                     self._arrive(iterator)
                 if is_restored_array and is_at_end(iterator):
                     restart(iterator)
@@ -413,6 +443,15 @@ class EpochIteratorSource(DataSource):
         """The iterator that the next epoch reads on in; ``None`` if it makes one for itself."""
         return None if self.is_renewed else self.source._current_iterator
 
+    @property
+    def _is_py_dataset(self) -> bool:
+        return hasattr(self.adapter, "py_dataset")
+
+    @property
+    def _draws_order(self) -> bool:
+        """Whether Keras draws the order of each epoch from Python's random numbers when it begins to read."""
+        return self._is_py_dataset and self.is_renewed and bool(self.adapter.shuffle)
+
     def first_epoch(self, plan: ReadPlan) -> int:
         """Return the epoch that Keras is to begin with."""
         return (plan.place or ReadPosition()).epoch
@@ -427,6 +466,7 @@ class EpochIteratorSource(DataSource):
 
         def enumerate_iterator() -> Iterator[tuple[int, int, Any]]:
             at = place if self.method == "none" else None
+            self._set_order(at)
             for begin, end, iterator in original():
                 if at is not None and end < at.batch:
                     continue
@@ -442,6 +482,10 @@ class EpochIteratorSource(DataSource):
 
     def _pass_epoch(self, original: Callable[[], Iterator[tuple[int, int, Any]]], place: ReadPosition) -> None:
         """Go through an epoch as Keras would, reading its data only if the next epoch reads on in the same iterator."""
+        if self._is_py_dataset and self.is_renewed:  # the order of each epoch is drawn when it is read
+            self.adapter.py_dataset.on_epoch_begin()
+            self.adapter.py_dataset.on_epoch_end()
+            return
         steps = self.steps
         first = True
         for _, _, iterator in itertools.islice(original(), None if steps else 1):

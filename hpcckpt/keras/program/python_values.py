@@ -83,6 +83,14 @@ class Values:
         paths = self.digests.keys() | now.digests.keys()
         return sorted(path for path in paths if self.digests.get(path, missing) != now.digests.get(path, missing))
 
+    def replace(self, now: Values, roots: Sequence[str]) -> None:
+        """Take what another reading has found below some of the roots in place of this one's. Independent."""
+        below = tuple(f"{root}{mark}" for root in roots for mark in ".[")
+        for mine, theirs in ((self.digests, now.digests), (self.unknown, now.unknown)):
+            for path in [path for path in mine if path.startswith(below)]:
+                del mine[path]
+            mine.update({path: value for path, value in theirs.items() if path.startswith(below)})
+
     # -- one value -----------------------------------------------------------------------------
 
     def _visit_root(self, root: Any, path: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hpcckpt.keras import BackupAndRestore
+from hpcckpt.keras import BackupAndRestore, stateless
 from tests.support.keras.models import IS_KERAS_3, KillAt, Killed, assert_equal, rows, values
 
 layers = keras.layers
@@ -140,9 +140,21 @@ def sequence() -> dict[str, Any]:
     return {"x": Sequence(), "shuffle": False}
 
 
+def shuffled_sequence() -> dict[str, Any]:
+    return {"x": Sequence(), "shuffle": True}
+
+
+def shuffled_sequence_with_workers() -> dict[str, Any]:
+    made = Sequence()
+    if IS_KERAS_3:  # those of Keras 2.15 draw the order of an epoch sooner or later
+        made.workers = 2
+    return {"x": made, "shuffle": True}
+
+
 METHODS = {
     arrays: "replayed", pipeline: "saved", endless_pipeline: "saved",
     python_pipeline: "skipped", generator: "skipped", sequence: "skipped",
+    shuffled_sequence: "skipped", shuffled_sequence_with_workers: "skipped",
 }  # fmt: skip
 
 
@@ -199,7 +211,14 @@ def test_later_epochs_keep_their_order_where_all_data_had_been_read_ahead(
     assert_equal(values(model), straight(data)[0])
 
 
-BETWEEN = [pipeline, pipeline_shuffled_twice, pipeline_repeated_within_epochs, generator, sequence]
+BETWEEN = [
+    pipeline,
+    pipeline_shuffled_twice,
+    pipeline_repeated_within_epochs,
+    generator,
+    sequence,
+    shuffled_sequence_with_workers,
+]
 
 
 @pytest.mark.parametrize("data", BETWEEN, ids=lambda data: data.__name__)
@@ -251,6 +270,90 @@ def train_with_callbacks(place: Path, *kill: Any, is_first: bool) -> dict[str, A
         "early": (early.wait, float(early.best), early.best_epoch, early.stopped_epoch),
         "step": callback.step,
     }
+
+
+@stateless
+class AtEpochBegin(keras.callbacks.Callback):
+    """Changes something at the start of each epoch."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.change(self.model)
+
+
+class Schedule:
+    """A part of the user's state with a ``state_dict``."""
+
+    def __init__(self) -> None:
+        self.rounds = np.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self.rounds.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rounds = state["rounds"]
+
+    def step(self) -> None:
+        self.rounds += 1
+
+
+def shrink(model: Any, _more: dict[str, Any]) -> None:
+    kernel = model.layers[0].kernel
+    kernel.assign(kernel * 0.5)
+
+
+def lower_a_rate(model: Any, _more: dict[str, Any]) -> None:
+    model.helper.learning_rate.assign(model.helper.learning_rate * 0.5)
+
+
+CHANGES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "a weight": shrink,
+    "the rate of an optimizer in an attribute": lower_a_rate,
+    "a variable": lambda _, more: more["variable"].assign_add(1.0),
+    "an array": lambda _, more: more["array"].__iadd__(1),
+    "a number": lambda _, more: more["dict"].update(count=more["dict"]["count"] + 1),
+    "an object": lambda _, more: more["schedule"].step(),
+}
+
+
+def changed_at_the_start_of_epochs(place: Path, change: Callable[[Any, dict[str, Any]], Any], *kill: Any) -> Any:
+    model, schedule = start(), Schedule()
+    model.helper = keras.optimizers.SGD(1.0)
+    model.helper.build(model.trainable_variables)
+    more = {"variable": tf.Variable(0.0), "array": np.zeros(2), "dict": {"count": 0}, "schedule": schedule}
+    callback = backup(place, state=more)
+    changing = AtEpochBegin(lambda model: change(model, more))
+    try:
+        model.fit(**arrays(), epochs=3, verbose=0, callbacks=[*kill, callback, changing])
+    except Killed:
+        callback.close()
+        return None
+    own = {"variable": more["variable"].numpy(), "array": more["array"], "rounds": schedule.rounds}
+    return values(model) | own | {"count": np.array(more["dict"]["count"])}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_callbacks_change_at_the_start_of_an_epoch_is_changed_once(what: str, tmp_path: Path) -> None:
+    expected = changed_at_the_start_of_epochs(tmp_path / "straight", CHANGES[what])
+    changed_at_the_start_of_epochs(tmp_path / "run", CHANGES[what], KillAt(17))
+    assert_equal(changed_at_the_start_of_epochs(tmp_path / "run", CHANGES[what]), expected)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+def test_metrics_of_an_epoch_count_all_of_its_batches(eager: bool, tmp_path: Path) -> None:
+    def history(place: Path, *kill: Any) -> Any:
+        model, callback = start(), backup(place)
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eager)
+        try:
+            return model.fit(**arrays(), verbose=0, callbacks=[*kill, callback]).history
+        except Killed:
+            return callback.close()
+
+    history(tmp_path / "run", KillAt(7))
+    assert history(tmp_path / "run") == history(tmp_path / "straight")
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first in the list", "last in the list"])

@@ -91,6 +91,56 @@ def test_ordinary_trainings_stay_exact(names: Names, tmp_path: Path) -> None:
     assert (backup.level, backup.reasons) == ("exact", [])
 
 
+class Weighted(keras.losses.Loss):
+    """A loss of the program with a value that its code uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 2.0
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self.factor * tf.reduce_mean(tf.abs(y_true - y_pred), -1)
+
+
+def distance(y_true: Any, y_pred: Any, power: int = 1) -> Any:
+    return tf.reduce_mean(tf.abs(y_true - y_pred) ** power)
+
+
+def test_losses_and_metrics_of_the_program_by_the_name_of_their_output_stay_exact(tmp_path: Path) -> None:
+    inputs, loss = keras.Input((3,)), Weighted()
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in "uv"})
+    model.compile("sgd", {"u": loss, "v": "mse"}, metrics={"u": [distance], "v": ["mae"]})
+    x, y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
+    backup = BackupAndRestore(tmp_path, verbose=0)
+    model.fit(x, {"u": y, "v": y}, batch_size=4, shuffle=False, verbose=0, callbacks=[backup])
+    assert (backup.level, backup.reasons) == ("exact", [])
+
+    class Changes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            loss.factor += 1.0
+
+    backup = BackupAndRestore(tmp_path / "changes", verbose=0)
+    model.fit(x, {"u": y, "v": y}, batch_size=4, shuffle=False, verbose=0, callbacks=[backup, stateless(Changes)()])
+    assert "changed since training began" in " ".join(backup.reasons)
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3 only")
+def test_a_model_whose_weights_are_all_frozen_resumes_within_an_epoch(tmp_path: Path) -> None:
+    def trained(*kill: Any) -> Any:
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        model.trainable = False
+        model.compile("sgd", "mse")
+        backup = BackupAndRestore(tmp_path, verbose=0, every_n_batches=2, delete_checkpoint=False)
+        try:
+            model.fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=1, verbose=0, callbacks=[*kill, backup])
+        except Killed:
+            backup.close()
+        return backup
+
+    trained(KillAt(5))
+    assert trained().restored.objects["batch"] == 4
+
+
 def test_a_variable_that_a_callback_sets_between_epochs_comes_back_before_that(tmp_path: Path) -> None:
     names = ["loss_annealed_by_a_variable_of_the_program", "annealing_by_a_callback_without_state"]
     straight, _ = run(names, tmp_path / "straight")

@@ -125,6 +125,72 @@ def test_without_strict_an_optimizer_of_other_groups_is_left_as_it_is_with_a_war
     assert any("groups of 2 parameters, this optimizer of 1, 1" in text for text in restored.warnings)
 
 
+CLASSES = {
+    "SGD": lambda p: optim.SGD(p, lr=0.1), "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+    "Adam": optim.Adam, "AdamW": optim.AdamW, "amsgrad": lambda p: optim.Adam(p, amsgrad=True),
+    "RMSprop": optim.RMSprop, "tensor rate": lambda p: optim.Adam(p, lr=torch.tensor(0.1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [("SGD", "Adam"), ("momentum", "Adam"), ("Adam", "SGD"), ("Adam", "RMSprop"), ("RMSprop", "tensor rate"),
+     ("tensor rate", "SGD")],
+)  # fmt: skip
+def test_an_optimizer_of_another_class_is_refused_before_anything_changes(run_dir, then, now, is_used):
+    model, blank = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    saved, fresh = CLASSES[then](model.parameters()), CLASSES[now](blank.parameters())
+    schedules.StepLR(saved, 2)  # gives the groups an option more
+    train_once(model, saved)
+    if is_used:
+        train_once(blank, fresh)
+    before = [each.detach().clone() for each in blank.parameters()], repr(fresh.state_dict())
+    with pytest.raises(StateMismatchError, match="optimizer: is of another class: ") as raised:
+        save_and_restore(run_dir, {"a": model, "optimizer": saved}, {"a": blank, "optimizer": fresh})
+    assert str(raised.value).count("of another class") == 1
+    assert all(map(torch.equal, before[0], blank.parameters()))
+    assert repr(fresh.state_dict()) == before[1]
+
+
+class Older(optim.SGD):
+    """An optimizer of the program that has got an option more since the save."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.defaults["warm_up"] = 0
+
+
+@pytest.mark.parametrize(
+    ("then", "now"), [("AdamW", "Adam"), ("Adam", "amsgrad"), ("SGD", "momentum"), ("tensor rate", "Adam")]
+)
+def test_an_optimizer_of_another_class_with_the_same_options_is_accepted(run_dir, then, now):
+    model, blank = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    saved = CLASSES[then](model.parameters())
+    train_once(model, saved)
+    fresh = CLASSES[now](blank.parameters())
+    save_and_restore(run_dir, {"a": model, "optimizer": saved}, {"a": blank, "optimizer": fresh})
+    train_once(blank, fresh)
+
+
+def test_an_optimizer_whose_class_has_got_an_option_more_is_accepted(run_dir):
+    model, blank = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    saved = optim.SGD(model.parameters(), lr=0.1)
+    schedules.StepLR(saved, 2)
+    fresh = Older(blank.parameters(), lr=0.5)
+    save_and_restore(run_dir, {"a": model, "optimizer": saved}, {"a": blank, "optimizer": fresh})
+    assert fresh.param_groups[0]["lr"] == 0.1
+
+
+def test_what_cannot_be_restored_in_place_is_in_the_objects(run_dir):
+    fixed, fixed_now = np.arange(3.0), np.zeros(3)
+    fixed_now.setflags(write=False)
+    hc.torch.save(run_dir, 1, model=net(), best=np.float64(0.25), fixed=fixed, number=0.5)
+    restored = hc.torch.restore(run_dir, model=net(), best=np.float64("inf"), fixed=fixed_now, number=np.float32(9))
+    found = {name: np.asarray(value).tolist() for name, value in restored.objects.items()}
+    assert found == {"best": 0.25, "fixed": [0.0, 1.0, 2.0], "number": 0.5}
+
+
 SCHEDULERS = {
     "StepLR": lambda o: schedules.StepLR(o, 2, 0.5),
     "MultiStepLR": lambda o: schedules.MultiStepLR(o, [2, 5]),

@@ -359,6 +359,17 @@ def annealing_by_a_callback_without_state() -> list[Any]:
     return [Anneal()]
 
 
+@element("callback")
+def weights_that_shrink_at_the_start_of_each_epoch() -> list[Any]:
+    @stateless
+    class Shrink(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            for weight in self.model.trainable_weights:
+                weight.assign(weight * 0.9)
+
+    return [Shrink()]
+
+
 @element("callback", PYTHON)
 def schedule_that_counts_in_a_closure() -> list[Any]:
     calls: list[int] = []

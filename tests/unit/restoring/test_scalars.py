@@ -516,6 +516,20 @@ def test_an_empty_dict_gets_the_values_that_were_saved(run_dir, case, empty):
     assert _types_in(found) == _types_in(HISTORIES[case])
 
 
+def test_an_empty_dict_gets_the_arrays_that_were_saved(run_dir):
+    found = saved_and_restored(run_dir, {"w": np.arange(3.0), "n": 2, "z": np.zeros((0, 4))}, {})
+    assert (found["w"].tolist(), found["n"], found["z"].shape) == ([0.0, 1.0, 2.0], 2, (0, 4))
+    found["w"][0] = 7.0  # it is the program's own
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(1 << 5000, "more than 4,096 bits"), ("\udc80", "no valid Unicode")], ids=["number", "text"]
+)
+def test_a_number_or_text_that_is_no_json_is_refused_with_the_reason(run_dir, value, reason):
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(StateError, match=f"n: .*{reason}"):
+        ckpt.save(1, {"n": value})
+
+
 def _types_in(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _types_in(item) for key, item in value.items()}
@@ -524,7 +538,6 @@ def _types_in(value: Any) -> Any:
 
 OBJECT = types.SimpleNamespace(state_dict=lambda: {"t": (1, 2)}, load_state_dict=print)
 UNKNOWN = {
-    "array": {"w": np.ones(2)},
     "per rank": {"w": hc.PerRank(1)},
     "object": {"w": OBJECT},
     "a key with a slash": {"train/loss": 1.0, "n": 2},

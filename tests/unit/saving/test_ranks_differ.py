@@ -391,6 +391,14 @@ def test_an_intercommunicator_is_refused(run_dir):
 
 
 @pytest.mark.mpi
+def test_a_rank_without_a_communicator_is_told_so(run_dir):
+    from mpi4py import MPI
+
+    with pytest.raises(TypeError, match=r"comm is MPI\.COMM_NULL"):
+        hc.Checkpointer(run_dir, comm=MPI.COMM_NULL)
+
+
+@pytest.mark.mpi
 def test_without_a_communicator_all_ranks_of_the_launch_save_together(run_dir):
     from mpi4py import MPI
 
