@@ -67,8 +67,9 @@ class PerRank:
 
     Examples are the state of a random generator and the position of an iterator. A restore on the same number of ranks
     gives each rank its own value back: an array in place if it still has that shape, otherwise as a new `value`;
-    another dtype is refused. On another number of ranks the value is left as it is, and rank 0 logs a warning that names it (on stderr,
-    unless logging is configured otherwise). The warning is also in `Restored.warnings` of every rank.
+    another dtype is refused. On another number of ranks the value is left as it is, and rank 0 logs a warning that
+    names it (on stderr, unless logging is configured otherwise). The warning is also in `Restored.warnings` of every
+    rank.
     """
 
     value: Any

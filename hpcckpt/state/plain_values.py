@@ -1,4 +1,4 @@
-"""JSON, NumPy scalars and arrays of a checkpoint that the state has no place for yet: made from what the checkpoint has.
+"""JSON, NumPy scalars and arrays of a checkpoint that the state has no place for yet.
 
 Names do not tell a key with a "/" from a dict within a dict, nor a list from a dict, so only a value by itself and the
 items of a flat dict are taken.

@@ -122,7 +122,8 @@ def _class_problem(optimizer: torch.optim.Optimizer, then: set[str], name: str) 
 
 def _added_by_class(optimizer: torch.optim.Optimizer, keys: set[str]) -> set[str]:
     """Return the options that an optimizer's class gives to groups of an older version of it."""
-    trial = type(optimizer).__new__(type(optimizer))
+    cls: Any = type(optimizer)
+    trial = cls.__new__(cls)
     group: dict[str, Any] = {**dict.fromkeys(keys), "params": []}
     try:
         trial.__dict__.update(optimizer.__dict__)
