@@ -63,7 +63,7 @@ def test_accumulated_gradients_are_those_without_lms(options: dict[str, Any]) ->
 
 
 def trained_apart(options: dict[str, Any] | None) -> list[float]:
-    """Train two networks with two optimizers, each fed by its placeholder; return sums of their weights after each step."""
+    """Train two networks with two optimizers, each fed by its placeholder; return sums of the weights after each."""
     with tf.Graph().as_default() as graph:
         places = {name: v1.placeholder(tf.float32, [None, WIDTH], name=name) for name in "dg"}
         outputs = {name: network(place, name) for name, place in places.items()}
