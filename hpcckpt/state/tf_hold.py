@@ -120,6 +120,21 @@ def _hold_each(variables: Sequence[Any]) -> list[Array]:
     return arrays
 
 
+def tensors(variables: Sequence[Any]) -> list[Any]:
+    """Return tensors that share the variables' buffers, on any devices: later updates leave them as they are.
+
+    Of variables that had sparse updates (embeddings) they are copies. Independent.
+    """
+    return _read(variables)
+
+
+def is_same_memory(one: Any, other: Any) -> bool:
+    """Return True if two tensors are in one place of the host's memory: so what they were read from did not change."""
+    if _is_elsewhere(one) or _is_elsewhere(other) or one.shape != other.shape:
+        return False
+    return bool(_view(one).ctypes.data == _view(other).ctypes.data)
+
+
 def copied(variables: Sequence[Any], arrays: Sequence[Array]) -> list[bool]:
     """Say of arrays that `hold` just returned which ones are copies, not the variables' own buffers. Independent.
 

@@ -106,12 +106,15 @@ def _group_keys(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any], nam
 def _class_problem(optimizer: torch.optim.Optimizer, then: set[str], name: str) -> Problem | None:
     """Return why groups are of an optimizer of another class: each has options that the other lacks.
 
-    Options that a newer version of the same class has added are no problem: `__setstate__` adds them.
+    Only PyTorch's own classes are judged. Options that a newer version of the class has added are no problem.
     """
+    if not type(optimizer).__module__.startswith("torch.optim") or not then:
+        return None
     now = set(optimizer.defaults)
-    unknown = then - now - set(optimizer.param_groups[0]) - _OF_SCHEDULES
-    missing = now - then - _added_by_class(optimizer, then) if unknown else set()
-    if not missing:
+    unknown, missing = then - now - _OF_SCHEDULES, now - then
+    if unknown and missing:
+        missing -= _added_by_class(optimizer, then)
+    if not (unknown and missing):
         return None
     return Problem(
         name,
@@ -121,15 +124,14 @@ def _class_problem(optimizer: torch.optim.Optimizer, then: set[str], name: str) 
 
 
 def _added_by_class(optimizer: torch.optim.Optimizer, keys: set[str]) -> set[str]:
-    """Return the options that an optimizer's class gives to groups of an older version of it."""
+    """Return the options that a class of PyTorch gives to groups of an older version of it."""
     cls: Any = type(optimizer)
-    trial = cls.__new__(cls)
-    group: dict[str, Any] = {**dict.fromkeys(keys), "params": []}
+    trial, group = cls.__new__(cls), dict[str, Any]({**dict.fromkeys(keys), "params": []})
+    trial.defaults = dict(optimizer.defaults)
     try:
-        trial.__dict__.update(optimizer.__dict__)
         trial.__setstate__({"state": {}, "param_groups": [group]})
-    except Exception:  # noqa: BLE001 - classes of programs may do what they like
-        return set()
+    except Exception:  # noqa: BLE001 - it would refuse these groups itself
+        return set(optimizer.defaults)
     return set(group) - keys
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,7 +95,8 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
     batch_norm : {"rank0", "mean", "per-rank"}
         Which statistics of BatchNorm are saved: those of rank 0, their mean over the ranks, or those of each rank.
     state : mapping, optional
-        More state to save and restore, by name: anything that `Checkpointer` accepts.
+        More state to save and restore, by name: anything that `Checkpointer` accepts. Values that cannot be restored
+        in place, such as numbers, are replaced in this dict.
     fork_from : path_like, optional
         A step, or a run directory, of another run, to start from if this run has no backup yet.
 
@@ -142,9 +143,11 @@ class BackupAndRestore(Callback):  # type: ignore[misc]  # Keras has no types
         check_mode(iterator)
         check_policy(batch_norm)
         check_more(state or {})
+        # the program's own dict: a restore replaces numbers and lists in it
+        own = state if isinstance(state, MutableMapping) else dict(state or {})
         self._schedule = _schedule_of(save_freq, every_n_batches, every_n_minutes, save_before_preemption)
         fork = None if fork_from is None else Path(fork_from)
-        self._content = SaveContent(data, iterator, batch_norm, dict(state or {}), fork)
+        self._content = SaveContent(data, iterator, batch_norm, own, fork)
         self._comm = comm
         kept = max(max_to_keep, 2) if double_checkpoint and max_to_keep is not None else max_to_keep
         self._saves = Saves(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from hpcckpt.keras.callbacks import metric_state, reproducibility
 from hpcckpt.keras.callbacks.async_saves import Saves
 from hpcckpt.keras.callbacks.callback_state import named
 from hpcckpt.keras.callbacks.fit_hooks import RunningFit, other_callbacks
-from hpcckpt.keras.callbacks.fit_restore import FitStart, fit_start, restore
+from hpcckpt.keras.callbacks.fit_restore import FitStart, fit_position, fit_start, restore
 from hpcckpt.keras.callbacks.training_state import FailedState, Training
 from hpcckpt.keras.data.data_source import DataSource, Mode, ReadPlan
 from hpcckpt.keras.data.iterator_state import NO_STATE
@@ -75,7 +75,7 @@ class SaveContent:
     data: DataPosition | None = None
     iterator: Mode = "auto"
     statistics: Policy = "rank0"
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: MutableMapping[str, Any] = field(default_factory=dict)
     fork_from: Path | None = None
 
 
@@ -137,9 +137,8 @@ class FitBackup:
         compiled_rate = learning_rate_of(getattr(self.model, "optimizer", None))
         restored, is_forked = restore(ckpt, self._training, self.content.fork_from)
         epochs = None if is_forked else self.params.get("epochs")  # that the other was stopped does not end this
-        start = ckpt.comm.agree(
-            "fit: give back", lambda: fit_start(restored, self._training, ckpt.comm, self._steps, epochs)
-        )
+        position = fit_position(restored, self._training, ckpt.comm, self._steps, epochs)
+        start = ckpt.comm.agree("fit: give back", lambda: fit_start(restored, self._training, ckpt.comm, position))
         self.start, self.at = replace(start, is_forked=is_forked), start.position
         ckpt.comm.agree("fit: compile", self._compile)
         if restored is not None:
@@ -383,6 +382,7 @@ class FitBackup:
 
     def leave(self) -> None:
         """Watch no more for what ends the job, and drop the data. Collective."""
+        self._training.keep_no_more()
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.close()

@@ -118,14 +118,20 @@ def _from_another_run(comm: Communicator, path: Path, state: dict[str, Any]) -> 
     return replace(restored, warnings=(*restored.warnings, warning))
 
 
-def fit_start(
+def fit_position(
     restored: Restored | None, training: Training, comm: Communicator, steps: int | None, epochs: int | None
-) -> FitStart:
-    """Return where a restored ``fit`` starts, and set what `training` needs. Independent."""
+) -> FitPosition:
+    """Return where a restored ``fit`` starts: root's, for ranks may have data of different lengths. Collective."""
+    if restored is None:
+        return FitPosition()
+    return comm.on_root("fit: find the position", lambda: _position(restored, training, comm.size, steps, epochs))
+
+
+def fit_start(restored: Restored | None, training: Training, comm: Communicator, position: FitPosition) -> FitStart:
+    """Return how a restored ``fit`` starts at its position, and set what `training` needs. Independent."""
     if restored is None:
         return FitStart()
     lost = training.restored(restored, comm.size, comm.rank)
-    position = _position(restored, training, comm.size, steps, epochs)
     if position.batch:
         training.keep()
     is_same = restored.n_ranks == comm.size

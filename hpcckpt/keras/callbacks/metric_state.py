@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcckpt.keras.program.traced_steps import trace_eager
 from hpcckpt.state.packing import pack, unpack
 from hpcckpt.state.tree import Array
 
@@ -23,7 +22,10 @@ def give_back(model: Any, packed: Array) -> list[str]:
     saved, _ = unpack(packed)
     variables = _variables(model)
     if _shapes(saved) != _shapes({name: np.asarray(variable) for name, variable in variables.items()}):
-        return ["metrics are not those of the checkpoint; their values of the current epoch start from zero"]
+        why = (
+            "Keras makes them with the first batch only (run_eagerly)" if _is_built_late(model) else "they have changed"
+        )
+        return [f"the values of the metrics of the current epoch start from zero: {why}"]
     for name, variable in variables.items():
         variable.assign(saved[name])
     return []
@@ -38,13 +40,9 @@ def build(model: Any, iterator: Any) -> None:
         with contextlib.suppress(Exception):  # cannot be built from shapes alone: they start from zero, with a warning
             model._symbolic_build(data_batch=iterator.element_spec)
         return
-    if not _is_built_late(model):
-        return
     compiled = getattr(model.train_function, "get_concrete_function", None)
-    if compiled is not None:
+    if compiled is not None and _is_built_late(model):
         compiled(iterator)
-    else:  # run_eagerly
-        trace_eager(model, iterator.element_spec)
 
 
 def _is_built_late(model: Any) -> bool:

@@ -21,7 +21,7 @@ When it is restored, with the numbers of the rules in ``docs/keras.md``:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,7 @@ class Training:
     callbacks: Mapping[str, Any] = field(default_factory=dict)
     data_source: DataSource | None = None
     data: DataPosition | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: MutableMapping[str, Any] = field(default_factory=dict)
     exactness: Exactness = field(init=False)
     position_nbytes: int = 0
     """Bytes of the position in the data, in the state that was taken last."""
@@ -79,6 +79,7 @@ class Training:
     _captured: PerRankArrays = field(default_factory=PerRankArrays)
     _identity: tuple[int, ...] = ()
     _weights: Mapping[str, Any] = field(default_factory=dict)
+    _target: Mapping[str, Any] = field(default_factory=dict)
     _kept: KeptState | None = None
 
     def __post_init__(self) -> None:
@@ -109,6 +110,7 @@ class Training:
         self._captured = PerRankArrays()
         target = self._with(self._parts, self._captured)
         self._weights = target.get("callbacks", {})
+        self._target = target
         return target
 
     def _saved_variables(self) -> list[Any]:
@@ -129,6 +131,8 @@ class Training:
 
     def restored(self, restored: Restored, n_ranks: int, rank: int) -> list[str]:
         """Use the restored state, after every ``on_train_begin``; return what was not restored. Independent."""
+        for name in [name for name, value in self.more.items() if self._target[name] is not value]:
+            self.more[name] = self._target[name]
         if restored.n_ranks != n_ranks:
             self._from_other_ranks(restored, (restored.step, restored.n_ranks, n_ranks, rank))
         return self.set_callbacks()
@@ -192,11 +196,15 @@ class Training:
         """Keep what was restored, for `set_within_epoch`. Independent."""
         self._kept = KeptState(self.model, self.more)
 
+    def keep_no_more(self) -> None:
+        """Drop what is kept, if anything is. Independent."""
+        self._kept = None
+
     def set_within_epoch(self) -> None:
         """Restore what callbacks have reset or changed at the start of an epoch. Independent."""
         assert self._kept is not None
         self._kept.give_back()
-        self._kept = None
+        self.keep_no_more()
         self.set_callbacks()
         self.set_captured()
 

@@ -220,14 +220,15 @@ class DataSource(ABC):
 
     def begin_epoch(self, *, is_resumed: bool) -> None:
         """Note what the order of this epoch is drawn from, once all callbacks have begun it. Independent."""
-        if self._draws_order:
-            at = self._plan.place if is_resumed else None
-            self.order = at.order if at is not None else random_streams.read_python()
+        if self._draws_order and not is_resumed:
+            self.order = random_streams.read_python()
 
     def _set_order(self, place: ReadPosition | None) -> None:
-        """Have Keras draw the order in which the first epoch was read before."""
-        if place is not None and place.order.size and self._draws_order:
-            random_streams.set_python(place.order)
+        """Have Keras draw the order in which the first epoch was read before; note what it draws the order from."""
+        if place is not None and place.batch and self._draws_order:
+            if place.order.size:
+                random_streams.set_python(place.order)
+            self.order = random_streams.read_python()
 
     # -- saving ----------------------------------------------------------------------------------
 

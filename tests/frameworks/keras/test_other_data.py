@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -13,8 +14,10 @@ import tensorflow as tf
 
 from hpcckpt.keras import BackupAndRestore
 from hpcckpt.keras.callbacks import callback_state
+from hpcckpt.keras.callbacks.fit_restore import fit_position
 from hpcckpt.keras.callbacks.training_state import Training
 from hpcckpt.keras.program import traced_steps
+from hpcckpt.testing.ranks import run_ranks
 from tests.support.keras.models import KillAt, Killed, rows, small
 
 N_SAMPLES = 48
@@ -150,6 +153,31 @@ def test_a_restored_learning_rate_that_is_not_the_compiled_one_is_reported(
     )
     fit(small(make(0.01)), rows(), 3, backup(tmp_path))
     assert "learning rate" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("then", "n_ranks", "of_rank", "steps", "batch"),
+    [({"data": {"batch size": 5, "samples": 50}}, 3, lambda rank: {"batch size": 5, "samples": 34 - (rank > 0)}, 7, 4),
+     ({"data": {"batch size": 5, "samples": 50}}, 1, lambda _: {"batch size": 5, "samples": 50}, 10, 6),
+     ({}, 1, lambda _: {}, 5, 3), ({}, 1, lambda _: {}, None, 12), ({}, 4, lambda _: {}, 20, 12)],
+    ids=["arrays in uneven parts", "the same arrays", "steps do not change", "unknown steps", "more steps"],
+)  # fmt: skip
+def test_all_ranks_of_another_number_begin_at_the_same_part_of_the_epoch(
+    then: Any, n_ranks: int, of_rank: Any, steps: int | None, batch: int
+) -> None:
+    was = {"epoch": 2, "batch": 3 if not then else 6, "step": 30, "steps": 5 if not then else 10, "iterator": then}
+    if steps is None:
+        was["batch"], was["steps"] = 6, None
+    restored: Any = SimpleNamespace(objects=was, n_ranks=2)
+
+    def begin(comm: Any) -> tuple[int, int]:
+        source = SimpleNamespace(data=of_rank(comm.rank))
+        training: Any = SimpleNamespace(data=None, data_source=source)
+        own = steps if steps is None else steps - (comm.rank > 0)
+        found = fit_position(restored, training, comm, own, None)
+        return found.epoch, found.batch
+
+    assert run_ranks(n_ranks, begin) == [(2, batch)] * n_ranks
 
 
 def test_a_callback_that_only_rank_0_has_is_not_missed_on_another_number_of_ranks() -> None:

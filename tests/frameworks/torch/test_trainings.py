@@ -173,6 +173,54 @@ def test_an_optimizer_of_another_class_with_the_same_options_is_accepted(run_dir
     train_once(blank, fresh)
 
 
+class Bare(optim.Optimizer):
+    """A wrapper as Lookahead is often written: without the attributes of its base, and options in another form."""
+
+    def __init__(self, base: Any) -> None:
+        self.base, self.options = base, {"k": 5}
+
+    @property
+    def param_groups(self) -> Any:
+        return self.base.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+    def state_dict(self) -> dict[str, Any]:
+        held = self.base.state_dict()
+        groups = [{"params": each["params"], "options": {"lr": each["lr"]}} for each in held["param_groups"]]
+        return {"state": held["state"], "param_groups": groups}
+
+    def load_state_dict(self, state: Any) -> None:
+        groups = [
+            {**own, "lr": each["options"]["lr"]}
+            for own, each in zip(self.base.state_dict()["param_groups"], state["param_groups"], strict=True)
+        ]
+        self.base.load_state_dict({"state": state["state"], "param_groups": groups})
+
+
+class Asserting(optim.SGD):
+    """A class of the program that sets an option with its first step, and has got another one since."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.defaults["added"] = 1
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        assert all(group["lr"] > 0 for group in self.param_groups)
+
+
+@pytest.mark.parametrize("make", [lambda p, lr: Bare(optim.SGD(p, lr=lr)), Asserting], ids=["bare", "asserting"])
+def test_optimizers_of_the_program_are_not_judged_by_their_options(run_dir, make):
+    model, blank = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    saved, fresh = make(list(model.parameters()), 0.25), make(list(blank.parameters()), 0.5)
+    saved.param_groups[0]["calls"] = 3
+    save_and_restore(run_dir, {"a": model, "optimizer": saved}, {"a": blank, "optimizer": fresh})
+    assert fresh.param_groups[0]["lr"] == 0.25
+
+
 def test_an_optimizer_whose_class_has_got_an_option_more_is_accepted(run_dir):
     model, blank = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
     saved = optim.SGD(model.parameters(), lr=0.1)
