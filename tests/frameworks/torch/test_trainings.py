@@ -221,6 +221,17 @@ def test_optimizers_of_the_program_are_not_judged_by_their_options(run_dir, make
     assert fresh.param_groups[0]["lr"] == 0.25
 
 
+def test_groups_of_an_older_pytorch_with_an_option_of_the_program_are_accepted(run_dir):
+    model, blank = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    saved, fresh = optim.Adam(model.parameters(), lr=0.25), optim.Adam(blank.parameters())
+    train_once(model, saved)
+    saved.param_groups[0]["lr_scale"] = 0.5
+    del saved.param_groups[0]["maximize"]  # PyTorch 1.10 had none
+    save_and_restore(run_dir, {"a": model, "optimizer": saved}, {"a": blank, "optimizer": fresh})
+    group = fresh.param_groups[0]
+    assert (group["lr"], group["lr_scale"], group["maximize"]) == (0.25, 0.5, False)
+
+
 def test_an_optimizer_whose_class_has_got_an_option_more_is_accepted(run_dir):
     model, blank = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
     saved = optim.SGD(model.parameters(), lr=0.1)
