@@ -332,12 +332,12 @@ class FitBackup:
         return "state" if data_source is not None and data_source.method == "skipped" else self.level
 
     def _objects(self, *, is_between_epochs: bool) -> dict[str, Any]:
-        data_source = self.fit.data_source
+        data_source, steps = self.fit.data_source, self._steps
         return {
             "epoch": self.at.epoch,
             "batch": self.at.batch,
             "step": self.at.step,
-            "steps": self._steps,
+            "steps": None if steps is None else int(steps),
             "train_counter": self._count_batches(None),
             "stop": is_between_epochs and bool(getattr(self.model, "stop_training", False)),
             "iterator": _iterator_of(data_source) if data_source is not None else {},

@@ -100,7 +100,10 @@ def pipeline_repeated_within_epochs() -> dict[str, Any]:
 
 
 def endless_pipeline() -> dict[str, Any]:
-    return {"x": tf.data.Dataset.from_tensor_slices(rows()).shuffle(20).repeat().batch(5), "steps_per_epoch": STEPS}
+    return {
+        "x": tf.data.Dataset.from_tensor_slices(rows()).shuffle(20).repeat().batch(5),
+        "steps_per_epoch": np.int64(STEPS),
+    }
 
 
 def python_pipeline() -> dict[str, Any]:
