@@ -29,6 +29,7 @@ from hpcckpt.state.tree import (
 GROUPS = "param_groups"
 _OF_SCHEDULES = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 """What schedules add to the groups of any optimizer."""
+_PARAMETERS = {"params", "param_names"}
 
 
 def optimizer_leaves(optimizer: torch.optim.Optimizer, name: str) -> Iterator[Leaf]:
@@ -98,9 +99,10 @@ def _group_keys(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any], nam
     """Return the options that the first group of a checkpoint has; nothing if it does not show. Pure."""
     saved = objects.get(join(name, GROUPS))
     if isinstance(saved, list) and saved and isinstance(saved[0], dict):
-        return set(saved[0])
+        return set(saved[0]) - _PARAMETERS
     start = f"{name}/{GROUPS}/0/"
-    return {full[len(start) :].partition("/")[0] for full in (*specs, *objects) if full.startswith(start)}
+    found = {full[len(start) :].partition("/")[0] for full in (*specs, *objects) if full.startswith(start)}
+    return found - _PARAMETERS
 
 
 def _class_problem(optimizer: torch.optim.Optimizer, then: set[str], name: str) -> Problem | None:

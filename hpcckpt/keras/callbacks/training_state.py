@@ -46,7 +46,7 @@ RESERVED = frozenset({"callbacks", "data", "model", "optimizer", "training"})
 _PARTS = ("random", "metrics", "callbacks", "iterator")
 _CAPTURED = "training/captured/"
 _ORDER = "order of the epoch"
-"""Among the random streams: where Python's was when Keras 3 drew from it in which order it reads a `PyDataset`."""
+"""Among the random streams: where Python's was when Keras drew the order of a shuffled `Sequence` or `PyDataset`."""
 
 
 @dataclass(slots=True)

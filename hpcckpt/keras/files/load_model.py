@@ -290,10 +290,8 @@ def _class_needed(manifest: Manifest) -> str:
             "hpcckpt.keras.load_weights(model, path), or save it with objects=hpcckpt.keras.describe(model)"
         )
     name, why = about["class"], about.get("problem")
-    if str(about.get("module")).partition(".")[0] in {
-        "keras",
-        "tf_keras",
-    }:  # the class of a layer, loss or metric is missing
+    is_of_keras = str(about.get("module")).partition(".")[0] in {"keras", "tf_keras"}
+    if is_of_keras:  # then the class of a layer, loss or metric is missing
         return (
             f"{f' ({why})' if why else ''}; pass the program's classes in custom_objects={{NAME: CLASS}}, or build the "
             "model and have it filled, hpcckpt.keras.load_weights(model, path)"

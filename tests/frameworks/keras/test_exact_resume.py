@@ -152,7 +152,7 @@ def shuffled_sequence() -> dict[str, Any]:
 
 def shuffled_sequence_with_workers() -> dict[str, Any]:
     made = Sequence()
-    if IS_KERAS_3:  # those of Keras 2.15 draw the order of an epoch sooner or later
+    if IS_KERAS_3:  # those of Keras 2.15 draw the order of an epoch at a time that varies
         made.workers = 2
     return {"x": made, "shuffle": True}
 
@@ -211,7 +211,7 @@ def test_an_order_that_a_step_does_not_have_is_noted_again(tmp_path: Path, monke
         expected, _ = train(tmp_path / "a", shuffled_sequence)
         train(tmp_path / "b", shuffled_sequence, KillAt(5))
 
-    def reseeded() -> dict[str, Any]:  # else the same order would be drawn by chance
+    def reseeded() -> dict[str, Any]:  # with the same seed the same order would be drawn
         random.seed(99)
         return shuffled_sequence()
 
@@ -340,7 +340,7 @@ CHANGES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "an array": lambda _, more: more["array"].__iadd__(1),
     "a key of a dict": lambda _, more: more["log"].update({f"epoch {len(more['log'])}": 1.0}),
     "the order of a list": lambda _, more: more["variables"].append(more["variables"].pop(0)),
-    "what a name stands for": lambda _, more: more["named"].update(v=tf.Variable(more["named"]["v"] + 1.0)),
+    "a variable of a dict": lambda _, more: more["named"].update(v=tf.Variable(more["named"]["v"] + 1.0)),
     "an item of a list": lambda _, more: more["list"].append(1.0),
     "a number": lambda _, more: more["dict"].update(count=more["dict"]["count"] + 1),
     "a number that is a part of its own": lambda _, more: more.update(number=more["number"] + np.float32(1)),

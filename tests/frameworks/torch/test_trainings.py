@@ -149,6 +149,7 @@ def test_an_optimizer_of_another_class_is_refused_before_anything_changes(run_di
     with pytest.raises(StateMismatchError, match="optimizer: is of another class: ") as raised:
         save_and_restore(run_dir, {"a": model, "optimizer": saved}, {"a": blank, "optimizer": fresh})
     assert str(raised.value).count("of another class") == 1
+    assert "params" not in str(raised.value)
     assert all(map(torch.equal, before[0], blank.parameters()))
     assert repr(fresh.state_dict()) == before[1]
 
