@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from hpcckpt.errors import Problem, StateMismatchError, list_problems
 from hpcckpt.restoring.aliases import separate_aliases
 from hpcckpt.restoring.reader import Array, StepReader
 from hpcckpt.restoring.scalars import match_scalars
+from hpcckpt.state.arrays import JSON_SUFFIX
 from hpcckpt.state.tree import StateTree, TensorLeaf
 
 
@@ -53,6 +55,7 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     saved, own = {*specs, *stored_objects} - tree.ignored, {*tree.tensors, *tree.objects}
     missing, unexpected = tuple(sorted(own - saved)), tuple(sorted(saved - own))
     converted = scalars.names
+    renamed = _other_nature(missing, unexpected)
     shared = [name for name in tree.tensors if name in specs and name not in converted]
     problems = [*tree.problems]
     problems += [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
@@ -63,13 +66,15 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     own_values = [] if is_same_size else [name for name in shared if specs[name].kind == "per-rank"]
     gone = sorted([*own_values, *scalars.gone])
     if strict:
-        problems += [Problem(repr(name), "is in the state but not in the checkpoint", "missing") for name in missing]
+        problems += [Problem(repr(name), text) for name, text in sorted({*renamed.values()})]
+        text = "is in the state but not in the checkpoint"
+        problems += [Problem(repr(name), text, "missing") for name in missing if name not in renamed]
         text = "is in the checkpoint but not in the state"
-        problems += [Problem(repr(name), text, "unexpected") for name in unexpected]
+        problems += [Problem(repr(name), text, "unexpected") for name in unexpected if name not in renamed]
     fitting = _fitting(shared, problems)
     objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | scalars.objects
     if (strict and problems) or (own and not (fitting or objects or scalars.tensors or scalars.gone)):
-        raise StateMismatchError(_refusal(reader, problems))
+        raise StateMismatchError(_refusal(reader, problems, is_training=own >= _OF_TRAINING))
     not_restored = _not_restored(gone, reader.manifest.n_ranks, comm.size)
     warnings = (*not_restored, *_warnings(missing, unexpected, problems))
     is_partial = bool(missing or problems)  # what is only in the checkpoint was left out on purpose, or renamed
@@ -84,21 +89,27 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     )
 
 
-def _refusal(reader: StepReader, problems: list[Problem]) -> str:
+def _refusal(reader: StepReader, problems: list[Problem], *, is_training: bool) -> str:
     shown = list_problems(problems) or "they have no name in common"
     is_repaired = "repaired" in reader.manifest.environment
     why = " (its manifest was rebuilt by 'hpcckpt repair', and the objects were lost)" if is_repaired else ""
+    part = "pass strict=False to restore what fits"
+    if is_training:
+        place = repr(os.fspath(reader.path.parent))
+        part = (
+            f"load what fits, hpcckpt.keras.load_weights(model, {place}, strict=False), and train in another directory"
+        )
     return (
         f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}{why}; "
-        f"{_remedy(reader, problems)}, or pass strict=False to restore what fits"
+        f"{_remedy(problems)}, or {part}"
     )
 
 
-def _remedy(reader: StepReader, problems: list[Problem]) -> str:
+def _remedy(problems: list[Problem]) -> str:
     """Return what to change in a state that does not fit. Pure."""
     if problems and all("has the memory of" in problem.message for problem in problems):
         return "give each its own memory (copy.deepcopy) before the restore"
-    if any(name.startswith(("model/", "optimizer/")) for name in reader.specs):
+    if any(problem.loc.startswith(("'model/", "'optimizer/")) for problem in problems):
         return "build the same model and optimizer"
     if any("has shape" in problem.message for problem in problems):
         return (
@@ -112,6 +123,21 @@ def _fitting(names: Sequence[str], problems: Sequence[Problem]) -> Sequence[str]
     """Return the names that have no problem. Pure."""
     unfit = {problem.loc for problem in problems}
     return [name for name in names if repr(name) not in unfit] if unfit else names
+
+
+def _other_nature(missing: Sequence[str], unexpected: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return, by both names of each, what is a JSON value of each rank on one side and something else on the other.
+
+    The values are the name that the program knows, and what differs. Pure.
+    """
+    end, found = f"/{JSON_SUFFIX}", {}
+    for one, other, text in (
+        (missing, unexpected, "is a JSON value of each rank in the checkpoint and something else in the state"),
+        (unexpected, missing, "is a JSON value of each rank in the state and something else in the checkpoint"),
+    ):
+        for name in {*one} & {each.removesuffix(end) for each in other if each.endswith(end)}:
+            found[name] = found[name + end] = name, text
+    return found
 
 
 def _nature_problems(
@@ -163,7 +189,7 @@ def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[
 
 def _entry_text(name: str) -> str:
     """Return how a program calls the entry of its state that has a tensor: ``state["rng"]`` for ``rng/json``. Pure."""
-    key, _, rest = name.removesuffix("/json").partition("/")
+    key, _, rest = name.removesuffix(f"/{JSON_SUFFIX}").partition("/")
     return f'state["{key}"]' + (f" ({rest})" if rest else "")
 
 

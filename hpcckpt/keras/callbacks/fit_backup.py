@@ -231,7 +231,7 @@ class FitBackup:
         self._print_lines(*_warnings(data_source.warnings if data_source is not None else ()))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Count from here; restore what the start of an epoch has reset. Independent."""
+        """Count from here; restore what the start of an epoch has reset. Collective."""
         mark_bar(None)
         is_within = not self._has_begun and self.start.restored is not None and epoch == self.at.epoch
         self.at = self.at if is_within else FitPosition(epoch, 0, self.at.step)
@@ -239,7 +239,7 @@ class FitBackup:
         if self.fit.data_source is not None:
             self.fit.data_source.begin_epoch(is_resumed=self._is_within_epoch)
         if self._is_within_epoch:
-            self._training.set_within_epoch()
+            self.saves.checkpointer.comm.agree("fit: give back within the epoch", self._training.set_within_epoch)
         self._has_begun = True
         self._resume_within_epoch()
         forget(self.model)

@@ -1,4 +1,7 @@
-"""Three ranks, of which two train one model and the third another: by process sets, or in a communicator of two."""
+"""Three ranks, of which two train one model and the third another: by process sets, or in a communicator of two.
+
+Or ranks that resume one model, and the last of them cannot read its part of the program's state.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import hpcckpt as hc
 from hpcckpt import tiers
 from hpcckpt.horovod import RestoreCallback, communicator
 from tests.support.horovod_jobs import failure, tell, weights
+from tests.support.keras.models import KillAt, Killed
 
 PLACE, HOW = Path(sys.argv[1]), sys.argv[2]
 WORLD = MPI.COMM_WORLD
@@ -72,10 +76,48 @@ def with_communicator() -> dict[str, Any]:
     return {**found, **said, "total": total}
 
 
+class Counter(keras.callbacks.Callback):
+    """Counts the epochs that have begun; what it has counted is a part of the program's state."""
+
+    n, is_failing = 0, False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.n += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.is_failing and self.n > state["n"]:  # not the restore itself
+            raise RuntimeError("no way back")
+        self.n = state["n"]
+
+
+def with_failure() -> dict[str, Any]:
+    """Resume within an epoch; the last rank fails where the state is given back after ``on_epoch_begin``."""
+    hvd.init()
+
+    def train_on(*more: Any, is_failing: bool = False) -> None:
+        counter = Counter()
+        counter.is_failing = is_failing
+        backup = RestoreCallback(PLACE / "run", state={"counter": counter}, every_n_batches=1, verbose=0)
+        callbacks = [counter, backup, *more]
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        x = np.ones((8, 3), "float32")
+        try:
+            model.fit(x, x[:, 0], 2, 2, shuffle=False, verbose=0, callbacks=callbacks)
+        except Killed:
+            backup.close()
+
+    train_on(KillAt(2))
+    return {"failure": failure(lambda: train_on(is_failing=WORLD.rank == WORLD.size - 1))}
+
+
 def main() -> None:
     """Run."""
     refused = failure(communicator)
-    what = with_process_sets() if HOW == "sets" else with_communicator()
+    what = {"sets": with_process_sets, "comm": with_communicator, "failure": with_failure}[HOW]()
     tell(WORLD.rank, {**what, "too early": refused})
     WORLD.Barrier()  # the first process that exits ends Horovod for all
     hvd.shutdown()

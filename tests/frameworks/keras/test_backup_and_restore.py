@@ -338,7 +338,7 @@ def test_a_layer_that_is_never_called_changes_nothing(run_dir: Path) -> None:
 
 def test_another_model_is_refused(run_dir: Path, fit: Any) -> None:
     run_until_killed(fit, small(), backup(run_dir), batches=15)
-    with pytest.raises(StateMismatchError):
+    with pytest.raises(StateMismatchError, match=r"build the same model.* or load what fits, .*train in another dir"):
         lenet5().fit(np.zeros((5, 28, 28, 1)), np.zeros((5, 10)), callbacks=[backup(run_dir)], verbose=0)
 
 

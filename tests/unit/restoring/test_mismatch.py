@@ -118,6 +118,17 @@ def test_a_tensor_that_became_an_object_is_named(ranks, saved):
     ranks(body)
 
 
+def test_a_value_of_each_rank_that_became_an_array_is_one_difference_and_so_is_the_other_way(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"a": hc.PerRank({"n": 1}), "b": np.zeros(2)}).result()
+        with pytest.raises(errors.StateMismatchError) as caught:
+            ckpt.restore({"a": np.zeros(3), "b": hc.PerRank(None)})
+    text = str(caught.value)
+    assert "'a': is a JSON value of each rank in the checkpoint and something else in the state; " in text
+    assert "'b': is a JSON value of each rank in the state and something else in the checkpoint; " in text
+    assert "json'" not in text
+
+
 @pytest.mark.counts(1, 2, 5)
 def test_a_mismatch_on_one_rank_is_raised_on_all(ranks, saved):
     def body(comm):
