@@ -159,6 +159,12 @@ class CorruptError(OlderStepError, ValueError):
     exit_code = 3
 
 
+class UnprovenDamageError(CorruptError):
+    """Bytes are not those that were saved, but the reader may have looked in the wrong place: no damage is recorded."""
+
+    kind = "unproven-damage"
+
+
 class NoRestorableStepError(CorruptError):
     """The run has steps, and none of them can be restored: it must not be taken for an empty run."""
 

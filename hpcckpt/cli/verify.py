@@ -101,6 +101,8 @@ def _remember(info: StepInfo, verification: StepVerification) -> str:
     if verification.is_whole:
         was_recorded = damage_records.clear(run, info.step, save_id)
         return f"step {info.step} was recorded as damaged and is whole: the record is removed" if was_recorded else ""
+    if verification.damage and not any(block.is_proven for block in verification.damage):
+        return f"not recorded that step {info.step} is damaged: its data may be elsewhere"
     problem = _damage_text(info.step, verification).rstrip(":")
     blocks = "".join(f"; {block}" for block in verification.damage[:1])
     if damage_records.record(run, info.step, save_id, f"{problem}{blocks}", "hpcckpt verify"):

@@ -24,15 +24,13 @@ from hpcckpt.collective import launchers
 from hpcckpt.collective.calls import Calls
 from hpcckpt.collective.deadlines import Patience
 from hpcckpt.collective.notes import NOTES, Call
-from hpcckpt.collective.outcomes import capture
+from hpcckpt.collective.outcomes import capture, first_failures
 from hpcckpt.collective.waits import wait_until
 from hpcckpt.core.system import CLOCK, EXECUTOR, Clock, Executor
-from hpcckpt.errors import Failure, collective_error
+from hpcckpt.errors import collective_error
 
 T = TypeVar("T")
 _PIECES = "pieces"
-MAX_FAILURES = 16
-"""Failures of more ranks are left out: an error that every rank gets must not grow with the job."""
 
 
 class _Piece(NamedTuple):
@@ -248,7 +246,7 @@ class Communicator(ABC):
             failure = captured.outcome.failure
             failures = {self.rank: failure} if failure else {}
             if self.size > 1:
-                failures = self._spread(self._reduce(failures, _merged))
+                failures = self._spread(self._reduce(failures, lambda some, others: first_failures({**some, **others})))
         self._raise_interrupt(captured.error)
         if failures:
             raise collective_error(phase, failures) from captured.error
@@ -310,17 +308,6 @@ def _children(rank: int, size: int) -> list[int]:
     lowest = rank & -rank or size
     steps = (1 << k for k in range(size.bit_length()))
     return [rank + step for step in steps if step < lowest and rank + step < size]
-
-
-def _merged(some: dict[int, Failure], others: dict[int, Failure]) -> dict[int, Failure]:
-    """Return the failures of the first ranks that failed, and the first of each further kind. Pure."""
-    found: dict[int, Failure] = {}
-    kinds: set[str] = set()
-    for rank, failure in sorted({**some, **others}.items()):
-        if len(found) < MAX_FAILURES or failure.kind not in kinds:
-            found[rank] = failure
-            kinds.add(failure.kind)
-    return found
 
 
 class SerialCommunicator(Communicator):

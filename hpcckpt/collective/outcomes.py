@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hpcckpt.errors import Failure, as_failure
 
 T = TypeVar("T")
+MAX_FAILURES = 16
+"""Failures of more ranks are left out: an error that every rank gets must not grow with the job."""
 
 
 class Outcome(NamedTuple):
@@ -18,8 +20,19 @@ class Outcome(NamedTuple):
 
 
 def failures_of(outcomes: Sequence[Outcome]) -> dict[int, Failure]:
-    """Return the failures among the outcomes of all ranks, by rank. Pure."""
-    return {rank: outcome.failure for rank, outcome in enumerate(outcomes) if outcome.failure is not None}
+    """Return the failures among the outcomes of all ranks, by rank, as `first_failures` does. Pure."""
+    return first_failures({rank: each.failure for rank, each in enumerate(outcomes) if each.failure is not None})
+
+
+def first_failures(failures: Mapping[int, Failure]) -> dict[int, Failure]:
+    """Return the failures of the first ranks that failed, and the first of each further kind. Pure."""
+    found: dict[int, Failure] = {}
+    kinds: set[str] = set()
+    for rank, failure in sorted(failures.items()):
+        if len(found) < MAX_FAILURES or failure.kind not in kinds:
+            found[rank] = failure
+            kinds.add(failure.kind)
+    return found
 
 
 def reduce_outcomes(outcomes: Sequence[Outcome], fn: Callable[[], T]) -> tuple[T | None, dict[int, Failure]]:

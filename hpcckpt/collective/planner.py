@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.sharding import coverage_problems, split_over
@@ -72,7 +73,8 @@ def gather_declarations(
     digest = hashlib.blake2b("\n".join(tree).encode(), digest_size=16).digest()
     gathered = comm.allgather((digest, own_declarations(declarations)))
     if any(other != digest for other, _ in gathered):
-        raise tree_mismatch(comm.allgather(tree))
+        trees = comm.gather(tree if comm.is_root or digest != gathered[0][0] else None)
+        raise TreeMismatchError(comm.on_root("compare the states", lambda: tree_mismatch(cast("list[Any]", trees))))
     return [theirs for _, theirs in gathered]
 
 
@@ -161,12 +163,13 @@ def signature(declaration: Declaration) -> str:
     return f"{spec.kind} {spec.dtype} {shape} {spec.name}"
 
 
-def tree_mismatch(trees: Sequence[Sequence[str]]) -> TreeMismatchError:
-    """Return the error that names how the ranks' trees differ from rank 0's. Pure."""
+def tree_mismatch(trees: Sequence[Sequence[str] | None]) -> str:
+    """Return how the ranks' trees differ from rank 0's; ``None`` is one that does not. Pure."""
     problems, parts = [], []
+    first_tree = set(trees[0] or ())
     for rank, tree in enumerate(trees):
-        missing = sorted(set(trees[0]) - set(tree))
-        extra = sorted(set(tree) - set(trees[0]))
+        missing = sorted(first_tree - set(tree)) if tree is not None else []
+        extra = sorted(set(tree) - first_tree) if tree is not None else []
         pairs = _same_names(missing, extra)
         for first, other in pairs:
             what = "shape" if first["shape"] != other["shape"] else "dtype"
@@ -181,7 +184,7 @@ def tree_mismatch(trees: Sequence[Sequence[str]]) -> TreeMismatchError:
     if parts:
         name = parts[0]
         remedy += f". If each rank holds a part of {name!r}, pass hpcckpt.Sharded(part, global_shape, offset)"
-    return TreeMismatchError(f"states differ between ranks: {list_problems(problems)}; {remedy}")
+    return f"states differ between ranks: {list_problems(problems)}; {remedy}"
 
 
 _ENTRY = re.compile(r"(?P<kind>[a-z-]+) (?P<dtype>\S+) (?P<shape>\(.*?\)) (?P<name>.*)", re.DOTALL)

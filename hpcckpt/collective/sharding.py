@@ -8,7 +8,9 @@ rank writes as much as any other, however few or uneven the tensors are.
 from __future__ import annotations
 
 import math
+import secrets
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import NamedTuple
@@ -20,6 +22,8 @@ from hpcckpt.errors import Problem
 ALIGNMENT_BYTES = 64
 MAX_OVERLAPS = 100
 """How many pairs are named: there can be as many as pairs of shards."""
+_MAX_COMPARISONS = 1_000_000
+_PRIME = (1 << 61) - 1
 
 
 # -- boxes ---------------------------------------------------------------------------------------
@@ -79,25 +83,50 @@ def flat_index(shape: tuple[int, ...], index: Sequence[int]) -> int:
 def coverage_problems(spec: TensorSpec, extents: Iterable[Extent]) -> list[Problem]:
     """Return what is wrong with a set of distinct boxes that should tile a tensor exactly."""
     boxes = [box for box in set(extents) if box.n_elements]
+    if _is_tiled(spec.shape, boxes):
+        return []
     problems = [
         Problem(spec.name, f"shards overlap: {_show(a)} and {_show(b)}", "overlap")
         for a, b in islice(_overlaps(boxes), MAX_OVERLAPS)
     ]
-    covered = sum(box.n_elements for box in boxes)
-    total = math.prod(spec.shape)
-    if not problems and covered != total:
-        problems.append(Problem(spec.name, f"shards cover {covered} of {total} elements", "hole"))
+    covered, total = sum(box.n_elements for box in boxes), math.prod(spec.shape)
+    if not problems:
+        what = "" if covered < total else ", and overlap"
+        problems.append(Problem(spec.name, f"shards cover {covered} of {total} elements{what}", "hole"))
     return problems
 
 
+def _is_tiled(shape: tuple[int, ...], boxes: Sequence[Extent]) -> bool:
+    """Return True if boxes within a tensor hold each of its elements once, in time linear in their number.
+
+    A box is given the product, over its axes, of the differences of two random numbers: one for where it begins, one
+    for where it ends.  The boxes of a tiling add up to the whole tensor's product, whichever numbers were drawn; others
+    do so once in 2^61 draws for each axis.
+    """
+    if sum(box.n_elements for box in boxes) != math.prod(shape):
+        return False
+    numbers: list[dict[int, int]] = [defaultdict(lambda: secrets.randbelow(_PRIME)) for _ in shape]
+
+    def product(offset: Sequence[int], lengths: Sequence[int]) -> int:
+        ends = zip(numbers, offset, lengths, strict=True)
+        return math.prod(drawn[begin] - drawn[begin + length] for drawn, begin, length in ends)
+
+    total = sum(product(box.offset, box.shape) % _PRIME for box in boxes)
+    return not boxes or (total - product([0] * len(shape), shape)) % _PRIME == 0
+
+
 def _overlaps(boxes: list[Extent]) -> Iterator[tuple[Extent, Extent]]:
-    """Yield overlapping pairs; a sweep along the axis with most cuts keeps it near-linear for the usual splits."""
+    """Yield overlapping pairs, as far as they are found in bounded time; a sweep along the axis with most cuts."""
     if not boxes or not boxes[0].offset:
         return
     axis = max(range(len(boxes[0].offset)), key=lambda a: len({box.offset[a] for box in boxes}))
     open_boxes: list[Extent] = []
+    n_left = _MAX_COMPARISONS
     for box in sorted(boxes, key=lambda box: (box.offset[axis], box.offset, box.shape)):
         open_boxes = [other for other in open_boxes if other.offset[axis] + other.shape[axis] > box.offset[axis]]
+        n_left -= len(open_boxes)
+        if n_left < 0:
+            return
         yield from ((other, box) for other in open_boxes if intersect(other, box))
         open_boxes.append(box)
 

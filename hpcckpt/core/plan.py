@@ -148,13 +148,17 @@ class StoredEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DamagedBlock:
-    """A block with missing bytes, or whose checksum changed since it was written."""
+    """A block with missing bytes, or whose checksum changed since it was written.
+
+    Without `is_proven` the reader may have looked in the wrong place, so the step may be whole.
+    """
 
     tensor: str
     file: str
     offset: int
     nbytes: int
     reason: str
+    is_proven: bool = True
 
     def __str__(self) -> str:
         end = self.offset + self.nbytes

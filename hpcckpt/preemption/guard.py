@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, NoReturn
@@ -29,6 +30,7 @@ def watch(
     job_end: float | str | datetime | None = None,
     reserve: float | str | timedelta | None = None,
     halt_every_s: float = 10.0,
+    halt_directories: Iterable[str | os.PathLike[str]] = (),
     every_n_minutes: float | Literal["auto"] | None = None,
     mtbf: float | str | timedelta = "24h",
     max_overhead: float = 0.03,
@@ -53,6 +55,8 @@ def watch(
         How long before the end to stop; by default estimated from the durations of saves and steps.
     halt_every_s : float
         Seconds between root's checks for the file ``HALT``; 0 for none.
+    halt_directories : iterable of path_like
+        Directories besides the run directory in which it is looked for.
     every_n_minutes : float or "auto", optional
         Minutes between advised saves; ``"auto"`` from the cost of saves and `mtbf` (Young, Daly).
     mtbf : optional
@@ -82,6 +86,7 @@ def watch(
             job_end=job_end,
             reserve=reserve,
             halt_every_s=halt_every_s,
+            halt_directories=halt_directories,
             every_n_minutes=every_n_minutes,
             mtbf=mtbf,
             max_overhead=max_overhead,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,38 +131,40 @@ def remove_halt(directory: str | os.PathLike[str]) -> bool:
 
 
 class HaltWatch:
-    """Checks for the file at intervals. Root only.
+    """Checks for the file at intervals, from its creation on. Root only.
 
     Parameters
     ----------
-    directory : path_like
-        The run directory.
+    directories : iterable of path_like
+        Where the file may be.
     every_s : float
-        Seconds between two checks. Each opens one file, which usually does not exist.
+        Seconds between two checks. Each opens one file for each directory, which usually does not exist.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], every_s: float) -> None:
-        self.path = Path(directory) / layout.HALT
+    def __init__(self, directories: Iterable[str | os.PathLike[str]], every_s: float) -> None:
+        self.paths = [Path(directory) / layout.HALT for directory in directories]
         self.error = ""
         self._every_s = every_s
         self._next = float("-inf")
         self._found: Halt | None = None
         self._is_maybe_unfinished = False
+        self._check()
 
     def reason(self, step: int) -> str:
         """Return why the job is to stop after `step`; "" if it is not. Root only."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + self._every_s
-            self._check(now)
+        if time.monotonic() >= self._next:
+            self._check()
         return f"{layout.HALT} {self._found}".strip() if _is_due(self._found, step) else ""
 
-    def _check(self, now: float) -> None:
-        try:
-            found = read_halt(self.path.parent)
-            self.error = ""
-        except (HpcckptError, OSError) as error:
-            found, self.error = None, f"{self.path}: {error}"
+    def _check(self) -> None:
+        now = time.monotonic()
+        self._next = now + self._every_s
+        found, self.error = None, ""
+        for path in self.paths:
+            try:
+                found = found or read_halt(path.parent)
+            except (HpcckptError, OSError) as error:
+                self.error = f"{path}: {error}"
         is_empty = found == Halt()
         if is_empty and not self._is_maybe_unfinished and self._found is None:
             self._is_maybe_unfinished, self._next = True, now + min(AGAIN_S, self._every_s)
@@ -169,17 +172,29 @@ class HaltWatch:
         self._is_maybe_unfinished, self._found = False, found
 
     def reason_now(self, step: int) -> str:
-        """Return why a job that stops after `step` is halted, by the file as it is now; "" if not. Root only."""
-        with contextlib.suppress(HpcckptError, OSError):  # an invalid file requests nothing
-            found = read_halt(self.path.parent)
-            return f"{layout.HALT} {found}".strip() if _is_due(found, step) else ""
-        return ""
+        """Return why a job that stops after `step` is halted, by the files as they are now; "" if not. Root only."""
+        found = next(self._due(step), None)
+        return "" if found is None else f"{layout.HALT} {found[1]}".strip()
 
-    def move_aside(self, step: int) -> None:
-        """Move the file aside, if the job that stops after `step` has done what it requests. Root only."""
-        if self.reason_now(step):
-            with contextlib.suppress(FileNotFoundError):
-                files.rename(self.path, self.path.with_name(layout.HALTED))
+    def move_aside(self, step: int) -> list[str]:
+        """Move the files aside whose requests a job that stops after `step` obeys; return what failed. Root only."""
+        failures = []
+        for path, _ in self._due(step):
+            try:
+                files.rename(path, path.with_name(layout.HALTED))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failures.append(f"{path} could not be removed ({error})")
+        return failures
+
+    def _due(self, step: int) -> Iterator[tuple[Path, Halt]]:
+        """Yield the files that request a stop after `step`, and their requests."""
+        for path in self.paths:
+            with contextlib.suppress(HpcckptError, OSError):  # an invalid file requests nothing
+                found = read_halt(path.parent)
+                if found is not None and _is_due(found, step):
+                    yield path, found
 
 
 def _is_due(halt: Halt | None, step: int) -> bool:

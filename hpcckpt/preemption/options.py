@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,6 +22,7 @@ class GuardOptions:
     job_end: JobEnd | None
     warnings: tuple[str, ...]
     halt_every_s: float
+    halt_directories: tuple[str, ...]
     period_s: float | Literal["auto"] | None
     mtbf_s: float
     max_overhead: float
@@ -36,6 +38,7 @@ def read_options(
     job_end: float | str | datetime | None,
     reserve: float | str | timedelta | None,
     halt_every_s: float,
+    halt_directories: Iterable[str | os.PathLike[str]],
     every_n_minutes: float | Literal["auto"] | None,
     mtbf: float | str | timedelta,
     max_overhead: float,
@@ -54,6 +57,7 @@ def read_options(
         job_end=found.end if found else None,
         warnings=found.warnings if found else (),
         halt_every_s=float(halt_every_s),
+        halt_directories=_paths(halt_directories),
         period_s=_period(every_n_minutes),
         mtbf_s=duration_s(mtbf),
         max_overhead=float(max_overhead),
@@ -61,6 +65,12 @@ def read_options(
         patience_s=float(patience_s),
     )
     return _checked(options)
+
+
+def _paths(directories: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    if isinstance(directories, str | bytes | os.PathLike):
+        raise OptionError(f"halt_directories: {directories!r} – a list of directories")
+    return tuple(os.fspath(each) for each in directories)
 
 
 def _period(every_n_minutes: float | str | None) -> float | Literal["auto"] | None:

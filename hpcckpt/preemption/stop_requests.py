@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hpcckpt.core.durations import duration_text
@@ -41,8 +42,9 @@ class StopRequests:
         self._left = TimeLeft(None if options.job_end is None else options.job_end.at)
         self._messages = messages
         self._flag = signal_flag()
-        self._asked = ""
-        self._halt = HaltWatch(directory, options.halt_every_s) if options.halt_every_s else None
+        self._asked = self._warned_of = ""
+        places: list[str | os.PathLike[str]] = [directory, *options.halt_directories]
+        self._halt = HaltWatch(places, options.halt_every_s) if options.halt_every_s and rank == 0 else None
 
     def catch(self) -> None:
         """Catch the signals from now on. Independent.
@@ -73,8 +75,8 @@ class StopRequests:
 
     @property
     def halt_path(self) -> Path | None:
-        """The file that root checks for; None if it does not."""
-        return None if self._halt is None else self._halt.path
+        """The file that root checks for, where people write it; None if it does not."""
+        return None if self._halt is None else self._halt.paths[-1]
 
     def request(self, step: int) -> BoundaryRequest | None:
         """Return the request of this rank, or None. Independent."""
@@ -96,10 +98,10 @@ class StopRequests:
         """Return why the file requests a stop, "" if it does not; warn once of one that cannot be read. Root only."""
         if self._halt is None:
             return ""
-        error_before = self._halt.error
         reason = self._halt.reason(step)
-        if self._halt.error not in {"", error_before}:
+        if self._halt.error not in {"", self._warned_of}:
             self._messages.warn(self._halt.error)
+        self._warned_of = self._halt.error
         return reason
 
     def why_stopped(self, advice: Advice) -> str:
@@ -110,7 +112,5 @@ class StopRequests:
         """Move the file aside, if the job that stops after `step` has done what it requests. Root only."""
         if self._halt is None:
             return
-        try:
-            self._halt.move_aside(step)
-        except OSError as error:
-            self._messages.warn(f"{self._halt.path} could not be removed ({error}): the next job will stop at once")
+        for error in self._halt.move_aside(step):
+            self._messages.warn(f"{error}: the next job will stop at once")

@@ -28,6 +28,7 @@ from hpcckpt.errors import (
     OptionError,
     Problem,
     StepNotFoundError,
+    UnprovenDamageError,
     from_read_error,
     list_problems,
 )
@@ -169,7 +170,8 @@ class StepReader:
     def _read(self, transfers: Sequence[ReadTransfer]) -> None:
         blocks = self._read_guarded([transfer.request for transfer in transfers])
         if blocks:
-            error = CorruptError(
+            cause = CorruptError if any(block.is_proven for block in blocks) else UnprovenDamageError
+            error = cause(
                 f"step {self.manifest.step} in {self.path.parent}: "
                 f"{'; '.join(map(str, blocks[:5]))}{' and more' if len(blocks) > 5 else ''}; use an older step"
             )

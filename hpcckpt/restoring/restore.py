@@ -35,6 +35,7 @@ from hpcckpt.errors import (
     StateMismatchError,
     StepNotFoundError,
     StorageError,
+    UnprovenDamageError,
     error_of,
 )
 from hpcckpt.format import layout
@@ -87,6 +88,7 @@ class RestoreSource:
     rundir: RunDirectory
     tier: PersistentTier | None = None
     reading: Candidate | None = None
+    reader_name: str = ""
 
 
 def restore(source: RestoreSource, state: Any, step: int | None, *, strict: bool) -> Restored:
@@ -132,7 +134,7 @@ def _read_state(state: Any, step: Any) -> StateTree:
     return flatten(state)
 
 
-_UNREADABLE = frozenset({CorruptError.kind, ManifestError.kind, StorageError.kind})
+_UNREADABLE = frozenset({CorruptError.kind, UnprovenDamageError.kind, ManifestError.kind, StorageError.kind})
 _OTHER_STEP_MAY_DO = _UNREADABLE | {RetiredError.kind, StepNotFoundError.kind, OlderStepError.kind}
 _MAX_TRIES = 3
 
@@ -359,18 +361,18 @@ def _usable(rundir: RunDirectory, step: int) -> StepInfo:
 
 def _pin(source: RestoreSource, candidate: Candidate) -> None:
     """Keep retention away while we read; a directory that cannot be written is read without. Root only."""
-    source.reading = candidate
+    system = source.rundir.system
+    source.reading, source.reader_name = candidate, pins.reader_name(system)
     with contextlib.suppress(StorageError, NoSpaceError):
-        system = source.rundir.system
-        pins.pin(candidate.directory, candidate.step, pins.reader_name(system), files=system.files)
+        pins.pin(candidate.directory, candidate.step, source.reader_name, files=system.files)
 
 
 def _unpin(source: RestoreSource) -> None:
     """Unpin the step that was read. Root only."""
     assert source.reading is not None
     (step, directory), system = source.reading, source.rundir.system
-    with contextlib.suppress(StorageError):
-        pins.unpin(directory, step, pins.reader_name(system), files=system.files)
+    with contextlib.suppress(StorageError, NoSpaceError):  # it expires
+        pins.unpin(directory, step, source.reader_name, files=system.files)
     source.reading = None
 
 

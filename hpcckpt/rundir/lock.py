@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from hpcckpt.collective.deadlines import Patience, Waited
 from hpcckpt.core.system import Flag, OperatingSystem, PathLike
+from hpcckpt.core.tensors import is_text
 from hpcckpt.errors import (
     ForkedError,
     HpcckptError,
@@ -86,9 +87,20 @@ def _read_holder(path: Path, system: OperatingSystem) -> Holder | None:
     """Do the same, but raise what keeps the file from being read: that does not prove that the lock is free."""
     try:
         document: dict[str, Any] = json.loads(system.files.read_bounded(os.fspath(path), 65536))
-        return Holder(**{name: document[name] for name in Holder.__dataclass_fields__ if name in document})
-    except (FileNotFoundError, ValueError, TypeError):  # TypeError: a field is missing; older versions wrote no pid_ns
+        holder = Holder(**{name: document[name] for name in Holder.__dataclass_fields__ if name in document})
+    except (
+        FileNotFoundError,
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # a field is missing; old versions have no pid_ns
         return None
+    names = (getattr(holder, name) for name in Holder.__dataclass_fields__ if name != "pid")
+    return holder if type(holder.pid) is int and all(map(_is_name, names)) else None
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value and is_text(value)
 
 
 Verdict = Literal["alive", "dead", "suspect"]

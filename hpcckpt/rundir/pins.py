@@ -161,8 +161,8 @@ def pins_of_readers(directory: PathLike, steps: Collection[int], system: Operati
 
 
 def reader_name(system: OperatingSystem = REAL) -> str:
-    """Return the name of this process in pins. Independent."""
-    return f"reader-{system.processes.host()}-{system.processes.pid()}"
+    """Return a new name for a reader of this process in pins. Independent."""
+    return f"reader-{system.processes.host()}-{system.processes.pid()}.{layout.new_nonce()}"
 
 
 def _has_ended(path: str, reader: str, system: OperatingSystem) -> bool:
@@ -174,16 +174,18 @@ def _has_ended(path: str, reader: str, system: OperatingSystem) -> bool:
     try:
         now = system.clock.time()
         age_s = now - system.files.stat(path).st_mtime
-    except OSError:
+    except FileNotFoundError:
         return True
+    except OSError:
+        return False
     set_forward_s = max(0.0, now - system.clock.monotonic() - system.apart_s)
     return age_s - set_forward_s > READER_PIN_EXPIRY_S and not _is_process_here(reader, system)
 
 
 def _is_process_here(reader: str, system: OperatingSystem) -> bool:
     """Return True if a reader's name is that of a process of this node that exists. Independent."""
-    start, _, pid = reader.rpartition("-")
-    processes = system.processes
+    start, _, rest = reader.rpartition("-")
+    pid, processes = rest.partition(".")[0], system.processes
     return start == f"reader-{processes.host()}" and pid.isdecimal() and processes.exists(int(pid))
 
 

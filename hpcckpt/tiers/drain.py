@@ -23,6 +23,7 @@ from hpcckpt.errors import (
     CollectiveError,
     Failure,
     LockLostError,
+    NoSpaceError,
     RetiredError,
     StorageError,
     as_failure,
@@ -222,7 +223,7 @@ class DrainTasks:
     def _abort(self, staged: commit.Staged) -> None:
         """Remove a copy, unless another job may be making it now: it has the same name there. Root only."""
         workspace = self._persistent.workspace
-        with workspace.commit_mutex, contextlib.suppress(StorageError):
+        with workspace.commit_mutex, contextlib.suppress(StorageError, NoSpaceError):
             lock = self._persistent.lock
             if workspace.is_reserved(staged.name) and lock is not None and lock.is_mine():
                 workspace.abort(staged)
@@ -283,5 +284,5 @@ class DrainTasks:
     def unpin(self, drain: Drain) -> None:
         """Let retention on scratch have a step that is drained. Root only, or the leader of each node."""
         self._scratch.steps.kept.discard(drain.saved.step)
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(StorageError, NoSpaceError):
             pins.unpin(self._scratch.path, drain.saved.step, files=self._files)  # D5

@@ -21,8 +21,10 @@ from hpcckpt import errors, native
 from hpcckpt.backends.base import ReadRequest
 from hpcckpt.backends.plugin import backend
 from hpcckpt.backends.plugin.fetching import plan_fetches
+from hpcckpt.cli import main as cli
 from hpcckpt.core.plan import StoredEntry, WriteItem
 from hpcckpt.core.tensors import Extent, TensorSpec
+from hpcckpt.format import layout
 from hpcckpt.format.manifest import encode
 from hpcckpt.native import plugins
 from hpcckpt.restoring.reader import open_step
@@ -309,8 +311,17 @@ def test_a_step_can_be_inspected_without_its_plugin_and_its_config_is_not_stored
     assert str(elsewhere) not in (step / "manifest.json").read_text(encoding="utf-8")
     with pytest.raises(errors.CorruptError, match=r"is missing.*HPCCKPT_PLUGIN_CONFIG_POSIX is not set"):
         hc.load(step)
+    verify = ["verify", str(step.parent), "--all"]
+    assert cli(verify) == 3
+    assert not (step.parent / layout.DAMAGED).exists()  # without the config it is not known whether it is damaged
     monkeypatch.setenv("HPCCKPT_PLUGIN_CONFIG_POSIX", f"directory={elsewhere}")
     assert hc.load(step)["x"].tolist() == list(range(10))
+    (data,) = elsewhere.iterdir()
+    data.rename(tmp_path / data.name)
+    assert cli(verify) == 3
+    assert (step.parent / layout.DAMAGED).exists()
+    (tmp_path / data.name).rename(data)
+    assert cli(verify) == 0
     monkeypatch.setattr(plugins, "_by_name", {})
     monkeypatch.setattr(plugins, "search_path", list)
     reader = open_step(step)

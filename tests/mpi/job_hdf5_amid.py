@@ -2,7 +2,8 @@
 
 Step 1 is whole; step 2 + n goes wrong in the way n: ``kill`` and ``raise`` stop rank 1 at one of its transfers,
 ``full`` is a disk without room, ``lost`` a transfer that MPI says has succeeded, ``close`` a file that rank 1 cannot
-close.  What each rank is told goes to ``DIRECTORY/WAY-RANK``.  Step 9 is whole again.
+close, ``sum`` checksums for which rank 1 has no memory.
+What each rank is told goes to ``DIRECTORY/WAY-RANK``.  Step 9 is whole again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -75,6 +76,9 @@ def going_wrong(way: str) -> Any:
     if way == "full":
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return mock.patch.object(mpio, "_reserve", mock.Mock(side_effect=full))
+    if way == "sum":
+        summed = mock.Mock(side_effect=MemoryError("no room for checksums"))
+        return mock.patch.object(mpio.native, "crc32c_blocks", summed) if WORLD.rank == 1 else nullcontext()
     if way == "close":
         return mock.patch.object(mpio, "opened", unclosed)
     return mock.patch.object(transfers.Writing, "_selected", losing())

@@ -189,7 +189,7 @@ def test_a_rank_killed_amid_a_collective_write_leaves_the_step_before(tmp_path: 
 def amid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a job in which collective writes went wrong."""
     directory = tmp_path_factory.mktemp("amid")
-    asked = {"directory": str(directory), "ways": ["raise", "full", "lost", "close"]}
+    asked = {"directory": str(directory), "ways": ["raise", "full", "lost", "close", "sum"]}
     ended = run_program(SAVED_ON, "job_hdf5_amid", asked)
     assert ended.code == 0, ended.err
     return directory
@@ -202,6 +202,7 @@ def amid(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("full", ["NoSpaceError", "rank 0]", "free space"]),
         ("lost", ["StorageError", "rank 1]", "large/whole", "other bytes are in the file"]),
         ("close", ["rank 1]", "no word from the server"]),
+        ("sum", ["rank 1]", "no room for checksums"]),
     ],
 )
 def test_what_goes_wrong_amid_a_collective_write_is_told_to_all_ranks(amid: Path, way: str, words: list[str]) -> None:

@@ -32,6 +32,7 @@ from hpcckpt.backends.hdf5.structure import Structure
 from hpcckpt.backends.hdf5.table import Table
 from hpcckpt.backends.hdf5.transfers import MpioFileLayout, Writing, count_transfers, transfers_of
 from hpcckpt.backends.hdf5.types import file_shape
+from hpcckpt.collective.outcomes import capture
 from hpcckpt.core import failpoints, files
 from hpcckpt.core.plan import FileRecord, FullPlan, SaveJob, StoredEntry, WriteItem, WriteReport
 from hpcckpt.core.tensors import TensorSpec, itemsize
@@ -111,7 +112,11 @@ class MpioDriver(Driver):
         """Write with all ranks; durable on return. Collective."""
         where = str(path / MASTER)
         items = [payload.item for payload in payloads]
-        crcs = [tuple(native.crc32c_blocks(p.data, job.block_bytes, self.threads)) for p in payloads]
+        summed = capture(lambda: [tuple(native.crc32c_blocks(p.data, job.block_bytes, self.threads)) for p in payloads])
+        if not self._all_well(summed.error):  # in HDF5 nobody could tell the others
+            summed.get()
+            return WriteReport.of((), items)
+        crcs = summed.get()
         failure: Exception | None = None
         try:
             with self._created(where, job) as structure:
@@ -146,7 +151,7 @@ class MpioDriver(Driver):
             self.comm.barrier()
         return failure
 
-    def _all_well(self, failure: Exception | None) -> bool:
+    def _all_well(self, failure: BaseException | None) -> bool:
         """Return True if no rank has failed. Collective."""
         return self.comm is None or self.comm.allreduce(failure is None, operator.and_)
 

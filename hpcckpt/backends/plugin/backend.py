@@ -27,6 +27,7 @@ import stat
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -228,7 +229,8 @@ class PluginBackend(Backend):
         is_partial = "partial" in self.instance.backend.features
         for batch in in_batches(plan_fetches(requests, manifest.block_bytes, is_partial=is_partial)):
             damaged += self._load(path, manifest, batch)
-        return damaged
+        is_proven = bool(self.config) or not all(sidecar.is_sidecar(record.path) for record in manifest.files)
+        return damaged if is_proven else [replace(block, is_proven=False) for block in damaged]
 
     def _load(self, path: Path, manifest: Manifest, batch: Sequence[Fetch]) -> list[DamagedBlock]:
         """Load entries of one rank in one call; if the plugin says that some are damaged, one by one."""

@@ -17,6 +17,7 @@ which the next steps link.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import defaultdict
@@ -123,7 +124,10 @@ class RankfileBackend(Backend):
         for payload, blocks in zip(file.payloads, crcs, strict=True):
             payload.written(blocks, *shared)
         key = Key(record, record.save_id or job.save_id, job.n_ranks, job.block_bytes)
-        _known.keep(key, memoryview(sealed)[8:], lambda: _entries(items, file, offsets, crcs))
+        # what is kept must not hold the payloads, and so their buffers
+        _known.keep(
+            key, memoryview(sealed)[8:], functools.partial(_entries, items, file.rank, file.path, offsets, crcs)
+        )
         return record
 
     def index(self, path: Path, manifest: Manifest) -> Index:
@@ -151,11 +155,11 @@ class _File:
 
 
 def _entries(
-    items: Sequence[WriteItem], file: _File, offsets: Sequence[int], crcs: Sequence[Sequence[int]]
+    items: Sequence[WriteItem], rank: int, path: str, offsets: Sequence[int], crcs: Sequence[Sequence[int]]
 ) -> list[StoredEntry]:
     """Return where the items of a file were written."""
     return [
-        StoredEntry(item, file.rank, file.path, offset, tuple(blocks))
+        StoredEntry(item, rank, path, offset, tuple(blocks))
         for item, blocks, offset in zip(items, crcs, offsets, strict=False)
     ]
 
@@ -175,6 +179,7 @@ def read_header(path: Path, record: FileRecord, manifest: Manifest) -> Sequence[
     entries = _known.find(key, header)
     if entries is None:
         decoded = codec.decode_header(header, nbytes, record, manifest, native.crc32c)
+        # what is kept must not hold the payloads, and so their buffers
         _known.keep(key, memoryview(header), lambda: decoded)
         return decoded
     return entries

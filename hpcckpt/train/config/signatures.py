@@ -23,7 +23,7 @@ _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _PASSED_ON = (  # what Keras' own base classes take by **kwargs, old names too
     "activity_regularizer", "autocast", "batch_input_shape", "batch_size", "clipnorm", "clipvalue", "decay", "dtype",
     "dynamic", "enable_caching_device", "global_clipnorm", "implementation", "input_dim", "input_length",
-    "input_shape", "lr", "name", "trainable", "vocabulary_size", "weights", "zero_output_for_mask",
+    "input_shape", "name", "trainable", "vocabulary_size", "weights", "zero_output_for_mask",
 )  # fmt: skip
 _OURS = "hpcckpt"
 
@@ -127,6 +127,8 @@ def as_expected(target: Any, argument: str, value: Any) -> Any:
 def _remedy(argument: str, taken: Takes, target: Any) -> str:
     """Return what to write in place of an argument that is not known; "" if it may be right all the same."""
     known = [each for each in taken.parameters if not each.startswith("_")]
+    if argument == "lr" and "learning_rate" in known and ".legacy." not in f"{target.__module__}.":
+        return "write 'learning_rate'"  # optimizers of Keras 2.15 drop it, and train at their default
     if not taken.is_open:
         return did_you_mean(argument, known, "it takes") if known else "it takes none"
     if argument in _PASSED_ON or _home(target) not in (*HOMES, _OURS):

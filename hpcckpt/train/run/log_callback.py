@@ -1,9 +1,7 @@
-"""The callback that writes what becomes of a cycle into the run directory, on root, and looks there for HALT."""
+"""The callback that writes what becomes of a cycle into the run directory, on root."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,22 +9,16 @@ from typing import Any
 from keras.callbacks import Callback, History
 
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.core import files
 from hpcckpt.core.results import SavedStep
-from hpcckpt.format import layout
 from hpcckpt.keras.callbacks.backup_and_restore import plain_metrics
 from hpcckpt.train.callbacks.backup_callback import BackupCallback
 from hpcckpt.train.run.run_directory import Row, TrainingDirectory, metrics_of
 
 __all__ = ["Recording", "history_of", "read"]
 
-HALT_EVERY_S = 5.0
-
 
 class Recording(Callback):  # type: ignore[misc]  # Keras has no types
     """Writes a row for each epoch, and a log entry for each committed step. Root only.
-
-    A file ``HALT`` in the run directory is moved to that of the cycle, where the preemption guard checks for it.
 
     Parameters
     ----------
@@ -40,19 +32,9 @@ class Recording(Callback):  # type: ignore[misc]  # Keras has no types
 
     def __init__(self, directory: TrainingDirectory, cycle: int, backup: BackupCallback) -> None:
         super().__init__()
-        self._supports_tf_logs = True  # Keras 2.15: no copy of the logs to the host after each batch
         self._directory, self._cycle, self._backup = directory, cycle, backup
         self._has_gone_back = False
         self._began = 0.0
-        self._next_look = 0.0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Check for HALT, if it is time."""
-        del batch, logs
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + HALT_EVERY_S
-            with contextlib.suppress(OSError):  # mostly, that there is none
-                files.rename(self._directory.path / layout.HALT, os.path.join(self._backup.backup_dir, layout.HALT))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remove records of what is trained again, and take the time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from keras.callbacks import History
 
 from hpcckpt.core.std_streams import write_message, write_wrapped
+from hpcckpt.preemption.halt import HaltWatch
 from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.train.callbacks.backup_callback import BackupCallback
 from hpcckpt.train.callbacks.metric_allreduce import MetricMeans, ValidatedRows
@@ -80,6 +82,8 @@ def train(run: TrainingRun, n_complete: int) -> list[History]:
         run.model = None
         gc.collect()  # a model refers to itself, and the next one wants the memory
         run.model = train_cycle(run, cycle)
+    if run.team.is_root:
+        HaltWatch([run.directory.path], every_s=1.0).move_aside(sys.maxsize)  # or it would stop a job that trains more
     return log_callback.read(run.directory, run.team.comm, len(run.cycles))
 
 
@@ -139,7 +143,7 @@ def fit(run: TrainingRun, built: Built) -> BackupCallback:
     """Train, from the newest checkpoint of this cycle if there is one; return what has backed it up. Collective."""
     cycle, team, loop = built.cycle, run.team, built.loop
     path = run.directory.cycle(cycle.index, cycle.checkpoint.directory)
-    options = backup_options(cycle.checkpoint) | {"state": loop.state(), "verbose": run.verbose}
+    options = backup_options(cycle.checkpoint, run.directory.path) | {"state": loop.state(), "verbose": run.verbose}
     backup: BackupCallback = team.backup(str(path), **options)
     own = called_on(team.rank, loop.callbacks)
     shows = _showing(run, built, backup) if team.is_root else []
@@ -222,14 +226,15 @@ def tell_of_swaps(run: TrainingRun, built: Built) -> None:
     run.print_line(f"{title(run, built.cycle)} {lms_callback.line(report)}")
 
 
-def backup_options(checkpoint: CheckpointSettings) -> dict[str, Any]:
+def backup_options(checkpoint: CheckpointSettings, run: Path) -> dict[str, Any]:
     """Return what a cycle's key ``checkpoint`` means for the callback that backs it up. Independent."""
+    guard: dict[str, Any] = {"halt_directories": [run]}
     best = best_by(checkpoint.monitor, checkpoint.keep_best) if checkpoint.keep_best is not None else None
     is_main = threading.current_thread() is threading.main_thread()
     return {
         "save_freq": "epoch",
         "delete_checkpoint": False,
-        "save_before_preemption": True if is_main else {"signals": ()},  # Python catches signals there only
+        "save_before_preemption": guard if is_main else guard | {"signals": ()},  # Python catches signals there only
         "every_n_batches": checkpoint.every_n_batches,
         "every_n_minutes": checkpoint.every_n_minutes,
         "max_to_keep": checkpoint.max_to_keep,

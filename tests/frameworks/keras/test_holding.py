@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import hpcckpt as hc
+from hpcckpt.backends.rankfile import backend
 from hpcckpt.errors import HostMemoryError, StateError
 from hpcckpt.native import tf_ops
 from hpcckpt.state import tf_hold
@@ -564,3 +566,25 @@ def test_horovods_broadcasts_leave_what_is_held_untouched(n_ranks: int) -> None:
     assert {(said["rank"], said["in_place"], said["is_sparse"]) for said in found} == {
         (rank, in_place, sparse) for rank in range(n_ranks) for in_place in (False, True) for sparse in (False, True)
     }
+
+
+def test_an_incremental_run_does_not_keep_the_old_buffers_of_variables_that_change_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Any]] = []
+    fill = backend.RankfileBackend._fill
+
+    def spy(self: Any, fd: int, job: Any, path: Path, file: Any) -> Any:
+        held.extend(weakref.ref(payload.data) for payload in file.payloads)
+        return fill(self, fd, job, path, file)
+
+    monkeypatch.setattr(backend.RankfileBackend, "_fill", spy)
+    frozen, trained = tf.Variable(tf.zeros([1 << 18])), tf.Variable(0.0)
+    with hc.Checkpointer(tmp_path, incremental=True) as ckpt:
+        for step in range(1, 5):
+            trained.assign_add(1.0)
+            ckpt.save(step, {"frozen": frozen, "trained": trained}).result()
+        frozen.assign_add(tf.ones_like(frozen))
+    gc.collect()
+    assert held
+    assert [each() for each in held if each() is not None] == []

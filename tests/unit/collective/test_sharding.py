@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from hpcckpt.collective import sharding
 from hpcckpt.collective.sharding import (
     ALIGNMENT_BYTES,
     boxes_of_span,
@@ -127,10 +128,18 @@ def test_the_sweep_finds_exactly_the_overlaps_that_comparing_all_pairs_finds(box
     assert len(found) == expected
 
 
-def test_ten_thousand_columns_are_checked_in_no_time():
-    """A split along any axis must not compare all pairs."""
-    columns = [Extent((0, k, 0), (7, 1, 3)) for k in range(10_000)]
-    assert coverage_problems(TensorSpec("x", "int8", (7, 10_000, 3), "sharded"), columns) == []
+def test_tilings_are_found_without_comparing_pairs_and_other_boxes_by_a_bounded_number_of_them(monkeypatch):
+    """Columns, each cut at another row, all overlap along the axis with most cuts; a file may have a million boxes."""
+    n = 3000
+    compared = []
+    monkeypatch.setattr(sharding, "intersect", lambda a, b: compared.append((a, b)))
+    columns = [Extent((row, k), (end - row, 1)) for k in range(n) for row, end in ((0, 1 + k), (1 + k, n + 1))]
+    spec = TensorSpec("x", "int8", (n + 1, n), "sharded")
+    assert coverage_problems(spec, columns) == []
+    assert not compared
+    moved = Extent((0, 1), (1, 1))
+    assert [problem.kind for problem in coverage_problems(spec, [moved, *columns[1:]])] == ["hole"]
+    assert 0 < len(compared) <= sharding._MAX_COMPARISONS
 
 
 # -- cutting -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from hpcckpt import preemption
 from hpcckpt.core import failpoints
 from hpcckpt.errors import CodeError, CollectiveError, OptionError
 from hpcckpt.format import layout
+from hpcckpt.preemption import halt
 from hpcckpt.preemption.agreement import Agreement, BoundaryRequest
 from hpcckpt.preemption.walltime import TimeNeeded
 from hpcckpt.rundir.discovery import step_numbers
@@ -409,6 +410,40 @@ def test_a_halt_file_stops_the_job_and_is_taken_away(ranks, run_dir, text):
         assert stopped[0] == (20 if ranks.size == 1 else 21)
     assert not ranks.sub(1, lambda comm: (run_dir / "HALT").exists())[0]
     assert ranks.sub(1, lambda comm: (run_dir / layout.HALTED).read_text(encoding="utf-8"))[0] == text
+
+
+@pytest.mark.counts(1, 3)
+def test_a_halt_file_in_another_directory_that_is_watched_stops_the_job_too(ranks, run_dir):
+    above = run_dir.parent
+
+    def body(comm):
+        options = {"halt_every_s": 0.02, "halt_directories": [above], "patience_s": LONG_S}
+        training = Training(comm, run_dir, random.Random(0), **options)
+        if comm.rank == 0:
+            (above / "HALT").write_text("now\n", encoding="utf-8")
+        return steps_until_stop(training)
+
+    assert len(set(ranks(body))) == 1
+    assert ranks.sub(1, lambda comm: [(above / name).exists() for name in ("HALT", layout.HALTED)])[0] == [False, True]
+
+
+def test_one_path_in_place_of_a_list_of_halt_directories_is_refused(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt, pytest.raises(OptionError, match=r"halt_directories: .* a list of"):
+        preemption.watch(ckpt, halt_directories=str(run_dir))
+
+
+def test_an_empty_halt_file_that_was_there_before_is_obeyed_at_the_first_step_after_a_second(run_dir, monkeypatch):
+    monkeypatch.setattr(halt, "AGAIN_S", 0.05)
+
+    def body(comm):
+        run_dir.mkdir()
+        (run_dir / "HALT").touch()
+        training = Training(comm, run_dir, random.Random(0), halt_every_s=3600.0)
+        time.sleep(0.1)
+        assert training.guard.should_stop(1)
+        training.end()
+
+    run_ranks(1, body)
 
 
 @pytest.mark.counts(1, 3)

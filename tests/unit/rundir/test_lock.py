@@ -485,6 +485,23 @@ def test_a_lock_of_an_older_version_is_understood(run_dir, pid, is_free):
             save(run_dir, 1)
 
 
+NO_HOLDERS = [{"pid": "\0"}, {"pid": "\ud800"}, {"pid": 1.5}, {"pid_ns": ["a"]}, {"host": None}, {"nonce": "\ud800"}]
+
+
+@pytest.mark.parametrize("changes", [*NO_HOLDERS, None], ids=str)
+def test_a_lock_with_other_content_than_a_holder_names_no_job_and_ends_nothing(run_dir, changes, monkeypatch):
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
+    holder = dataclasses.asdict(lock.this_holder()) | (changes or {})
+    run_dir.mkdir()
+    path = run_dir / layout.LOCK
+    path.write_text("[" * 50_000 if changes is None else json.dumps(holder), encoding="utf-8")
+    assert lock.read_holder(path) is None
+    assert lock.describe(run_dir) is None
+    os.utime(path, (0, 0))
+    save(run_dir, 1)
+    assert not path.exists()
+
+
 def test_what_jobs_left_that_were_killed_while_they_took_the_lock_is_swept(run_dir, monkeypatch):
     run_dir.mkdir()
     left = [run_dir / ".lock.0123456789ab", run_dir / ".lock.dead-0123456789ab"]

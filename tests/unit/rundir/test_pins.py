@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -15,9 +16,12 @@ from hpcckpt import errors
 from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.core import failpoints
 from hpcckpt.core.options import Options
+from hpcckpt.core.system import OperatingSystem
 from hpcckpt.errors import PinnedStepError
 from hpcckpt.format import layout
+from hpcckpt.native.posix_files import PosixFileSystem
 from hpcckpt.restoring.reader import open_step
+from hpcckpt.restoring.segments import held_step
 from hpcckpt.rundir import commit, discovery, journal, pins, retention
 from hpcckpt.tiers.copy import Rules, copy_step
 from hpcckpt.tools import prune, reshard
@@ -30,7 +34,7 @@ def state(value: float) -> dict[str, Any]:
 
 
 def save(run_dir: Path, *steps: int, **options: Any) -> None:
-    with hc.Checkpointer(run_dir, max_to_keep=None, **options) as ckpt:
+    with hc.Checkpointer(run_dir, **{"max_to_keep": None, **options}) as ckpt:
         for step in steps:
             ckpt.save(step, state(step)).result()
 
@@ -284,10 +288,11 @@ def test_what_stands_in_place_of_a_pin_neither_hangs_nor_frees_the_step(run_dir,
 
 
 @pytest.mark.parametrize("kind", IN_THE_WAY)
-def test_what_stands_in_place_of_a_readers_pin_does_not_hang_a_restore(run_dir, kind):
+def test_what_stands_in_place_of_a_readers_pin_does_not_hang_a_restore(run_dir, kind, monkeypatch):
     save(run_dir, 1)
-    name = f"{layout.step_dirname(1)}.reader-{os.uname().nodename}-{os.getpid()}"
-    put(kind, run_dir / layout.PINS / name)
+    name = pins.reader_name()
+    monkeypatch.setattr(pins, "reader_name", lambda *_: name)
+    put(kind, run_dir / layout.PINS / f"{layout.step_dirname(1)}.{name}")
     into = state(0)
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.restore(into)
@@ -308,6 +313,38 @@ def test_what_stands_in_place_of_a_side_file_does_not_hang_a_job(run_dir, kind, 
         with hc.preemption.watch(ckpt, signals=(), walltime=False, halt_every_s=0.001) as guard:
             guard.check(2)
     assert value_of(run_dir, 2) == 2.0
+
+
+def test_each_reader_of_a_process_holds_its_step_by_a_pin_of_its_own(run_dir):
+    save(run_dir, 1, 2)
+    with held_step(run_dir / layout.step_dirname(1)) as first:
+        with held_step(run_dir / layout.step_dirname(1)):
+            pass
+        save(run_dir, 3, max_to_keep=1)
+        assert discovery.step_numbers(run_dir) == [1, 3]
+        assert first.load("w").tolist() == [1.0] * 3
+    assert not (run_dir / layout.PINS).exists()
+
+
+def test_a_pin_whose_age_cannot_be_read_holds(run_dir):
+    save(run_dir, 1, 2)
+    name = f"{layout.step_dirname(1)}.reader-elsewhere-77"
+    (run_dir / layout.PINS).mkdir()
+    (run_dir / layout.PINS / name).touch()
+    os.utime(run_dir / layout.PINS / name, (0, 0))
+
+    class Stale(PosixFileSystem):
+        def stat(self, path):
+            if os.fspath(path).endswith(name):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+            return super().stat(path)
+
+    stale = OperatingSystem(Stale())
+    assert pins.pins_to_obey(run_dir, stale) == {1}
+    pins.drop_stale_pins(run_dir, stale)
+    assert (run_dir / layout.PINS / name).exists()
+    pins.drop_stale_pins(run_dir)
+    assert not (run_dir / layout.PINS).exists()
 
 
 HOSTILE = "\x1b[2Jgood\r\x07\x9b\u202e"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hpcckpt.format import layout
 from tests.support.train import pieces
 from tests.support.train.launch import HOROVOD, Straight, completed, needs_mpirun, train
 
@@ -31,6 +32,22 @@ def test_sigterm_gives_exit_code_75_and_a_run_that_ends_with_the_same_bits(strai
         assert entry["step"] == int(place.partition(":")[2])
         assert "SIGTERM" in entry["reason"]
     completed(train(run, config))
+    assert pieces.ends_with(run) == straight("none", 1)
+
+
+def test_a_halt_file_in_the_run_directory_stops_it_whichever_cycle_it_is_in(straight: Straight, tmp_path: Path) -> None:
+    config, run = pieces.two_cycles(distributed="none"), tmp_path / "run"
+    run.mkdir()
+    for request in ("now", "after-step 1"):
+        (run / layout.HALT).write_text(request, encoding="utf-8")
+        ended = train(run, config)
+        assert ended.code == 75, ended.err
+        assert "HALT" in pieces.log(run, "preempted")[-1]["reason"]
+        assert not (run / layout.HALT).exists()
+        assert (run / layout.HALTED).read_text(encoding="utf-8") == request
+    (run / layout.HALT).write_text("after-step 1000000", encoding="utf-8")  # more than it trains
+    completed(train(run, config))
+    assert not (run / layout.HALT).exists()
     assert pieces.ends_with(run) == straight("none", 1)
 
 
