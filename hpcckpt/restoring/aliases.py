@@ -1,8 +1,8 @@
 """Tensors of a state that have the same memory now, and other values each in the step.
 
 ``best = model.state_dict()`` shares the memory of the model until it is copied. Of two values only one can be restored
-into one memory. Equal values, as those of tied weights, can. The same holds for arrays that share a part of their
-memory, such as views of one buffer.
+into one memory. Equal values, as those of tied weights, can. The same holds for one variable, table or layer under two
+names, and for arrays that share a part of their memory, such as views of one buffer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,9 @@ _BOX_BYTES = 64 << 20
 """How much of each of two tensors is compared at once."""
 
 
-def separate_aliases(tree: StateTree, names: Sequence[str], reader: StepReader) -> tuple[StateTree, list[Problem]]:
+def separate_aliases(
+    tree: StateTree, names: Sequence[str], converted: Mapping[str, Array], reader: StepReader, rank: int | None
+) -> tuple[StateTree, list[Problem]]:
     """Return the tree with memory for every value, and the tensors that cannot have their own. Independent.
 
     Parameters
@@ -32,14 +35,18 @@ def separate_aliases(tree: StateTree, names: Sequence[str], reader: StepReader) 
         The state.
     names : sequence of str
         The tensors that are restored.
+    converted : mapping of str to ndarray
+        Single numbers that are restored too, and were saved in another form, as the state has them.
     reader : StepReader
         The step; tensors with the same memory are read if their checksums cannot be compared.
+    rank : int or None
+        This rank, if the step was saved by the same number of ranks.
     """
-    if _have_own_memory([tree.tensors[name].source for name in names]):
+    if _have_own_memory([tree.tensors[name].source for name in (*names, *converted)]):
         return tree, []
     leaves: dict[str, TensorLeaf] = {}
     problems = []
-    for first, name in _conflicts(tree, names, reader):
+    for first, name in _conflicts(tree, (*names, *converted), _Values(reader, converted, rank)):
         leaf = tree.fresh[name]() if name in tree.fresh else None
         if leaf is None:
             text = f"has the memory of {first!r} in the state and another value in the checkpoint"
@@ -60,27 +67,48 @@ def separate_aliases(tree: StateTree, names: Sequence[str], reader: StepReader) 
     return tree, problems
 
 
-def _conflicts(tree: StateTree, names: Sequence[str], reader: StepReader) -> Iterator[tuple[str, str]]:
+class _Values(NamedTuple):
+    """The values that are restored: those of a step, and the converted ones."""
+
+    reader: StepReader
+    converted: Mapping[str, Array]
+    rank: int | None
+
+    def are_same(self, one: str, other: str) -> bool:
+        """Return True if two tensors have the same bytes: by their checksums, if the cuts are the same. Independent."""
+        reader = self.reader
+        if any(name in self.converted or reader.specs[name].kind == "per-rank" for name in (one, other)):
+            first, second = self._load(one), self._load(other)
+            return first.shape == second.shape and first.tobytes() == second.tobytes()
+        if reader.specs[one].shape != reader.specs[other].shape:
+            return False
+        entries, others = reader.index[one], reader.index[other]
+        cuts, other_cuts = ([(e.item.extent, e.item.start, e.item.stop) for e in found] for found in (entries, others))
+        if cuts == other_cuts:
+            return [e.crcs for e in entries] == [e.crcs for e in others]
+        boxes = _boxes(reader.specs[one])
+        return all(reader.load(one, box).tobytes() == reader.load(other, box).tobytes() for box in boxes)
+
+    def _load(self, name: str) -> Array:
+        if name in self.converted:
+            return self.converted[name]
+        if self.rank is not None and self.reader.specs[name].kind == "per-rank":
+            return self.reader.load_rank(name, self.rank)
+        return self.reader.load(name)
+
+
+def _conflicts(tree: StateTree, names: Sequence[str], values: _Values) -> Iterator[tuple[str, str]]:
     """Yield pairs of names with one memory and two values, first the one that keeps the memory. Independent."""
     groups: dict[Hashable, list[str]] = defaultdict(list)
     for name in names:
         leaf = tree.tensors[name]
-        place = leaf.place() if leaf.declaration.spec.kind != "per-rank" else None
+        is_restored = values.rank is not None or leaf.declaration.spec.kind != "per-rank"
+        place = leaf.place() if is_restored else None
         if place is not None:
             groups[place].append(name)
     for group in groups.values():
         first, *others = sorted(group, key=lambda name: name in tree.fresh)
-        yield from ((first, name) for name in others if not _is_same(first, name, reader))
-
-
-def _is_same(one: str, other: str, reader: StepReader) -> bool:
-    """Return True if two tensors of a step have the same bytes: by their checksums, if the cuts are the same."""
-    entries, others = reader.index[one], reader.index[other]
-    cuts, other_cuts = ([(e.item.extent, e.item.start, e.item.stop) for e in found] for found in (entries, others))
-    if cuts == other_cuts:
-        return [e.crcs for e in entries] == [e.crcs for e in others]
-    boxes = _boxes(reader.specs[one])
-    return all(reader.load(one, box).tobytes() == reader.load(other, box).tobytes() for box in boxes)
+        yield from ((first, name) for name in others if not values.are_same(first, name))
 
 
 def _boxes(spec: TensorSpec) -> Iterator[Extent]:

@@ -61,7 +61,9 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     problems += [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
     problems += _nature_problems(tree, converted, specs, stored_objects)
     problems += scalars.problems
-    tree, shared_memory = separate_aliases(tree, _fitting(shared, problems), reader)
+    tree, shared_memory = separate_aliases(
+        tree, _fitting(shared, problems), scalars.tensors, reader, comm.rank if is_same_size else None
+    )
     problems += shared_memory
     own_values = [] if is_same_size else [name for name in shared if specs[name].kind == "per-rank"]
     gone = sorted([*own_values, *scalars.gone])
@@ -73,7 +75,8 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
         problems += [Problem(repr(name), text, "unexpected") for name in unexpected if name not in renamed]
     fitting = _fitting(shared, problems)
     objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | scalars.objects
-    if (strict and problems) or (own and not (fitting or objects or scalars.tensors or scalars.gone)):
+    tensors = {name: scalars.tensors[name] for name in _fitting([*scalars.tensors], problems)}
+    if (strict and problems) or (own and not (fitting or objects or tensors or scalars.gone)):
         raise StateMismatchError(_refusal(reader, problems, is_training=own >= _OF_TRAINING))
     not_restored = _not_restored(gone, reader.manifest.n_ranks, comm.size)
     warnings = (*not_restored, *_warnings(missing, unexpected, problems))
@@ -81,7 +84,7 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     return tree, Match(
         tuple(name for name in fitting if name not in gone),
         objects,
-        scalars.tensors,
+        tensors,
         warnings,
         missing,
         unexpected,

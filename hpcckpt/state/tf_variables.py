@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import numpy as np
@@ -89,6 +90,11 @@ class VariableLeaf(TensorLeaf):
 
     def target(self) -> None:
         """Offer no memory to restore into: others may share the variable's buffer."""
+
+    def place(self) -> Hashable:
+        """Return which variable it is, also if another object wraps it."""
+        handle = getattr(self.source, "handle", self.source)
+        return ("variable", id(handle)) if self.declaration.spec.nbytes else None
 
 
 def variable_leaf(variable: Any, name: str, kind: Kind = "replicated") -> TensorLeaf:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,6 +85,13 @@ def last_status(root: Any) -> Any:
     return getattr(root, _STATUS, None)
 
 
+class _Rest(NamedTuple):
+    """What TensorFlow is to restore, by key, and which value of which object one of it is, if there is the object."""
+
+    values: dict[str, Array]
+    place: tuple[Hashable, ...] | None
+
+
 @dataclass(slots=True, eq=False)
 class _Part:
     """A trackable object within a state."""
@@ -133,8 +140,10 @@ class _Part:
         for number, node in enumerate(graph):
             for value_name, value in node.values.items():
                 for key, dtype in value.parts.items():
-                    variable = None if dtype else _variable_of(bound.get(number), value_name)
-                    fitted += self._fitted_leaves(specs, variable, value_name, key, left)
+                    obj = bound.get(number)
+                    variable = None if dtype else _variable_of(obj, value_name)
+                    place = None if obj is None else (id(obj), value_name, key.removeprefix(value.key))
+                    fitted += self._fitted_leaves(specs, variable, value_name, key, _Rest(left, place))
         matched = {
             (id(bound[n]), value_name) for n, node in enumerate(graph) if n in bound for value_name in node.values
         }
@@ -147,14 +156,14 @@ class _Part:
         return Resolved(fitted, dropped, Finish(lambda: self._finish(graph, bound, left)))
 
     def _fitted_leaves(
-        self, specs: Mapping[str, TensorSpec], variable: Any, value_name: str, key: str, left: dict[str, Array]
+        self, specs: Mapping[str, TensorSpec], variable: Any, value_name: str, key: str, rest: _Rest
     ) -> Iterator[TensorLeaf]:
         full = join(self.name, tensor_name(key))
         if full not in specs:
             raise StateMismatchError(f"{full} is in the graph of the checkpoint, but has no values; use an older step")
-        yield _left_leaf(specs[full], left, key) if variable is None else _restored_leaf(variable, specs[full])
+        yield _RestLeaf(specs[full], rest, key) if variable is None else _restored_leaf(variable, specs[full])
         if value_name == PYTHON and (own := join(full, OWN)) in specs:
-            yield _left_leaf(specs[own], left, key)  # after rank 0's, which it replaces
+            yield _RestLeaf(specs[own], rest, key, OWN)  # after rank 0's, which it replaces
 
     def _finish(self, graph: Graph, bound: Mapping[int, Any], left: dict[str, Array]) -> None:
         """Let TensorFlow restore the rest."""
@@ -199,13 +208,19 @@ def _read_leaf(array: Array, name: str, kind: Kind) -> TensorLeaf:
     return TensorLeaf(declare(array, name, kind), lambda: array, lambda _: None)
 
 
-def _left_leaf(spec: TensorSpec, left: dict[str, Array], key: str) -> TensorLeaf:
-    """Return a leaf whose value TensorFlow is to get."""
+class _RestLeaf(TensorLeaf):
+    """The leaf of a value that TensorFlow is to restore."""
 
-    def assign(new: Array) -> None:
-        left[key] = new
+    def __init__(self, spec: TensorSpec, rest: _Rest, key: str, suffix: str = "") -> None:
+        super().__init__(Declaration(spec, Extent.whole(spec.shape)), lambda: np.empty(spec.shape), self._keep)
+        self._rest, self._key, self._suffix = rest, key, suffix
 
-    return TensorLeaf(Declaration(spec, Extent.whole(spec.shape)), lambda: np.empty(spec.shape), assign)
+    def _keep(self, new: Array) -> None:
+        self._rest.values[self._key] = new
+
+    def place(self) -> Hashable:
+        """Return which value of which object it is; ``None`` if there is no object yet."""
+        return None if self._rest.place is None else (*self._rest.place, self._suffix)
 
 
 def _array(value: Any) -> Array:

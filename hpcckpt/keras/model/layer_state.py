@@ -10,7 +10,7 @@ import functools
 import logging
 import tempfile
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,13 @@ class LayerStateLeaf(TensorLeaf):
     It `is_given` where the program made the layer with it, so that it is there without a checkpoint too.
     """
 
-    def __init__(self, declaration: Declaration, value: Array, write: _Write, *, is_given: bool = False) -> None:
+    def __init__(
+        self, declaration: Declaration, value: Array, write: _Write, place: Hashable, *, is_given: bool = False
+    ) -> None:
         self.is_given = is_given
         self.value: Array | None = None
         super().__init__(declaration, lambda: value, self._keep)
-        self._write = write
+        self._write, self._place = write, place
 
     def _keep(self, new: Array) -> None:
         self.value = new
@@ -49,7 +51,11 @@ class LayerStateLeaf(TensorLeaf):
     def fitted(self, spec: TensorSpec) -> LayerStateLeaf:
         """Return a leaf for the same state as a checkpoint has it. Pure."""
         declaration = Declaration(spec, Extent.whole(spec.shape))
-        return LayerStateLeaf(declaration, self.read(), self._write, is_given=self.is_given)
+        return LayerStateLeaf(declaration, self.read(), self._write, self._place, is_given=self.is_given)
+
+    def place(self) -> Hashable:
+        """Return which state of which layer it is."""
+        return self._place
 
     def finish(self) -> None:
         """Give the layer the value that was assigned, if one was. Independent."""
@@ -63,7 +69,9 @@ def layer_state_leaves(model: Any, name: str) -> Iterator[LayerStateLeaf]:
         for part, read, write in _states_of(layer):
             value, full = read(), join(name, join(path, part))
             is_given = part == "vocabulary" and _has_fixed_vocabulary(layer)
-            yield LayerStateLeaf(declare(value, full, "root"), value, write, is_given=is_given)
+            yield LayerStateLeaf(
+                declare(value, full, "root"), value, write, ("layer", id(layer), part), is_given=is_given
+            )
 
 
 def finish(model: Any, leaves: Iterable[TensorLeaf]) -> None:

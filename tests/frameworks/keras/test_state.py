@@ -619,3 +619,57 @@ def test_the_loss_scale_of_a_built_optimizer_is_restored(run_dir: Path) -> None:
         ckpt.save(1, {"model": model}).result()
         ckpt.restore({"model": other})
     assert float(other.optimizer.dynamic_scale) == 256.0
+
+
+def _model(constant: float, vocabulary: list[str] | None = None) -> Any:
+    inputs = keras.layers.Input((2,))
+    x = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(constant))(inputs)
+    outputs = [keras.layers.Dropout(0.5)(keras.layers.BatchNormalization()(x))]
+    if vocabulary is not None:
+        words = keras.layers.Input((1,), dtype="string")
+        lookup = keras.layers.StringLookup()
+        lookup.adapt(np.array(vocabulary))
+        return keras.Model([inputs, words], [*outputs, lookup(words)])
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [((1.0,), (2.0,), "dense.*/kernel"), ((1.0, ["a", "b"]), (1.0, ["a", "c"]), "string_lookup/vocabulary")],
+    ids=["weights", "vocabulary"],
+)
+def test_a_model_under_two_names_is_refused_if_the_values_differ(
+    run_dir: Path, one: Any, other: Any, name: str
+) -> None:
+    with hc.Checkpointer(run_dir) as ckpt:
+        keras.utils.set_random_seed(1)
+        keras.backend.clear_session()
+        first = _model(*one)
+        keras.backend.clear_session()
+        ckpt.save(1, {"best": first, "model": _model(*other)}).result()
+        keras.backend.clear_session()
+        model = _model(*other)
+        before = values(model)
+        with pytest.raises(StateMismatchError, match=f"'model/{name}': has the memory of 'best/{name}'"):
+            ckpt.restore({"best": model, "model": model})
+        assert_equal(values(model), before)
+        ckpt.save(2, {"best": first, "model": first}).result()
+        ckpt.restore({"best": model, "model": model})
+    assert_equal(values(model), values(first))
+
+
+def test_models_that_share_layers_are_restored(run_dir: Path) -> None:
+    def gan(constant: float) -> dict[str, Any]:
+        keras.backend.clear_session()
+        generator, discriminator = _model(constant), keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        whole = keras.Sequential([generator, discriminator])
+        for model in (discriminator, whole):
+            model.compile("adam", "mse")
+        return {"generator": generator, "discriminator": discriminator, "gan": whole}
+
+    saved, now = gan(1.0), gan(2.0)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, saved).result()
+        ckpt.restore(now)
+    for name, model in saved.items():
+        assert_equal(values(now[name]), values(model))

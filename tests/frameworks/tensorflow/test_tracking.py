@@ -379,3 +379,96 @@ def test_random_streams_come_back_and_other_ranks_get_others(run_dir):
             others.append(draw())
     assert len({expected[0], *others}) == 3
     assert others[0] == others[2]
+
+
+# -- one object under two names ----------------------------------------------------------------------
+
+
+def table_of(value: int) -> Any:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    table.insert(tf.constant([1], tf.int64), tf.constant([value], tf.int64))
+    return table
+
+
+OBJECTS = {
+    "scalar": (lambda n: tf.Variable(float(n)), lambda v: v.numpy()),
+    "matrix": (lambda n: tf.Variable(tf.fill([2, 3], n)), lambda v: v.numpy().max()),
+    "any shape": (lambda n: tf.Variable(tf.fill([n], n), shape=[None]), lambda v: v.numpy().max()),
+    "text": (lambda n: tf.Variable(f"{n}"), lambda v: int(v.numpy())),
+    "table": (table_of, lambda t: t.lookup(tf.constant(1, tf.int64)).numpy()),
+    "generator": (tf.random.Generator.from_seed, lambda g: g.state.numpy()[1]),
+    "Python": (Count, lambda c: c.n),
+    "within another": (lambda n: tf.train.Checkpoint(v=tf.Variable(n)), lambda c: c.v.numpy()),
+}
+FORMS = {
+    "state": lambda a, b: {"a": a, "b": b},
+    "one checkpoint": lambda a, b: {"part": tf.train.Checkpoint(a=a, b=b)},
+    "two checkpoints": lambda a, b: {"a": tf.train.Checkpoint(x=a), "b": tf.train.Checkpoint(y=b)},
+}
+
+
+NOT_ALONE = {"any shape", "text"}
+"""Variables that are only saved within a ``tf.train.Checkpoint``, or restored with another shape."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [(k, f) for k in OBJECTS for f in FORMS if not (k in NOT_ALONE and f == "state")]
+)
+def test_an_object_under_two_names_is_refused_if_the_values_differ(run_dir, kind, form):
+    (make, value), state = OBJECTS[kind], FORMS[form]
+    now = make(5)
+    before = value(now)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, state(make(1), make(2))).result()
+        with pytest.raises(
+            StateMismatchError, match=r"has the memory of .* another value in the checkpoint; give each"
+        ):
+            ckpt.restore(state(now, now))
+        assert value(now) == before
+        ckpt.save(2, state(make(3), make(3))).result()
+        ckpt.restore(state(now, now))
+    assert value(now) == value(make(3))
+
+
+def test_a_checkpoint_of_two_variables_is_not_restored_into_one(run_dir):
+    manager = hc.tensorflow.CheckpointManager(tf.train.Checkpoint(x=tf.Variable(1.0), y=tf.Variable(2.0)), run_dir, 3)
+    path = manager.save()
+    manager.close()
+    v = tf.Variable(0.0)
+    with pytest.raises(StateMismatchError, match="'y': has the memory of 'x'"):
+        hc.tensorflow.Checkpoint(x=v, y=v).restore(path)
+    assert v.numpy() == 0
+
+
+def test_numbers_saved_apart_are_not_restored_into_one_variable(run_dir):
+    v = tf.Variable(0.0)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"x": 1.0, "y": np.float64(2)}).result()
+        with pytest.raises(StateMismatchError, match="'y': has the memory of 'x'"):
+            ckpt.restore({"x": v, "y": v})
+        assert any(
+            "'y' has the memory of 'x'" in text for text in ckpt.restore({"x": v, "y": v}, strict=False).warnings
+        )
+        assert v.numpy() == 1
+        ckpt.save(2, {"x": 3.0, "y": np.float64(3)}).result()
+        ckpt.restore({"x": v, "y": v})
+    assert v.numpy() == 3
+
+
+@pytest.mark.counts(1, 2, 3)
+def test_a_stream_under_two_names_is_compared_by_each_rank(ranks, run_dir):
+    def body(comm):
+        def rng(seed):
+            return tf.random.Generator.from_seed(seed + comm.rank)
+
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            last = comm.rank == comm.size - 1
+            ckpt.save(1, {"a": rng(1), "b": rng(2 if last else 1)}).result()
+            ckpt.save(2, {"a": rng(3), "b": rng(3)}).result()
+            now = rng(9)
+            with pytest.raises(StateMismatchError, match=rf"\[rank {comm.size - 1}\] .*'b.*' ?: has the memory of"):
+                ckpt.restore({"a": now, "b": now}, 1)
+            ckpt.restore({"a": now, "b": now})
+        return now.state.numpy().tolist() == rng(3).state.numpy().tolist()
+
+    assert all(ranks(body))
