@@ -19,7 +19,15 @@ from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.sharding import coverage_problems, split_over
 from hpcckpt.core.plan import Declaration, FullPlan, WriteItem
 from hpcckpt.core.tensors import Extent, TensorSpec
-from hpcckpt.errors import Problem, ShardingError, TreeMismatchError, list_problems
+from hpcckpt.errors import (
+    Problem,
+    ReplicaMismatchError,
+    ShardingError,
+    TreeMismatchError,
+    as_failure,
+    error_of,
+    list_problems,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +76,15 @@ def gather_declarations(
     ------
     TreeMismatchError
         If ranks declare different trees; names the tensors and the ranks.
+    ReplicaMismatchError
+        If only encoded values differ, in their length.
     """
     tree = [*map(signature, declarations), *named]
     digest = hashlib.blake2b("\n".join(tree).encode(), digest_size=16).digest()
     gathered = comm.allgather((digest, own_declarations(declarations)))
     if any(other != digest for other, _ in gathered):
         trees = comm.gather(tree if comm.is_root or digest != gathered[0][0] else None)
-        raise TreeMismatchError(comm.on_root("compare the states", lambda: tree_mismatch(cast("list[Any]", trees))))
+        raise error_of(comm.on_root("compare the states", lambda: as_failure(tree_mismatch(cast("list[Any]", trees)))))
     return [theirs for _, theirs in gathered]
 
 
@@ -160,18 +170,26 @@ def signature(declaration: Declaration) -> str:
     """Return the text that must be equal on all ranks for one tensor. Pure."""
     spec = declaration.spec
     shape = "*" if spec.kind == "per-rank" else spec.shape
-    return f"{spec.kind} {spec.dtype} {shape} {spec.name}"
+    return f"{spec.kind} {_VALUE if declaration.is_value else spec.dtype} {shape} {spec.name}"
 
 
-def tree_mismatch(trees: Sequence[Sequence[str] | None]) -> str:
-    """Return how the ranks' trees differ from rank 0's; ``None`` is one that does not. Pure."""
-    problems, parts = [], []
+_VALUE = "value"
+"""In place of the dtype of a tensor whose shape is a part of its value."""
+
+
+def tree_mismatch(trees: Sequence[Sequence[str] | None]) -> TreeMismatchError | ReplicaMismatchError:
+    """Return the error that names how the ranks' trees differ from rank 0's: in structure, or only in values. Pure.
+
+    ``None`` is a tree that does not differ.
+    """
+    problems, parts, values = [], [], []
     first_tree = set(trees[0] or ())
     for rank, tree in enumerate(trees):
         missing = sorted(first_tree - set(tree)) if tree is not None else []
         extra = sorted(set(tree) - first_tree) if tree is not None else []
         pairs = _same_names(missing, extra)
-        for first, other in pairs:
+        values += [f"{first['name']!r} on rank {rank}" for first, _ in pairs if first["dtype"] == _VALUE]
+        for first, other in [pair for pair in pairs if pair[0]["dtype"] != _VALUE][:5]:
             what = "shape" if first["shape"] != other["shape"] else "dtype"
             text = f"has {what} {first[what]} on rank 0 and {other[what]} on rank {rank}"
             problems.append(Problem(repr(first["name"]), text))
@@ -180,21 +198,27 @@ def tree_mismatch(trees: Sequence[Sequence[str] | None]) -> str:
         missing, extra = ([text for text in texts if text not in named] for texts in (missing, extra))
         problems += [Problem(f"rank {rank}", f"lacks {text!r} that rank 0 has") for text in missing[:5]]
         problems += [Problem(f"rank {rank}", f"has {text!r} that rank 0 lacks") for text in extra[:5]]
+    if not problems:
+        more = f" and {len(values) - 5} more" if len(values) > 5 else ""
+        return ReplicaMismatchError(
+            f"values that should be equal on all ranks differ from rank 0's: {'; '.join(values[:5])}{more}; "
+            "broadcast them before the save"
+        )
     remedy = "make them build the same state"
     if parts:
         name = parts[0]
         remedy += f". If each rank holds a part of {name!r}, pass hpcckpt.Sharded(part, global_shape, offset)"
-    return f"states differ between ranks: {list_problems(problems)}; {remedy}"
+    return TreeMismatchError(f"states differ between ranks: {list_problems(problems)}; {remedy}")
 
 
 _ENTRY = re.compile(r"(?P<kind>[a-z-]+) (?P<dtype>\S+) (?P<shape>\(.*?\)) (?P<name>.*)", re.DOTALL)
 
 
 def _same_names(missing: Sequence[str], extra: Sequence[str]) -> list[tuple[re.Match[str], re.Match[str]]]:
-    """Return the entries of two trees that have the kind and the name of a tensor in common, at most five. Pure."""
+    """Return the entries of two trees that have the kind and the name of a tensor in common. Pure."""
     others = {(found["kind"], found["name"]): found for text in extra if (found := _ENTRY.fullmatch(text))}
     entries = [found for text in missing if (found := _ENTRY.fullmatch(text))]
-    return [(each, others[key]) for each in entries if (key := (each["kind"], each["name"])) in others][:5]
+    return [(each, others[key]) for each in entries if (key := (each["kind"], each["name"])) in others]
 
 
 def _per_rank_items(gathered: Sequence[Sequence[Declaration]], loads: dict[int, int]) -> dict[int, list[WriteItem]]:

@@ -17,10 +17,14 @@ BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One tensor on one rank: its description, and the extent of this rank."""
+    """One tensor on one rank: its description, and the extent of this rank.
+
+    One that `is_value` holds an encoded value: if its shape differs between ranks, the value does.
+    """
 
     spec: TensorSpec
     extent: Extent
+    is_value: bool = False
 
     @property
     def nbytes(self) -> int:

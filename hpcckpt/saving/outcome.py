@@ -18,7 +18,7 @@ from hpcckpt.collective.planner import plan_for, tree_mismatch
 from hpcckpt.core import failpoints
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.results import SavedStep
-from hpcckpt.errors import Failure, ShardingError, TreeMismatchError, collective_error
+from hpcckpt.errors import Failure, ShardingError, collective_error
 from hpcckpt.format.manifest import Manifest
 from hpcckpt.rundir.reports import RankReport
 from hpcckpt.saving.node_local import check_part, commit_part, finish_part, leaders_of_files, reserve_part
@@ -153,7 +153,7 @@ def _agreed(planned: Planned, values: Sequence[RankReport | ReplanRequest]) -> t
     known = signatures(planned.declarations, planned.objects)
     trees = [value.signatures if isinstance(value, ReplanRequest) else known for value in values]
     if any(tree != trees[0] for tree in trees):
-        raise TreeMismatchError(tree_mismatch(trees))
+        raise tree_mismatch(trees)
     own = {rank: value.own for rank, value in enumerate(values) if isinstance(value, ReplanRequest)}
     if len(own) < len(values):  # the other ranks have written by the old plan, and released their snapshots
         raise ShardingError(

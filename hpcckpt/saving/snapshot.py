@@ -158,18 +158,18 @@ def _aligned(nbytes: int) -> int:
 
 def replica_names(tree: StateTree) -> list[str]:
     """Return the names of the tensors that are to be equal on all ranks. Independent."""
-    return [name for name, leaf in tree.tensors.items() if leaf.declaration.spec.kind == "replicated"]
+    return [name for name, leaf in tree.tensors.items() if leaf.is_compared]
 
 
 def replica_checksums(tree: StateTree) -> Callable[[], list[int]]:
-    """Return a function that returns the CRC32C of every replicated tensor as it is now. Independent.
+    """Return a function that returns the CRC32C of every tensor that is to be equal on all ranks. Independent.
 
     What can be held is held, and tensors of an accelerator are copied, for the function to read later; the rest is read
     at once.
     """
     leaves = {name: tree.tensors[name] for name in replica_names(tree)}
     held = held_arrays(leaves) | {name: leaf.read() for name, leaf in leaves.items() if leaf.stager is not None}
-    known = {name: _checksum(leaf.read()) for name, leaf in leaves.items() if name not in held}
+    known = {name: _checksum(leaf.compared()) for name, leaf in leaves.items() if name not in held}
     return lambda: [known[name] if name in known else _checksum(held[name]) for name in leaves]
 
 

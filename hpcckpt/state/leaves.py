@@ -72,6 +72,15 @@ class TensorLeaf:
         """Return a key of the memory that `assign` fills, equal for leaves of the same elements, or ``None``."""
         return None
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether the values must be equal on all ranks."""
+        return self.declaration.spec.kind == "replicated"
+
+    def compared(self) -> Array:
+        """Return what ranks compare if the values must be equal: themselves, or a digest of them."""
+        return self.read()
+
     def memory(self) -> Array | None:
         """Return what `assign` fills as an array; ``None`` if it has no memory of the host that others could have."""
         return self.source if isinstance(self.source, np.ndarray) else None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from hpcckpt.core.tensors import Kind
 from hpcckpt.errors import StateError
 from hpcckpt.keras.model.optimizers import is_optimizer
 from hpcckpt.state.tf_variables import is_variable, tensorflow_variable
+from hpcckpt.state.tree import Array
 from hpcckpt.tensorflow.graph import GENERATOR, VARIABLE, Graph, Node, Value, bind, from_proto, tensor_name, value_key
 
 
@@ -18,6 +22,13 @@ def is_trackable(obj: Any) -> bool:
     import tensorflow as tf
 
     return isinstance(obj, tf.__internal__.tracking.Trackable)
+
+
+def is_table(obj: Any) -> bool:
+    """Return True if `obj` is a lookup table that can change. Independent."""
+    import tensorflow as tf
+
+    return isinstance(obj, tf.lookup.experimental.MutableHashTable | tf.lookup.experimental.DenseHashTable)
 
 
 def is_checkpoint(obj: Any) -> bool:
@@ -91,6 +102,28 @@ class Gathered:
         variable = tensorflow_variable(obj, "a variable")
         is_statistic = variable.dtype.is_floating and not variable.trainable and number not in self.in_optimizers
         return "root" if is_statistic else "replicated"
+
+    def table_digest(self, number: int) -> Array:
+        """Return a digest of the entries of a table, in whatever order the table has them. Independent."""
+        (value,) = self.graph[number].values.values()
+        keys, entries = (self.values[key].numpy() for key in value.parts)
+        rows = sorted(zip(_rows(keys), _rows(entries), strict=True))
+        unused = _unused_keys(self.objects[number])
+        digest = hashlib.blake2b(repr([row for row in rows if row[0] not in unused]).encode(), digest_size=16)
+        return np.frombuffer(digest.digest(), np.uint8)
+
+
+def _rows(array: Any) -> list[bytes]:
+    return [repr(row).encode() if array.dtype.hasobject else np.asarray(row).tobytes() for row in array]
+
+
+def _unused_keys(table: Any) -> set[bytes]:
+    """Return the keys by which a ``DenseHashTable`` marks its entries as unused, as `_rows` does."""
+    import tensorflow as tf
+
+    marks = [getattr(table, name, None) for name in ("_empty_key", "_deleted_key")]
+    keys = [tf.reshape(tf.convert_to_tensor(mark, table.key_dtype), [1, -1]) for mark in marks if mark is not None]
+    return {row for key in keys for row in _rows(key.numpy())}
 
 
 def gather(view: View) -> Gathered:

@@ -6,10 +6,11 @@ Names are TensorFlow's own, without its suffix for variables: ``model/dense/kern
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from hpcckpt.keras.model.layers import is_layer
 from hpcckpt.keras.model.state import leaves as keras_leaves
 from hpcckpt.state.tf_variables import VariableLeaf, is_variable, tensorflow_variable, variable_leaf
 from hpcckpt.state.tree import Array, DynamicPart, Finish, Leaf, ObjectLeaf, Resolved, TensorLeaf, declare, join
-from hpcckpt.tensorflow.collect import Gathered, View, gather, hidden_generator, is_trackable, odd_dtype
+from hpcckpt.tensorflow.collect import Gathered, View, gather, hidden_generator, is_table, is_trackable, odd_dtype
 from hpcckpt.tensorflow.deferred_restore import read
 from hpcckpt.tensorflow.graph import GENERATOR, PYTHON, VARIABLE, Graph, bind, from_json, tensor_name, to_json
 
@@ -122,7 +123,11 @@ class _Part:
             yield variable_leaf(variable, full, kind)
             return
         array = _array(gathered.values[key])
-        yield _read_leaf(array, full, kind)
+        if is_table(gathered.objects.get(number)):
+            is_first = key == next(iter(gathered.graph[number].values[value_name].parts))
+            yield _TableLeaf(array, full, functools.partial(gathered.table_digest, number) if is_first else None)
+            return
+        yield _read_leaf(array, full, kind, is_value=kind == "replicated")
         if value_name == PYTHON:
             self.own[join(full, OWN)] = number, value_name
             yield _read_leaf(array, join(full, OWN), "per-rank")
@@ -204,8 +209,31 @@ def _restored_leaf(variable: Any, spec: TensorSpec) -> TensorLeaf:
     return VariableLeaf(Declaration(spec, Extent.whole(spec.shape)), variable)
 
 
-def _read_leaf(array: Array, name: str, kind: Kind) -> TensorLeaf:
-    return TensorLeaf(declare(array, name, kind), lambda: array, lambda _: None)
+def _read_leaf(array: Array, name: str, kind: Kind, *, is_value: bool = False) -> TensorLeaf:
+    declaration = replace(declare(array, name, kind), is_value=is_value)
+    return TensorLeaf(declaration, lambda: array, lambda _: None)
+
+
+class _TableLeaf(TensorLeaf):
+    """The leaf of the keys or the values of a lookup table, for a save.
+
+    Rank 0's are stored, because the order of the entries differs between ranks. The entries must be equal, which ranks
+    compare by the digest of one of both leaves.
+    """
+
+    def __init__(self, array: Array, name: str, digest: Callable[[], Array] | None) -> None:
+        super().__init__(replace(declare(array, name, "root"), is_value=True), lambda: array, lambda _: None)
+        self._digest = digest
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether this leaf has the digest."""
+        return self._digest is not None
+
+    def compared(self) -> Array:
+        """Return a digest of the table's entries."""
+        assert self._digest is not None
+        return self._digest()
 
 
 class _RestLeaf(TensorLeaf):

@@ -11,6 +11,7 @@ import logging
 import tempfile
 import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,11 @@ def layer_state_leaves(model: Any, name: str) -> Iterator[LayerStateLeaf]:
             value, full = read(), join(name, join(path, part))
             is_given = part == "vocabulary" and _has_fixed_vocabulary(layer)
             yield LayerStateLeaf(
-                declare(value, full, "root"), value, write, ("layer", id(layer), part), is_given=is_given
+                replace(declare(value, full, "root"), is_value=True),
+                value,
+                write,
+                ("layer", id(layer), part),
+                is_given=is_given,
             )
 
 

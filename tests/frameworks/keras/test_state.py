@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import hpcckpt as hc
-from hpcckpt.errors import StateError, StateMismatchError
+from hpcckpt.errors import ReplicaMismatchError, StateError, StateMismatchError
 from hpcckpt.keras.model import layers, optimizers, state as state_of_keras
 from hpcckpt.state.tree import flatten
 from tests.support.keras.models import IS_KERAS_3, assert_equal, lenet5, recurrent, rows, small, values
@@ -673,3 +673,15 @@ def test_models_that_share_layers_are_restored(run_dir: Path) -> None:
         ckpt.restore(now)
     for name, model in saved.items():
         assert_equal(values(now[name]), values(model))
+
+
+@pytest.mark.counts(2)
+def test_vocabularies_of_different_length_are_reported_as_different_values(ranks: Any, run_dir: Path) -> None:
+    models = [_model(1.0, ["a"]), _model(1.0, ["a", "b"])]
+
+    def body(comm: Any) -> None:
+        text = r"differ from rank 0's: 'model/.*/vocabulary' on rank 1"
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(ReplicaMismatchError, match=text):
+            ckpt.save(1, {"model": models[comm.rank]}).result()
+
+    ranks(body)

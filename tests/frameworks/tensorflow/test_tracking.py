@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hpcckpt as hc
-from hpcckpt.errors import StateError, StateMismatchError
+from hpcckpt.errors import ReplicaMismatchError, StateError, StateMismatchError
 from hpcckpt.state.tree import flatten
 from hpcckpt.tensorflow.deferred_restore import GRAPH_KEY
 from tests.support.keras.models import IS_KERAS_3
@@ -359,6 +359,57 @@ def test_statistics_that_are_not_trained_may_differ_between_ranks(ranks, run_dir
         return float(state.mean)
 
     assert ranks(body) == [0.0] * ranks.size
+
+
+def word(value: int) -> Any:
+    return tf.Variable("a" * value)
+
+
+def dense_table(value: int) -> Any:
+    table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, empty_key=-1, deleted_key=-2)
+    table.insert(tf.constant([7, 8], tf.int64), tf.constant([value, 9], tf.int64))
+    table.remove(tf.constant([8], tf.int64))
+    return table
+
+
+def text_table(value: int) -> Any:
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    table.insert(tf.constant([f"key {value}"]), tf.constant([1], tf.int64))
+    return table
+
+
+def growing_table(value: int) -> Any:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, [0.0, 0.0])
+    table.insert(tf.range(value, dtype=tf.int64), tf.zeros([value, 2]))
+    return table
+
+
+@pytest.mark.counts(2, 3)
+@pytest.mark.parametrize("make", [word, dense_table, text_table, growing_table])
+def test_tables_and_text_that_differ_between_ranks_are_refused(ranks, run_dir, make):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            with pytest.raises(ReplicaMismatchError, match=r"equal on all ranks differ from rank 0's: 'x.*' on rank 1"):
+                ckpt.save(1, tf.train.Checkpoint(x=make(5 + comm.rank))).result()
+            ckpt.save(2, tf.train.Checkpoint(x=make(5))).result()
+
+    ranks(body)
+
+
+def test_entries_of_a_table_may_have_any_order(ranks, run_dir):
+    keys = np.random.default_rng(0).integers(0, 1 << 40, 500)
+
+    def body(comm):
+        state = tf.train.Checkpoint(table=tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1))
+        for key in keys[:: 1 if comm.rank else -1]:
+            state.table.insert([key], [key + 1])
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, state).result()
+            state.table.remove(keys)
+            ckpt.restore(state)
+        return (state.table.lookup(keys).numpy() == keys + 1).all()
+
+    assert all(ranks(body))
 
 
 def draw() -> tuple[float, ...]:
