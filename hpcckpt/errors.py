@@ -58,14 +58,14 @@ class Failure(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with some input; validation returns all of them."""
+    """One thing that is wrong with some input; validation returns all of them. `loc` is empty if the message has it."""
 
     loc: str
     message: str
     kind: str = "invalid"
 
     def __str__(self) -> str:
-        return f"{self.loc}: {self.message}"
+        return f"{self.loc}: {self.message}" if self.loc else self.message
 
 
 def list_problems(problems: list[Problem], limit: int = 20) -> str:

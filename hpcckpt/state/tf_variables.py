@@ -104,7 +104,7 @@ def variable_leaf(variable: Any, name: str, kind: Kind = "replicated") -> Tensor
     known = tuple(shape.as_list()) if shape.rank is not None else (None,)
     if None in known:  # it may differ from value to value
         known = hold([held])[0].shape
-    return VariableLeaf(_declaration(name, _token(held.dtype), known, kind), held)
+    return VariableLeaf(_declaration(name, _token(held.dtype, name), known, kind), held)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -116,9 +116,13 @@ def _declaration(name: str, token: str, shape: tuple[int, ...], kind: Kind) -> D
 _TOKENS: dict[int, tuple[Any, str]] = {}
 
 
-def _token(dtype: Any) -> str:
+def _token(dtype: Any, name: str) -> str:
     """Return the token of a TensorFlow dtype: there are few, and TensorFlow takes its time to hash one."""
     known = _TOKENS.get(id(dtype))
     if known is None:  # keeps the dtype alive, so that no other one gets its id
-        known = _TOKENS.setdefault(id(dtype), (dtype, dtype_token(np.dtype(dtype.as_numpy_dtype))))
+        try:
+            token = dtype_token(np.dtype(dtype.as_numpy_dtype))
+        except StateError as error:
+            raise StateError(f"{name}: {error}") from error
+        known = _TOKENS.setdefault(id(dtype), (dtype, token))
     return known[1]

@@ -40,7 +40,8 @@ class Walk:
         try:
             self.visitors[value.__class__](self, value, name, container, key)
         except (StateError, ShardingError) as error:
-            self.problems.append(Problem(name or "state", str(error)))
+            is_named = str(error).startswith((f"{name}:", f"{name}/"))
+            self.problems.append(Problem("" if is_named else name, str(error)))
         except RecursionError:
             raise TooDeepError(name) from None
 

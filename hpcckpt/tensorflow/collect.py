@@ -13,7 +13,7 @@ from hpcckpt.core.tensors import Kind
 from hpcckpt.errors import StateError
 from hpcckpt.keras.model.optimizers import is_optimizer
 from hpcckpt.state.tf_variables import is_variable, tensorflow_variable
-from hpcckpt.state.tree import Array
+from hpcckpt.state.tree import Array, join
 from hpcckpt.tensorflow.graph import GENERATOR, VARIABLE, Graph, Node, Value, bind, from_proto, tensor_name, value_key
 
 
@@ -48,20 +48,23 @@ class View:
         What is saved.
     graph_view : ObjectGraphView
         TensorFlow's own, which knows what a ``tf.train.Checkpoint`` was given beside its root.
+    name : str
+        What the names of the values begin with.
     """
 
     root: Any
     graph_view: Any
+    name: str
 
     @classmethod
-    def of(cls, obj: Any) -> View:
+    def of(cls, obj: Any, name: str) -> View:
         """Return the view of an object. Independent."""
         import tensorflow as tf
 
         if is_checkpoint(obj):
             found = obj._saver._graph_view
-            return cls(found.root, found)
-        return cls(obj, tf.__internal__.tracking.ObjectGraphView(obj))
+            return cls(found.root, found, name)
+        return cls(obj, tf.__internal__.tracking.ObjectGraphView(obj), name)
 
     def children(self, obj: Any) -> dict[str, Any]:
         """Return what an object refers to, by name. Independent."""
@@ -88,8 +91,8 @@ class Gathered:
     in_optimizers: set[int] = field(default_factory=set)
     random: set[int] = field(default_factory=set)
 
-    def kind(self, number: int, name: str) -> Kind:
-        """Return how ranks share a value. Independent.
+    def kind(self, number: int, name: str, full_name: str) -> Kind:
+        """Return how ranks share a value, which an error calls `full_name`. Independent.
 
         Positions in data and random streams are per rank. Floating-point variables that are neither trained nor an
         optimizer's are statistics, which are not averaged: rank 0's are saved. All else is equal on all ranks.
@@ -99,7 +102,7 @@ class Gathered:
             return "per-rank"
         if name != VARIABLE or not is_variable(obj):
             return "root"
-        variable = tensorflow_variable(obj, "a variable")
+        variable = tensorflow_variable(obj, full_name)
         is_statistic = variable.dtype.is_floating and not variable.trainable and number not in self.in_optimizers
         return "root" if is_statistic else "replicated"
 
@@ -142,14 +145,16 @@ def gather(view: View) -> Gathered:
     try:
         tensors, _, registered, proto = save_util.serialize_graph_view(view.graph_view)
     except tf.errors.FailedPreconditionError as error:
-        raise StateError(f"TensorFlow cannot save it: {' '.join(str(error.message).split())[:200]}") from error
+        names = [name for name, obj in _iterators(view) if name and not _can_save(obj)]
+        what = f"{', '.join(names[:5])}: TensorFlow cannot save it" if names else "TensorFlow cannot save it"
+        raise StateError(f"{what}: {' '.join(str(error.message).split())[:200]}") from error
     if registered:
         raise StateError(
             f"objects that TensorFlow saves in a way of their own ({', '.join(registered)}) cannot be saved"
         )
     values = {key: value for part in tensors.values() for key, value in part.items()}
-    _refuse_parts(values)
-    _refuse_quantized(values)
+    _refuse_parts(values, view.name)
+    _refuse_quantized(values, view.name)
     graph = from_proto(proto, {key: odd_dtype(value.dtype) for key, value in values.items()})
     objects = bind(graph, view.root, view.children)
     gathered = Gathered(_with_hidden(graph, objects), objects, values)
@@ -158,20 +163,46 @@ def gather(view: View) -> Gathered:
     return gathered
 
 
-def _refuse_parts(values: Mapping[str, Any]) -> None:
+def _iterators(view: View) -> Iterator[tuple[str, Any]]:
+    """Yield the iterators over data, each with its name: the shortest path to it."""
+    import tensorflow as tf
+
+    waiting, seen = [(view.name, view.root)], {id(view.root)}
+    for name, obj in waiting:  # grows meanwhile
+        if isinstance(obj, tf.data.Iterator):
+            yield name, obj
+        new = {key: child for key, child in view.children(obj).items() if id(child) not in seen}
+        seen |= {id(child) for child in new.values()}
+        waiting += [(join(name, key), child) for key, child in new.items()]
+
+
+def _can_save(iterator: Any) -> bool:
+    import tensorflow as tf
+    from tensorflow.python.checkpoint import save_util
+
+    try:
+        save_util.serialize_graph_view(View.of(iterator, "").graph_view)
+    except tf.errors.FailedPreconditionError:
+        return False
+    return True
+
+
+def _refuse_parts(values: Mapping[str, Any], name: str) -> None:
     parts = [key for key, value in values.items() if isinstance(value, dict)]
     if parts:
-        raise StateError(f"{parts[0]} is spread over devices: save its parts as hpcckpt.Sharded")
+        raise StateError(
+            f"{join(name, tensor_name(parts[0]))} is spread over devices: save its parts as hpcckpt.Sharded"
+        )
 
 
-def _refuse_quantized(values: Mapping[str, Any]) -> None:
+def _refuse_quantized(values: Mapping[str, Any], name: str) -> None:
     import tensorflow as tf
 
     for key, value in values.items():
         if tf.as_dtype(value.dtype).is_quantized:
             raise StateError(
-                f"{tensor_name(key)} has the dtype {value.dtype.name}, which cannot be saved: keep its values in a "
-                "variable of whole numbers (tf.bitcast), and their scale beside it"
+                f"{join(name, tensor_name(key))} has the dtype {value.dtype.name}, which cannot be saved: keep its "
+                "values in a variable of whole numbers (tf.bitcast), and their scale beside it"
             )
 
 

@@ -56,7 +56,7 @@ def leaves(obj: Any, name: str) -> Iterator[Leaf] | None:
     found = keras_leaves(obj, name)
     if found is not None or not is_trackable(obj) or _is_walked(obj):
         return found
-    return _Part(obj, name, View.of(obj)).leaves()
+    return _Part(obj, name, View.of(obj, name)).leaves()
 
 
 def _is_walked(obj: Any) -> bool:
@@ -116,9 +116,10 @@ class _Part:
         yield DynamicPart(lambda specs, objects: self._fit(gathered, specs, objects))
 
     def _tensor_leaves(self, gathered: Gathered, number: int, value_name: str, key: str) -> Iterator[TensorLeaf]:
-        full, kind = join(self.name, tensor_name(key)), gathered.kind(number, value_name)
+        full = join(self.name, tensor_name(key))
+        kind = gathered.kind(number, value_name, full)
         self.own[full] = number, value_name
-        variable = _variable_of(gathered.objects.get(number), value_name)
+        variable = _variable_of(gathered.objects.get(number), value_name, full)
         if variable is not None:
             yield variable_leaf(variable, full, kind)
             return
@@ -146,7 +147,7 @@ class _Part:
             for value_name, value in node.values.items():
                 for key, dtype in value.parts.items():
                     obj = bound.get(number)
-                    variable = None if dtype else _variable_of(obj, value_name)
+                    variable = None if dtype else _variable_of(obj, value_name, join(self.name, tensor_name(key)))
                     place = None if obj is None else (id(obj), value_name, key.removeprefix(value.key))
                     fitted += self._fitted_leaves(specs, variable, value_name, key, _Rest(left, place))
         matched = {
@@ -192,13 +193,13 @@ class _Part:
             object.__setattr__(self.root, _STATUS, status)
 
 
-def _variable_of(obj: Any, value_name: str) -> Any:
+def _variable_of(obj: Any, value_name: str, name: str) -> Any:
     """Return the variable that a value is all of, whose values NumPy knows; else ``None``."""
     if value_name == GENERATOR:
         return hidden_generator(obj)
     if value_name != VARIABLE or obj is None or not is_variable(obj):
         return None
-    variable = tensorflow_variable(obj, getattr(obj, "name", "a variable"))
+    variable = tensorflow_variable(obj, name)
     return None if odd_dtype(variable.dtype) else variable
 
 

@@ -201,8 +201,33 @@ def test_memory_is_given_back_at_once_where_everything_exists(run_dir):
 
 def test_a_quantized_variable_is_refused_by_its_name():
     variable = tf.Variable(tf.bitcast(tf.zeros((3,), tf.int8), tf.qint8))
-    with pytest.raises(StateError, match=r"part/v has the dtype qint8"):
+    with pytest.raises(StateError, match=r"saved: c/part/v has the dtype qint8"):
         flatten({"c": tf.train.Checkpoint(part=tf.train.Checkpoint(v=variable))})
+
+
+def distributed() -> Any:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        return tf.Variable(1.0)
+
+
+def four_bits() -> Any:
+    return tf.Variable(tf.cast(tf.constant([1, 2], tf.int8), tf.dtypes.experimental.int4))
+
+
+def python_iterator() -> Any:
+    return iter(tf.data.Dataset.from_generator(lambda: iter(range(3)), output_signature=tf.TensorSpec((), tf.int64)))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(distributed, "variables of tf.distribute"), (four_bits, "dtype int4"), (python_iterator, "TensorFlow cannot")],
+)
+def test_what_cannot_be_saved_is_named(make, reason):
+    checkpoint = tf.train.Checkpoint(ok=tf.Variable(1.0), it=iter(tf.data.Dataset.range(3)), part=[make()])
+    with pytest.raises(StateError, match=f"^this state cannot be saved: part/0: {reason}"):
+        flatten(checkpoint)
+    with pytest.raises(StateError, match=f"^this state cannot be saved: c/part/0: {reason}"):
+        flatten({"c": checkpoint})
 
 
 def test_layers_that_were_adapted_compute_with_what_was_restored(run_dir):
