@@ -126,8 +126,8 @@ def load(path: str | os.PathLike[str]) -> tuple[LoadedBackend, ...]:
     Raises
     ------
     PluginError
-        If there is no such file, or it is no plugin, too old, too new, for another platform, or damaged; the message
-        has the remedy. It is an OSError.
+        If there is no such file, or it is no plugin, too old, too new, for another platform, or damaged, or has two
+        backends of one name; the message has the remedy. It is an OSError.
     BackendConflictError
         If a backend of this name was loaded from another file; names both files.
     """
@@ -223,7 +223,9 @@ def _register(file: str, records: Sequence[handshake.BackendRecord]) -> None:
     """Make all backends of a file known, or none of them."""
     backends: dict[str, LoadedBackend] = {}
     for record in records:
-        other = backends.get(record.name) or _by_name.get(record.name)
+        if record.name in backends:
+            raise PluginError(f"plugin {file} registers {record.name!r} twice; rename one of them")
+        other = _by_name.get(record.name)
         if other is not None:
             raise BackendConflictError(
                 f"plugin backend {record.name!r} of {file} is already registered by {other.origin}; rename one of them"

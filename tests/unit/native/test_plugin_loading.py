@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -183,6 +184,15 @@ def test_one_that_crashes_is_looked_into_without_harm(compile_plugin: Compile, f
     assert first == third
     assert second.file == str(crashing)
     assert "crashes when it is loaded" in second.problem
+
+
+def test_a_library_with_two_backends_of_one_name_is_refused(compile_plugin: Compile) -> None:
+    library = str(compile_plugin("refused.c", "-DTWICE"))
+    text = f"plugin {library} registers 'refused' twice; rename one of them"
+    with pytest.raises(PluginError, match=re.escape(text)):
+        plugins.load(library)
+    assert plugins.loaded() == {}
+    assert plugins.inspect([library]) == [plugins.PluginFile(library, problem=text)]
 
 
 def test_what_a_plugin_prints_when_it_is_loaded_is_not_taken_for_an_answer(compile_plugin: Compile) -> None:

@@ -1,5 +1,5 @@
 /* A plugin in C, wrong in the way that the compiler is told: -DMAJOR=0, -DPLATFORM=0, -DNAME=..., -DCRASHES, -DPRINTS,
-   -DBLOCKS. */
+   -DBLOCKS, -DTWICE. */
 #define _POSIX_C_SOURCE 200809L
 #include <hpcckpt/plugin.h>
 
@@ -60,14 +60,18 @@ static const hpcckpt_backend_table backend = {
     .load = call,
     .destroy = destroy,
 };
+#ifdef TWICE
+static const hpcckpt_backend_table* const backends[] = {&backend, &backend};
+#else
 static const hpcckpt_backend_table* const backends[] = {&backend};
+#endif
 static const hpcckpt_plugin_table table = {
     .struct_size = sizeof(hpcckpt_plugin_table),
     .platform = PLATFORM,
     .magic = HPCCKPT_ABI_MAGIC,
     .abi_major = MAJOR,
     .abi_minor = MINOR,
-    .n_backends = 1,
+    .n_backends = sizeof(backends) / sizeof(backends[0]),
     .backends = backends,
 };
 
