@@ -86,7 +86,8 @@ class PerRankArrays:
 class RootOnly:
     """An array that may differ between ranks, such as BatchNorm statistics.
 
-    Rank 0's is saved, and restored on all ranks.
+    Rank 0's is saved, and restored on all ranks. Every rank needs an array of the same shape and dtype; on ranks other
+    than 0 its values are ignored by a save.
     """
 
     value: Any
@@ -279,6 +280,11 @@ def sharded_leaf(value: Sharded, name: str, assign: Assign) -> TensorLeaf:
 
 def root_only_leaf(value: RootOnly, name: str) -> TensorLeaf:
     """Return the leaf of an array of which rank 0's counts."""
+    if value.value is None:
+        raise StateError(
+            "RootOnly(None): every rank needs an array of the shape and dtype of rank 0's, whose values are ignored on "
+            "the other ranks: pass RootOnly(numpy.zeros(shape, dtype)) there"
+        )
     if not isinstance(value.value, np.generic):
         own_array(value.value)  # refuses what is no array
     return array_leaf(value.value, name, lambda new: setattr(value, "value", new), "root")

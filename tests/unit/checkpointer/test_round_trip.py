@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
+from hpcckpt import errors
 from hpcckpt.core.dtypes import numpy_dtype
 from hpcckpt.core.tensors import ITEMSIZE
 
@@ -266,6 +267,17 @@ def test_root_only_values_are_rank_0s_on_every_rank(ranks, run_dir):
         return held.value.tolist()
 
     assert ranks(body) == [[1.0] * 4] * ranks.size
+
+
+@pytest.mark.counts(2)
+def test_root_only_without_an_array_says_what_other_ranks_need(ranks, run_dir):
+    def body(comm):
+        state = {"mean": hc.RootOnly(None if comm.rank else np.zeros(4))}
+        text = r"\[rank 1\] .*mean: RootOnly\(None\): every rank needs an array of the shape and dtype of rank 0's"
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt, pytest.raises(errors.StateError, match=text):
+            ckpt.save(1, state).result()
+
+    ranks(body)
 
 
 @pytest.mark.counts(1, 2, 5)
