@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcckpt import plugins
 from hpcckpt.backends.registry import discover
-from hpcckpt.errors import BackendNotFoundError
+from hpcckpt.errors import BackendNotFoundError, OptionError
 from hpcckpt.plugins import LoadedBackend
 from hpcckpt.tmci.configs import Config, as_text, check
 
@@ -95,6 +95,11 @@ def save_variables(variables: Mapping[str, Any] | Iterable[Any], backend: str, c
     -------
     tf.Operation or None
         The op that saves, while a graph for a Session is built; else ``None``.
+
+    Raises
+    ------
+    OptionError
+        If the backend is one in Python, not a plugin.
     """
     return _as_written(_of_variables, "save", variables, backend, config)
 
@@ -109,6 +114,11 @@ def load_variables(variables: Mapping[str, Any] | Iterable[Any], backend: str, c
     tf.Operation or None
         The op that loads, while a graph for a Session is built; else ``None``. Run it after the variables were
         initialized.
+
+    Raises
+    ------
+    OptionError
+        If the backend is one in Python, not a plugin.
     """
     return _as_written(_of_variables, "load", variables, backend, config)
 
@@ -167,7 +177,7 @@ def _of_variables(verb: str, variables: Mapping[str, Any] | Iterable[Any], backe
     check(backend, config, include_optimizer=True)
     plugin = find_plugin(backend)
     if plugin is None:
-        raise BackendNotFoundError(f"{backend!r} is a backend in Python, which takes states: use hpcckpt.Checkpointer")
+        raise OptionError(f"{backend!r} is a backend in Python, which takes states: use hpcckpt.Checkpointer")
     from hpcckpt.tmci.variables import named
 
     return _call(verb, plugin, config, named(variables))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hpcckpt.errors import BackendError, BackendNotFoundError, CorruptError, NoSpaceError, StateError
+from hpcckpt.errors import BackendError, CorruptError, NoSpaceError, OptionError, StateError
 from hpcckpt.native import abi
 from hpcckpt.state.tf_hold import hold
 from hpcckpt.tmci import calls, load_variables, save_variables
@@ -225,8 +225,9 @@ def test_two_variables_of_one_name_are_refused(spy: Any) -> None:
 
 
 def test_a_backend_in_python_does_not_take_variables() -> None:
-    with pytest.raises(BackendNotFoundError, match=r"use hpcckpt\.Checkpointer"):
-        save_variables({"v": variable()}, "rankfile", {"path": "somewhere"})
+    for call in (save_variables, load_variables):
+        with pytest.raises(OptionError, match=r"^'rankfile' is a backend in Python, .* use hpcckpt\.Checkpointer"):
+            call({"v": variable()}, "rankfile", {"path": "somewhere"})
 
 
 # -- instances ------------------------------------------------------------------------------------------
