@@ -20,6 +20,7 @@ from hpcckpt.core.plan import DamagedBlock, Index, StoredEntry, block_count
 from hpcckpt.core.system import OperatingSystem
 from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import (
+    BackendError,
     ConfigError,
     CorruptError,
     HostMemoryError,
@@ -92,6 +93,7 @@ class StepReader:
             raise
 
     def _checked(self, index: Index) -> Index:
+        self._require("index", index, "entries by name", is_right=hasattr(index, "items"))
         problems = list(_index_problems(self.specs, index, self.manifest))
         if problems:
             raise CorruptError(f"{self.path}: {list_problems(problems)}; use an older step")
@@ -187,11 +189,18 @@ class StepReader:
             directory, step, save_id = self.path.parent, self.manifest.step, self.manifest.save_id
             damage_records.record(directory, step, save_id, str(error), "a reader", self._system)
 
-    def _read_guarded(self, requests: Sequence[ReadRequest]) -> list[DamagedBlock]:
+    def _read_guarded(self, requests: Sequence[ReadRequest]) -> Sequence[DamagedBlock]:
         damaged = self._guarded(self.backend.read, self.path, self.manifest, requests)
+        self._require("read", damaged, "a list of DamagedBlock", is_right=_are_blocks(damaged))
         if damaged:
             discovery.raise_if_retired(self.path, self.manifest, self._system.files)
         return damaged
+
+    def _require(self, method: str, returned: object, expected: str, *, is_right: bool) -> None:
+        """Raise, naming the backend, if what one of its methods returned is not what the contract requires. Pure."""
+        if not is_right:
+            found = type(returned).__name__
+            raise BackendError(f"backend {self.backend.name!r}: {method}() returned {found}, not {expected}")
 
     def _guarded(self, call: Callable[..., T], *args: Any) -> T:
         """Call the backend; a step that is going while it is read is retired, not damaged."""
@@ -273,6 +282,10 @@ def _index_problems(specs: dict[str, TensorSpec], index: Index, manifest: Manife
             yield from _rank_problems(spec, index.get(name, ()), manifest.n_ranks)
         else:
             yield from _tiling_problems(spec, index.get(name, ()))
+
+
+def _are_blocks(found: object) -> bool:
+    return isinstance(found, Sequence) and all(isinstance(block, DamagedBlock) for block in found)
 
 
 def _is_whole(entries: Sequence[StoredEntry], spec: TensorSpec, manifest: Manifest) -> bool:

@@ -241,6 +241,33 @@ def test_a_foreign_backend_that_reports_what_it_did_not_write_commits_nothing(ra
     assert_nothing_is_committed(ranks, run_dir, f"backend 'mine': .*{text}")
 
 
+@pytest.mark.parametrize(
+    ("method", "returned", "text"),
+    [
+        ("read", "None", r"read\(\) returned NoneType, not a list of DamagedBlock"),
+        ("read", "[7]", r"read\(\) returned list, not a list of DamagedBlock"),
+        ("index", "None", r"index\(\) returned NoneType, not entries by name"),
+    ],
+)
+def test_a_foreign_backend_that_does_not_report_what_it_read_is_refused(
+    ranks, run_dir, install, method, returned, text
+):
+    source = f"""{COPY}
+    def {method}(self, *args):
+        super().{method}(*args)
+        return {returned}
+"""
+    install("one", "mine", "one_backend:Backend", source)
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm, backend="mine") as ckpt:
+            ckpt.save(1, {"w": np.ones(1000)}).result()
+            with pytest.raises(errors.BackendError, match=f"backend 'mine': {text}"):
+                ckpt.restore({"w": np.zeros(1000)})
+
+    ranks(body)
+
+
 @pytest.mark.counts(2)
 def test_a_file_that_two_ranks_report_without_sharing_files_commits_nothing(ranks, run_dir, install):
     source = f"""{COPY}
