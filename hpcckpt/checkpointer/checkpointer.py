@@ -404,14 +404,14 @@ class Checkpointer:
         """
         with self._call("latest_step()"):
             if self._session.scratch_tier is None:
-                return self._on_root("latest step", lambda: discovery.latest_step(self.directory))
+                return self._on_root("latest step", lambda: discovery.latest_step(self._directory_to_list()))
             steps = self._all_steps()
             return steps[-1] if steps else None
 
     def has_steps(self) -> bool:
         """Return True if the run has any step, restorable or not. Collective."""
         with self._call("has_steps()"):
-            if self._on_root("look for steps", lambda: bool(discovery.step_numbers(self.directory))):
+            if self._on_root("look for steps", lambda: bool(discovery.step_numbers(self._directory_to_list()))):
                 return True
             tiers = self._session.scratch_tier
             self._look()
@@ -458,6 +458,11 @@ class Checkpointer:
             self._look()
             return self._on_root("best step", find)
 
+    def _directory_to_list(self) -> Path:
+        """Return the run directory, without the step of a save that failed, if that can be. Root only."""
+        self._session.rundir.workspace.try_restore_names()
+        return self.directory
+
     def _look(self) -> None:
         """Find out what is on scratch. Collective."""
         if self._session.scratch_tier is not None:
@@ -465,6 +470,7 @@ class Checkpointer:
 
     def _infos(self) -> tuple[discovery.StepInfo, ...]:
         """Return all steps, those on scratch too. Root only."""
+        self._session.rundir.workspace.try_restore_names()
         if self._session.scratch_tier is not None:
             return self._session.scratch_tier.infos()
         return self._session.rundir.steps.discover()

@@ -263,6 +263,7 @@ def _report(
 
 def _candidates(source: RestoreSource) -> list[Candidate]:
     """Return the steps there are, the newest first. Root only."""
+    source.rundir.workspace.try_restore_names()  # no step of a save that failed is restored
     if source.tier is not None:
         return source.tier.candidates()
     return [Candidate(step, source.rundir.path) for step in reversed(source.rundir.steps.numbers())]
@@ -349,6 +350,7 @@ def _open(source: RestoreSource, candidate: Candidate) -> StepReader:
 
 
 def _usable(rundir: RunDirectory, step: int) -> StepInfo:
+    rundir.workspace.try_restore_names()
     info, files = rundir.steps.inspect(step), rundir.system.files
     if info.is_unread:  # proves nothing about the step
         raise StorageError(info.problem)
@@ -520,5 +522,6 @@ def _assign(
     manifest = reader.manifest
     source.comm.agree(f"restore step {manifest.step}: assign", assign)
     source.rundir.lineage = Lineage(manifest.run_id, manifest.save_id, manifest.step)
+    _owner(source, reader.path.parent).workspace.keep(manifest.save_id)
     if source.tier is not None:
         source.tier.resume_from(source.rundir.lineage)

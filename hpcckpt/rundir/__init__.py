@@ -6,8 +6,8 @@
     One writing job at a time; one change of the directory at a time in a process.
 `discovery`, `step_list`, `pins`, `damage_records`, `leftovers`
     What a directory holds: steps, pins, records of damage, and the rest.
-`commit`
-    The commit protocol.
+`commit`, `renames`
+    The commit protocol; its renames, which are undone if it fails.
 `retention`
     Which steps are kept, and how others are retired.
 `journal`, `atomic_files`

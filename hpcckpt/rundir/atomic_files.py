@@ -25,7 +25,6 @@ from hpcckpt import native
 from hpcckpt.core import files
 from hpcckpt.errors import HpcckptError, OptionError, from_os_error
 from hpcckpt.format import layout
-from hpcckpt.rundir.commit import exchange
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -90,7 +89,8 @@ def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Pa
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode != stat.S_IMODE(temporary.stat().st_mode):  # some file systems refuse every chmod
                 temporary.chmod(mode)
-            exchange(temporary, path)  # what was there goes with the temporary name
+            spare = path.with_name(layout.replaced_dirname(path.name, layout.new_nonce()))
+            files.exchange(temporary, path, spare)  # what was there goes with the temporary name
         else:
             check_free(path, is_for_directory=True)
             files.rename(temporary, path)

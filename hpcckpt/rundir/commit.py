@@ -12,7 +12,7 @@
     8  (root)  after 6, retention (:mod:`hpcckpt.rundir.retention`); what it did goes out with the outcome
 
 Durable before visible: until 5 the step is not visible, after 6 a power loss does not remove it, and
-nothing good is removed before.
+nothing good is removed before.  If 5 or 6 fails, every name is given back (:mod:`hpcckpt.rundir.renames`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,14 +33,13 @@ from hpcckpt.backends.base import Backend
 from hpcckpt.collective.planner import SavePlan
 from hpcckpt.core import failpoints
 from hpcckpt.core.plan import SaveJob, StagingSlot, WriteReport
-from hpcckpt.core.system import FileSystem, OperatingSystem
-from hpcckpt.errors import HpcckptError, NoSpaceError, StorageError
+from hpcckpt.core.system import FileSystem
+from hpcckpt.errors import NoSpaceError, StorageError
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest, encode
 from hpcckpt.native.posix_files import POSIX
 from hpcckpt.rundir import pins
-from hpcckpt.rundir.discovery import read_manifest
-from hpcckpt.rundir.lock import RunLock
+from hpcckpt.rundir.renames import Renames
 
 _log = logging.getLogger("hpcckpt")
 RESERVE_BYTES = 1 << 20
@@ -179,16 +178,8 @@ def check_coverage(plan: SavePlan, reports: Sequence[WriteReport]) -> None:
         raise StorageError(f"the step is not complete: {'; '.join(short)}; nothing was committed, save again")
 
 
-def commit_step(staged: Staged, manifest: Manifest, lock: RunLock | None, conflicts: Conflicts = NO_CONFLICTS) -> Path:
-    """Make a written step durable and visible; return where it is. Root only."""
-    commit_part(staged, manifest, lock, conflicts)
-    return staged.directory / layout.step_dirname(manifest.step)
-
-
-def commit_part(
-    staged: Staged, manifest: Manifest, lock: RunLock | None, conflicts: Conflicts = NO_CONFLICTS
-) -> contextlib.ExitStack:
-    """Commit a step, or a rank's part of one; return an undo stack of the renames. Independent.
+def commit_step(staged: Staged, manifest: Manifest, renames: Renames, conflicts: Conflicts = NO_CONFLICTS) -> Path:
+    """Make a written step, or a node's part of one, durable and visible; return where it is. Root only.
 
     Parameters
     ----------
@@ -196,82 +187,62 @@ def commit_part(
         The step in its staging directory, all data durable.
     manifest : Manifest
         What it holds.
-    lock : RunLock
-        Of this process; checked again.
+    renames : Renames
+        Of `Workspace.renaming`, which undoes them if this fails.
     conflicts : Conflicts
         What exists where it will go.
     """
-    if lock is None:
-        raise AssertionError("a step is committed only under the lock")
-    files = lock.system.files
-    lock.check()  # step 4
+    files = renames.lock.system.files
+    renames.lock.check()  # step 4
     failpoints.reached("4-check", staged.rank)
     _write_manifest(staged, manifest, files)
     files.fsync_dir(staged.path)
     failpoints.reached("4-durable", staged.rank)
-    return _rename_to_step(staged, staged.directory / layout.step_dirname(manifest.step), conflicts, lock.system)
+    final = staged.directory / layout.step_dirname(manifest.step)
+    _rename_to_step(staged, final, conflicts, renames)
+    return final
 
 
-def _rename_to_step(staged: Staged, final: Path, conflicts: Conflicts, system: OperatingSystem) -> contextlib.ExitStack:
-    """Rename a staging directory to its step, durably; if that fails, every name is as it was before.
+def _rename_to_step(staged: Staged, final: Path, conflicts: Conflicts, renames: Renames) -> None:
+    """Rename a staging directory to its step, durably.
 
     A pin is set before its user checks that the step is there, so after a rename one of the two notices the other.
     """
-    files = system.files
-
-    def is_committed() -> bool:
-        return _has_save(final, staged.job.save_id, files)
-
-    def check_pins(moved_to: Mapping[int, Path]) -> None:
-        if not conflicts.is_scratch:
-            pins.refuse_pinned(staged.directory, moved_to, moved_to, system)
-
-    moves = _moves(staged.directory, final, conflicts)
-    with contextlib.ExitStack() as undo:
-        for source, target in moves:
-            files.rename(source, target)
-            undo.callback(files.rename, target, source)
-        check_pins(_aside(moves))
-        if conflicts.aside:
-            files.fsync_dir(staged.directory)  # else a power loss may show the new step below those moved aside
-        if conflicts.existing == "good":
-            exchange(staged.path, final, is_committed, files)  # step 5; the replaced step now has the other name
-            undo.callback(exchange, final, staged.path, None, files)
-            check_pins({staged.job.step: staged.path})
-        else:
-            _rename_to_free_name(staged.path, final, is_committed, files)  # step 5
-            undo.callback(files.rename, final, staged.path)
-        failpoints.reached("5-published", staged.rank)
-        files.fsync_dir(staged.directory)  # step 6
-        failpoints.reached("6-parent-synced", staged.rank)
-        _report(moves, staged.job.step, conflicts)
-        return undo.pop_all()
-
-
-def _has_save(path: Path, save_id: str, files: FileSystem) -> bool:
-    """Return True if a step directory holds this save."""
-    with contextlib.suppress(HpcckptError):
-        return read_manifest(path, files).save_id == save_id
-    return False
+    system, directory, save_id = renames.lock.system, staged.directory, staged.job.save_id
+    moves = _moves(directory, final, conflicts)
+    is_pin_obeyed = not conflicts.is_scratch
+    for source, target in moves:
+        renames.move(source, target)
+    if is_pin_obeyed:
+        pins.refuse_pinned(directory, _aside(moves), _aside(moves), system)
+    if conflicts.aside:
+        system.files.fsync_dir(directory)  # else a power loss may show the new step below those moved aside
+    if conflicts.existing == "good":
+        renames.exchange(staged.path, final, save_id)  # step 5; the replaced step now has the other name
+        if is_pin_obeyed:
+            pins.refuse_pinned(directory, [staged.job.step], {staged.job.step: staged.path}, system)
+    else:
+        pinnable = staged.job.step if is_pin_obeyed and not conflicts.existing else None
+        renames.to_step(staged.path, final, save_id, pinnable)  # step 5
+    failpoints.reached("5-published", staged.rank)
+    system.files.fsync_dir(directory)  # step 6
+    failpoints.reached("6-parent-synced", staged.rank)
+    _report(moves, staged.job.step, conflicts)
 
 
 @contextlib.contextmanager
-def moved_aside(directory: Path, steps: Sequence[int], saved: int, system: OperatingSystem) -> Iterator[None]:
-    """Rename steps beyond the one that a run went back to, newest first, durably; back if the block fails. Root only.
+def moved_aside(renames: Renames, steps: Sequence[int], saved: int) -> Iterator[None]:
+    """Rename steps beyond the one that a run went back to, newest first, durably. Root only.
 
     The block commits, in another directory, the step that was saved.
     """
-    files = system.files
+    directory, system = renames.directory, renames.lock.system
     moves = _moves(directory, directory, Conflicts(tuple(sorted(steps, reverse=True))))
-    with contextlib.ExitStack() as undo:
-        undo.callback(files.fsync_dir, directory)  # the last of what is undone
-        for source, target in moves:
-            files.rename(source, target)
-            undo.callback(files.rename, target, source)
-        pins.refuse_pinned(directory, steps, _aside(moves), system)
-        files.fsync_dir(directory)
-        yield
-        undo.pop_all()
+    for source, target in moves:
+        renames.move(source, target)
+    pins.refuse_pinned(directory, steps, _aside(moves), system)
+    system.files.fsync_dir(directory)
+    yield
     _report(moves, saved, NO_CONFLICTS)
 
 
@@ -319,15 +290,3 @@ def _write_manifest(staged: Staged, manifest: Manifest, files: FileSystem) -> No
         files.fsync(fd, where)
     finally:
         files.close(fd)
-
-
-def _rename_to_free_name(source: Path, target: Path, is_done: Callable[[], bool], files: FileSystem) -> None:
-    """Rename a directory; refuse a name that is taken, even by an empty directory."""
-    if files.exists(target):
-        raise StorageError(f"{target} appeared while the step was being written; nothing was committed")
-    files.rename(source, target, is_done)
-
-
-def exchange(a: Path, b: Path, is_done: Callable[[], bool] | None = None, files: FileSystem = POSIX) -> None:
-    """Exchange two names. If a kill leaves `b` without its name, the next sweep restores it. Root only."""
-    files.exchange(a, b, a.with_name(layout.replaced_dirname(b.name, layout.new_nonce())), is_done)

@@ -41,6 +41,7 @@ from hpcckpt.rundir.commit import Conflicts, Staged
 from hpcckpt.rundir.journal import Journal
 from hpcckpt.rundir.lock import RunLock
 from hpcckpt.rundir.pins import refuse_pinned
+from hpcckpt.rundir.renames import Renames
 from hpcckpt.rundir.reports import Content, RankReport, check_reports, environment
 from hpcckpt.rundir.step_list import StepList
 from hpcckpt.rundir.workspace import Workspace
@@ -158,8 +159,8 @@ class RunDirectory:
         True if steps are drained from here to another run directory.
     recycling : Recycling
         Whether files of retired steps are written over, and the retired directory for the next save.
-    undo_part : dict of str to ExitStack
-        Leaders of nodes only: how to take back a part that was committed, by its staging directory.
+    undo_part : dict of str to Renames
+        Leaders of nodes only: the renames of a part that was committed, by its staging directory.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class RunDirectory:
         self.journal = Journal(path, is_writing=rank == 0, system=system)
         self.is_scratch = False
         self.recycling = Recycling()
-        self.undo_part: dict[str, contextlib.ExitStack] = {}
+        self.undo_part: dict[str, Renames] = {}
 
     @property
     def n_ranks(self) -> int:
@@ -293,6 +294,7 @@ class RunDirectory:
         Nothing is moved before the new step is whole and durable: a save that fails changes nothing.  If the step
         `is_late`, the run has continued from it already, and later steps stay.
         """
+        self.workspace.restore_names()
         newer = () if is_late else self._newer_steps(step)
         if newer and self.options.on_newer == "error":
             raise NewerStepError(
@@ -317,8 +319,13 @@ class RunDirectory:
     def _newer_steps(self, step: int) -> tuple[int, ...]:
         """Return the steps after those that the run continues from or saves, if one is restorable. Root only."""
         base = step if self.lineage.step is None else min(step, self.lineage.step)
-        newer = [number for number in self.steps.numbers() if number > base]
+        newer = [number for number in self.steps.numbers() if number > base and not self._is_kept(number)]
         return tuple(newer) if any(not self._problem_of(number) for number in reversed(newer)) else ()
+
+    def _is_kept(self, step: int) -> bool:
+        """Return True if a step is of a save of this job that failed, and keeps its name all the same. Root only."""
+        found = self.steps.inspect(step).manifest
+        return found is not None and self.workspace.is_kept(found.save_id)
 
     def _problem_of(self, step: int) -> str:
         """Return why a step cannot be restored, or ""; raise if that cannot be read now. Root only."""
@@ -377,12 +384,14 @@ class RunDirectory:
         HpcckptError
             Whatever prevents the commit.
         """
+        assert self.lock is not None, "a step is committed only under the lock"
         with (
             self.workspace.commit_mutex
         ):  # a later save that checks conflicts meanwhile must find this step in the lineage
             self.check_reserved(staged.name)
             conflicts = self.check_conflicts(staged.job.step, overwrite=overwrite)
-            path = commit.commit_step(staged, manifest, self.lock, conflicts)  # steps 4 to 6
+            with self.workspace.renaming(self.lock) as renames:
+                path = commit.commit_step(staged, manifest, renames, conflicts)  # steps 4 to 6
             self.lineage = self.lineage.after(staged.job)
             self.workspace.release(staged.name)  # a step that was replaced has this name now
         return Committed(path, len(manifest.files), *self._apply_retention(staged))

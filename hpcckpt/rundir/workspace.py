@@ -4,7 +4,7 @@ The lock file (:mod:`hpcckpt.rundir.lock`) keeps other jobs away.  All checkpoin
 not keep them apart.  There is one `Workspace` for each process and directory, and every preparation, commit,
 retirement and sweep there takes these steps:
 
-1. enter `Workspace.commit_mutex`
+1. enter `Workspace.commit_mutex`; but for a preparation, give back the names that a failed commit still holds
 2. list the directory, and decide what to change
 3. check the lock: what a job makes that takes the lock over is then not in the list
 4. rename what is to be removed to a new name; this fails if it was committed or removed meanwhile
@@ -17,8 +17,9 @@ next sweep.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +27,14 @@ from hpcckpt.collective.planner import SavePlan
 from hpcckpt.collective.thread_tasks import Task
 from hpcckpt.core.options import Options
 from hpcckpt.core.system import FileSystem, OperatingSystem, PathLike
-from hpcckpt.errors import HpcckptError, NoSpaceError
+from hpcckpt.errors import HpcckptError, NoSpaceError, as_failure
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import REAL
 from hpcckpt.rundir import commit, damage_records, retention
 from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.rundir.lock import RunLock
 from hpcckpt.rundir.pins import drop_stale_pins, is_pinned
+from hpcckpt.rundir.renames import Renames
 from hpcckpt.rundir.step_list import StepList
 
 _log = logging.getLogger("hpcckpt")
@@ -87,6 +89,8 @@ class Workspace:
         self.commit_mutex = system.executor.lock()
         self.journal_mutex = system.executor.lock()
         self._reserved: dict[str, _Reservation] = {}
+        self._failed: list[Renames] = []  # of commits that failed, and not undone yet
+        self._kept: set[str] = set()
         self._removal: Task | None = None
         self._problem = ""  # that was logged last
 
@@ -147,6 +151,66 @@ class Workspace:
         with self.commit_mutex:
             if lock.reclaim():
                 self._reserved.clear()  # the other job may have swept it
+                self._failed.clear()  # and may have resumed from what it found
+
+    @contextlib.contextmanager
+    def renaming(self, lock: RunLock) -> Iterator[Renames]:
+        """Give all names back if the block fails: at once, or else before the next change. Root only."""
+        with self.commit_mutex:
+            self.restore_names()
+            renames = Renames(self.directory, lock)
+            try:
+                yield renames
+            except BaseException:
+                self.undo(renames)
+                raise
+
+    def undo(self, renames: Renames) -> None:
+        """Give back the names that a failed commit changed: at once, or else before the next change. Root only."""
+        with self.commit_mutex:
+            self._failed.append(renames)
+            try:
+                self.restore_names()
+            except OSError as error:
+                _log.warning(
+                    "hpcckpt: %s: not every name that a failed save changed could be given back: %s; "
+                    "this is repeated before the next save, restore or close",
+                    self.directory, as_failure(error).text,
+                )  # fmt: skip
+
+    def restore_names(self) -> None:
+        """Give back the names that could not be given back when their commit failed. Root only.
+
+        Raises
+        ------
+        OSError
+            If the storage still refuses it: the steps that are listed are not those that were committed.
+        """
+        with self.commit_mutex:
+            while self._failed:
+                renames = self._failed[-1]
+                renames.undo()
+                self._failed.pop()
+                if renames.is_kept:
+                    self._kept.add(renames.save_id)
+                    _log.warning(
+                        "hpcckpt: %s: the save failed, but its step keeps its name: it was pinned meanwhile",
+                        renames.final,
+                    )
+
+    def try_restore_names(self) -> None:
+        """Do the same before steps are listed or read, which needs no storage that can be written. Root only."""
+        with contextlib.suppress(OSError):
+            self.restore_names()
+
+    def keep(self, save_id: str) -> None:
+        """Leave the step of a failed save its name, if it still has it: the run resumes from it. Root only."""
+        with self.commit_mutex:
+            self._failed = [renames for renames in self._failed if renames.save_id != save_id]
+
+    def is_kept(self, save_id: str) -> bool:
+        """Return True if a save failed, and its step was pinned before its name was given back. Independent."""
+        return save_id in self._kept
 
     def retain(
         self,
@@ -170,6 +234,7 @@ class Workspace:
             The owner for which the name of the last retired step is reserved: it writes over its files.
         """
         with self.commit_mutex:
+            self.restore_names()
             problem = self.finish_removal()
             plan = retention.plan_retention(self.directory, options, steps, self.system)
             if plan.going:
@@ -210,6 +275,7 @@ class Workspace:
         hidden: list[Path] = []
         errors: list[OSError] = []
         with self.commit_mutex:
+            self.restore_names()
             drop_stale_pins(self.directory, self.system)
             damage_records.drop_stale(self.directory, self._files)
             names = [name for name in self.leftovers() if is_swept(name)]
@@ -236,6 +302,7 @@ class Workspace:
         Return False if it is a `step` that is pinned, which stays.
         """
         with self.commit_mutex:
+            self.restore_names()
             path = self._hide(name, self, step)
         if path is not None:
             self._remove(path)
@@ -246,8 +313,9 @@ class Workspace:
         try:
             with self.commit_mutex:
                 self.release(staged.name)
+                self.restore_names()
                 if self._is_other_save(staged):
-                    return  # the step that was to be replaced, if not even its name could be restored
+                    return  # the step that was to be replaced: the lock was lost before its name was given back
                 hidden = self._hidden(staged.name)
             for path in hidden:
                 self._remove(path)

@@ -71,11 +71,12 @@ def commit_part(queue: SaveQueue, this: InFlightSave, parts: NodeParts) -> None:
     lock = queue.rundir.open()  # it may have been lost
     check_part(queue.rundir, this, parts)  # step 4b
     step = parts.manifest.step
-    with queue.rundir.workspace.commit_mutex:
-        queue.rundir.check_reserved(this.staged.name)
-        way = queue.rundir.check_conflicts(step, overwrite=this.request.overwrite)
-        staged = replace(this.staged, rank=queue.comm.rank)
-        queue.rundir.undo_part[this.staged.name] = commit.commit_part(staged, parts.manifest, lock, way)
+    staged = replace(this.staged, rank=queue.comm.rank)
+    with queue.rundir.workspace.renaming(lock) as renames:
+        queue.rundir.check_reserved(staged.name)
+        conflicts = queue.rundir.check_conflicts(step, overwrite=this.request.overwrite)
+        commit.commit_step(staged, parts.manifest, renames, conflicts)
+        queue.rundir.undo_part[this.staged.name] = renames
     if queue.drains is not None:
         queue.drains.committed(step)
 
@@ -115,9 +116,9 @@ def finish_part(rundir: RunDirectory, this: InFlightSave, *, is_committed: bool)
 
 def _abort_part(rundir: RunDirectory, this: InFlightSave) -> None:
     """Restore all names, and remove what the save left. Independent."""
-    undo = rundir.undo_part.get(this.staged.name)
-    if undo is not None:
-        undo.close()
+    renames = rundir.undo_part.get(this.staged.name)
+    if renames is not None:
+        rundir.workspace.undo(renames)
         pins.unpin(rundir.path, this.request.step, files=rundir.system.files)
     rundir.abort(this.staged)
 

@@ -266,6 +266,8 @@ class DrainTasks:
         return any(other.is_committed and other.saved.step > drain.saved.step for other in later)
 
     def _is_drained(self, drain: Drain) -> bool:
+        """Return True if the run directory has the save, and will keep it. Root only, under `commit_mutex`."""
+        self._persistent.workspace.restore_names()  # those of an attempt that failed
         found = discovery.inspect_step(self._persistent.path, drain.saved.step, files=self._files)
         return found.is_restorable and found.manifest is not None and found.manifest.save_id == drain.save_id
 

@@ -153,6 +153,7 @@ class ScratchTier:
 
     def _persistent_steps(self) -> Sequence[StepInfo]:
         """Return what the run directory holds. Root only."""
+        self.persistent.workspace.try_restore_names()
         return self.persistent.steps.discover()
 
     def candidates(self) -> list[Candidate]:
@@ -251,8 +252,9 @@ class ScratchTier:
                 held.enter_context(persistent.workspace.commit_mutex)
                 newer = persistent.check_conflicts(step, overwrite=True).aside
                 if newer:
-                    persistent.open()  # checks the lock: if it was lost, newer steps may be another job's
-                    held.enter_context(commit.moved_aside(persistent.path, newer, step, persistent.system))
+                    lock = persistent.open()  # checks it: if it was lost, newer steps may be another job's
+                    renames = held.enter_context(persistent.workspace.renaming(lock))
+                    held.enter_context(commit.moved_aside(renames, newer, step))
                 else:
                     held.close()  # a drain may be committed meanwhile
             yield

@@ -211,9 +211,9 @@ def _reshard(
         commit.prepare(backend, staged.path, plan.n_ranks)
         files = tuple(_write_rank(reader, staged, plan, rank, progress) for rank in range(plan.n_ranks))  # step 2
         native.fsync_dir(str(staged.path / layout.DATA))
-        with workspace.commit_mutex:
+        with workspace.renaming(lock) as renames:
             path = commit.commit_step(  # step 3
-                staged, _manifest(reader.manifest, staged.job, plan, files), lock, conflicts
+                staged, _manifest(reader.manifest, staged.job, plan, files), renames, conflicts
             )
             workspace.release(staged.name)
     except BaseException:

@@ -50,10 +50,10 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
 def _visible_before_it_is_whole() -> None:
     """The step gets its name first, then its manifest."""
 
-    def commit_step(staged: Any, manifest: Any, lock: Any, conflicts: Any = commit.NO_CONFLICTS, **_: Any) -> Path:
+    def commit_step(staged: Any, manifest: Any, renames: Any, conflicts: Any = commit.NO_CONFLICTS, **_: Any) -> Path:
         final: Path = staged.directory / layout.step_dirname(manifest.step)
-        commit._rename_to_step(staged, final, conflicts, lock.system)
-        commit._write_manifest(dataclasses.replace(staged, name=final.name), manifest, lock.system.files)
+        commit._rename_to_step(staged, final, conflicts, renames)
+        commit._write_manifest(dataclasses.replace(staged, name=final.name), manifest, renames.lock.system.files)
         return final
 
     _replace(commit, "commit_step", commit_step)

@@ -70,7 +70,8 @@ def commit_staged(
         if not workspace.is_reserved(staged.name):
             raise LockLostError(f"another job held {staged.directory} meanwhile; nothing was committed, copy again")
         files.unlink(staged.path / layout.MANIFEST)  # of an attempt that was killed just before it was committed
-        path = commit.commit_step(staged, manifest, lock, conflicts)
+        with workspace.renaming(lock) as renames:
+            path = commit.commit_step(staged, manifest, renames, conflicts)
         # of the copy that this one replaces
         damage_records.clear(staged.directory, manifest.step, manifest.save_id, files)
         workspace.release(staged.name)
