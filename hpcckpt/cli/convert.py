@@ -89,6 +89,8 @@ def command(
     wanted = {"only": patterns or None, "optimizer": not is_without_optimizer, "overwrite": is_forced}
     asked = Asked(source, target, source_format, target_format, step, metric, model, threads, wanted, is_quiet)
     is_ours, becomes_ours = _formats(asked)
+    if not becomes_ours:
+        options.refuse_stdout(target)
     if metric is not None and not is_ours:
         raise click.UsageError("--metric chooses a step of a run directory, and SRC is none")
     if is_ours:

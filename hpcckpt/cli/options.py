@@ -95,6 +95,34 @@ def run_to_write(directory: Path) -> Path:
     return existing_run(directory) if directory.is_dir() else directory
 
 
+def file_to_write(path: Path, *, is_overwriting: bool = True) -> None:
+    """Raise if a file cannot be written, before anything is done that takes long or writes another one.
+
+    Raises
+    ------
+    UsageError
+        If it means the standard output.
+    OptionError
+        If it exists and may not be overwritten, is no file, or its directory does not exist.
+    """
+    from hpcckpt.rundir.atomic_files import check_free
+
+    refuse_stdout(path)
+    check_free(path, is_overwriting=is_overwriting)
+
+
+def refuse_stdout(path: Path) -> None:
+    """Raise if a file that is written by seeking means the standard output.
+
+    Raises
+    ------
+    UsageError
+        If it does.
+    """
+    if str(path) == "-":
+        raise click.UsageError("'-': this is not written to the standard output; give the name of a file")
+
+
 def read_metric(text: str | None) -> Best | None:
     """Return what ``--metric`` means.
 

@@ -27,7 +27,10 @@ class PathType(click.Path):
             problem = self._problem_above(Path(value))
             if problem:
                 self.fail(problem, param, ctx)
-        return super().convert(value, param, ctx)
+        found = super().convert(value, param, ctx)
+        if not self.file_okay and os.path.exists(value) and not os.path.isdir(value):  # click refuses files alone
+            self.fail(f"{value} is no directory; choose another path", param, ctx)
+        return found
 
     def _problem_above(self, path: Path) -> str:
         above = next(each for each in (*path.parents, Path(path.anchor)) if os.path.lexists(each))

@@ -40,6 +40,10 @@ def command(
     if png is not None and out is not None and png.resolve() == out.resolve():
         raise click.UsageError(f"--png and -o both name {out}: give the page another name")
     options.existing_run(directory)
+    page = Path("report.html") if out is None and not is_json else out
+    for file in (png, page):
+        if file is not None and str(file) != "-":
+            options.file_to_write(file)
     history = read_run_history(directory, options.read_metric(metric), has_usage=True)
     written = []
     if png is not None:
@@ -48,8 +52,8 @@ def command(
 
         write_whole(png, picture_of(history))
         written.append(png)
-    if out is not None or not is_json:
-        written += _write_page(history, Path("report.html") if out is None else out)
+    if page is not None:
+        written += _write_page(history, page)
     if is_json:
         from hpcckpt.tools.report.statistics import figures_of
 

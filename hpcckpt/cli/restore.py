@@ -86,14 +86,14 @@ def command(
     This needs neither MPI nor TensorFlow, but for .weights.h5, which needs Keras and a --model.
     """
     from hpcckpt.restoring.segments import held_step
-    from hpcckpt.rundir.atomic_files import atomic_path, check_free
+    from hpcckpt.rundir.atomic_files import atomic_path
     from hpcckpt.tools.convert.result import is_of_optimizer
 
+    options.file_to_write(out, is_overwriting=is_forced)
     file_format = _format_of(out, wanted_format, model)
     info = options.find(directory, step, metric)
     specs = options.chosen_tensors(options.readable(info), patterns)
     specs = [spec for spec in specs if not (is_without_optimizer and is_of_optimizer(spec.name))]
-    check_free(out, is_overwriting=is_forced)
     with held_step(info.path, threads) as reader, atomic_path(out, is_overwriting=is_forced) as temporary:
         written = _write(temporary, out, file_format, reader, specs, model, is_quiet=is_quiet)
     if patterns:

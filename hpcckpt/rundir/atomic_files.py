@@ -9,6 +9,7 @@ Steps::
     3. fsync the directory
 
 A symbolic link that may be overwritten stays, and what it points to is replaced, as when a file is opened for writing.
+A device, pipe or socket is never replaced.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hpcckpt.errors import HpcckptError, OptionError, from_os_error
 from hpcckpt.format import layout
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_SPECIAL = {stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
 
 
 @contextmanager
@@ -45,12 +47,12 @@ def atomic_path(path: Path, *, is_overwriting: bool = False, follows_links: bool
     Raises
     ------
     OptionError
-        If `path` exists and may not be overwritten, or its directory does not exist.
+        If `path` exists and may not be overwritten, is no file, or its directory does not exist.
     NoSpaceError, ReadOnlyError, StorageError
         If it cannot be written.
     """
     path = _target_of(path) if is_overwriting and follows_links else path
-    check_free(path, is_overwriting=is_overwriting)
+    check_free(path, is_overwriting=is_overwriting, follows_links=follows_links)
     temporary = path.with_name(f".tmp-{layout.new_nonce()}.{path.name}")
     try:
         yield temporary
@@ -103,8 +105,13 @@ def atomic_directory(path: Path, *, is_overwriting: bool = False) -> Iterator[Pa
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_free(path: Path, *, is_overwriting: bool = False, is_for_directory: bool = False) -> None:
+def check_free(
+    path: Path, *, is_overwriting: bool = False, is_for_directory: bool = False, follows_links: bool = True
+) -> None:
     """Raise if `path` may not be written."""
+    special = _special_kind(path, follows_links=follows_links)
+    if special:
+        raise OptionError(f"{path} is a {special}; give the name of a {'directory' if is_for_directory else 'file'}")
     if path.is_dir() and not is_for_directory:
         raise OptionError(f"{path} is a directory; give the name of a file")
     if is_for_directory and path.exists() and not path.is_dir():
@@ -129,8 +136,19 @@ def fsync_file(path: Path, like: Path | None = None) -> None:
 
 
 def _target_of(path: Path) -> Path:
-    """Return what a symbolic link points to, also if that does not exist; any other path as it is."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+    """Return what a symbolic link points to, also if that does not exist; any other path as it is.
+
+    /dev/stdout stays as it is: it may point to a pipe, which has no path.
+    """
+    return Path(os.path.realpath(path)) if path.is_symlink() and not _special_kind(path) else path
+
+
+def _special_kind(path: Path, *, follows_links: bool = True) -> str:
+    """Return what a path is that is neither a file nor a directory, nor missing."""
+    try:
+        return _SPECIAL.get(stat.S_IFMT(path.stat(follow_symlinks=follows_links).st_mode), "")
+    except OSError:
+        return ""
 
 
 def _put_in_place(temporary: Path, path: Path, *, is_overwriting: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,10 @@ def test_a_run_without_a_journal_needs_a_cost(cli: Cli, saved: Path) -> None:
 
 def test_no_run_is_said_so(cli: Cli, tmp_path: Path) -> None:
     assert cli("advise", tmp_path / "none").code == 4
+
+
+def test_a_picture_replaces_no_pipe(cli: Cli, run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    os.mkfifo(tmp_path / "pipe.png")
+    assert cli("advise", run, "--plot", tmp_path / "pipe.png").code == 2
+    assert (tmp_path / "pipe.png").is_fifo()

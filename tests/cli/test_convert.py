@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,6 +117,10 @@ def test_weights_of_keras_need_neither_keras_nor_tensorflow(spawn: Cli, tmp_path
         (["absent", "o.npz"], 4, "absent does not exist"),
         (["run", "o.npz", "--step", "99"], 4, "99"),
         (["run", "o.dat"], 2, "cannot tell the format from 'o.dat'; pass --to npz"),
+        (["run", "."], 2, ". is a directory; give the name of a file, or pass --to saved-model"),
+        (["run", "-", "--to", "npz"], 2, "not written to the standard output"),
+        (["run", "pipe", "--to", "npz", "--force"], 2, "pipe is a pipe; give the name of a file"),
+        (["good.npz", "pipe", "--to", "safetensors", "--force"], 2, "pipe is a pipe; give the name of a file"),
         (["run", "other", "--to", "hpcckpt"], 2, "'hpcckpt reshard' rewrites a checkpoint"),
         (["run", "o.npz", "--only", "nothing"], 2, "matches no tensor"),
         (["run", "o.npz", "--model", "m.json"], 2, "leave out --model"),
@@ -134,11 +139,12 @@ def test_how_it_fails(
     monkeypatch.chdir(tmp_path)
     np.savez("pickled.npz", w=np.array([{}], dtype=object))
     np.savez("good.npz", w=np.ones(2))
+    os.mkfifo("pipe")
     Path("odd.bin").write_bytes(b"odd")
     before = sorted(path.name for path in tmp_path.iterdir())
     result = cli("convert", *words)
     assert (result.code, text in result.err) == (code, True), result.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (sorted(path.name for path in tmp_path.iterdir()), Path("pipe").is_fifo()) == (before, True)
 
 
 def test_a_run_that_a_job_writes_in_is_busy(cli: Cli, busy: Path, tmp_path: Path) -> None:

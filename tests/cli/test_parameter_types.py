@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ BELOW_NOTHING = [
     (["report", "run", "-o", "file/x.html"], "file is no directory; choose another path"),
     (["report", "run", "-o", "/"], "is a directory"),
     (["copy", "run", "file/x"], "file is no directory; choose another path"), (["copy", "run", "file"], "is a file"),
+    (["copy", "run", "pipe"], "pipe is no directory; choose another path"),
+    (["reshard", "run", "--files", "2", "-o", "pipe"], "pipe is no directory; choose another path"),
+    (["train", "-c", "x.hjson", "--check", "--run", "pipe"], "pipe is no directory; choose another path"),
     (["reshard", "run", "--files", "2", "-o", "file/x"], "file is no directory; choose another path"),
     (["train", "-c", "x.hjson", "--check", "--run", "file/x"], "file is no directory; choose another path"),
 ]  # fmt: skip
@@ -61,6 +65,7 @@ def test_a_path_that_cannot_be_made_is_a_usage_error_with_the_next_action(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    os.mkfifo("pipe")
     result = cli(*(saved if word == "run" else word for word in words))
     assert (result.code, text in result.err) == (2, True), result.err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,23 @@ def test_a_page_and_a_picture_of_one_name_are_a_usage_error(
     result = cli("report", saved, "-o", "y.png", "--png", tmp_path / "y.png")
     assert (result.code, "--png and -o" in result.err) == (2, True)
     assert not (tmp_path / "y.png").exists()
+
+
+def test_a_pipe_is_refused_before_anything_is_written(
+    cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.mkfifo("pipe.png")
+    for words in (["-o", "pipe", "--png", "new.png"], ["-o", "new.html", "--png", "pipe.png"]):
+        result = cli("report", saved, *words)
+        assert (result.code, " is a pipe; give the name of a file" in result.err) == (2, True), result.err
+    assert (Path("pipe").is_fifo(), Path("pipe.png").is_fifo()) == (True, True)
+    assert sorted(os.listdir()) == ["pipe", "pipe.png", "run"]
+
+
+def test_a_link_is_kept_and_its_target_is_replaced(cli: Cli, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.html").symlink_to("page.html")
+    assert cli("report", saved, "-o", tmp_path / "link.html").code == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert "Time line" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -171,3 +171,22 @@ def test_keras_weights_ask_for_a_model(cli: Cli, saved: Path, tmp_path: Path) ->
     result = cli("restore", saved, "--out", tmp_path / "o.weights.h5")
     assert result.code == 2
     assert "--model model.json" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--out", "pipe", "--to", "npz", "--force"], "pipe is a pipe; give the name of a file"),
+        (["--out", "-", "--to", "npz"], "not written to the standard output; give the name of a file"),
+        (["--out", "."], ". is a directory; give the name of a file"),
+    ],
+)
+def test_what_cannot_be_the_file_is_refused_with_what_to_give(
+    words: list[str], text: str, cli: Cli, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    result = cli("restore", saved, *words)
+    assert (result.code, text in result.err) == (2, True), result.err
+    assert sorted(os.listdir()) == ["pipe", "run"]
+    assert Path("pipe").is_fifo()

@@ -66,7 +66,7 @@ def format_of_name(path: Path) -> Format | None:
 
 
 def target_format(path: Path, wanted: str | None) -> Format:
-    """Return the format to write a file in. Pure.
+    """Return the format to write a file in.
 
     Raises
     ------
@@ -74,6 +74,8 @@ def target_format(path: Path, wanted: str | None) -> Format:
         If neither its name nor `wanted` gives a format, or if other programs could not read the format by this name.
     """
     found = find_format(wanted) if wanted else format_of_name(path)
+    if found is None and path.is_dir():
+        raise OptionError(f"{path} is a directory; give the name of a file, or pass --to saved-model")
     if found is None:
         raise OptionError(f"cannot tell the format from {path.name!r}; pass --to {', or --to '.join(NAMES)}")
     says = format_of_name(path)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from hpcckpt.core import files
-from hpcckpt.errors import ConfigError, from_os_error
-from hpcckpt.format import layout
+from hpcckpt.errors import ConfigError
+from hpcckpt.rundir.atomic_files import atomic_path
 from hpcckpt.tools.report.markup import Element, element
 
 NEEDED = "charts need Matplotlib: pip install 'hpcckpt[plot]'"
@@ -123,13 +122,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
     Raises
     ------
+    OptionError
+        If it is no file, or its directory does not exist.
     StorageError, NoSpaceError, ReadOnlyError
         If it cannot be written.
     """
-    draft = path.with_name(f".{path.name[:80]}.{layout.new_nonce()}")
-    try:
-        draft.write_bytes(data)
-        files.rename(draft, path)
-    except OSError as error:
-        files.unlink(draft)
-        raise from_os_error(error, "write") from error
+    with atomic_path(path, is_overwriting=True) as temporary:
+        temporary.write_bytes(data)
