@@ -93,13 +93,14 @@ def command(
         options.refuse_stdout(target)
     if metric is not None and not is_ours:
         raise click.UsageError("--metric chooses a step of a run directory, and SRC is none")
-    if is_ours:
-        done = _export(asked)
-    elif becomes_ours:
-        options.run_to_write(target)
-        done = _import(asked, _number(step))
-    else:
-        done = _both(asked, _number(step))
+    with output.stdout_for_json(is_json=is_json):
+        if is_ours:
+            done = _export(asked)
+        elif becomes_ours:
+            options.run_to_write(target)
+            done = _import(asked, _number(step))
+        else:
+            done = _both(asked, _number(step))
     _write_result(done, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
 

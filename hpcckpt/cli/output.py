@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import IO, Any
 
@@ -57,6 +58,19 @@ def flush_stdout() -> None:
     """Write what is buffered, while a failure can still be reported; a shell may have closed stdout (``>&-``)."""
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def stdout_for_json(*, is_json: bool) -> Iterator[None]:
+    """Send what a program that is run prints to stderr, if stdout is for a JSON document; on all threads."""
+    if not is_json:
+        yield
+    elif sys.stderr is not None:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    else:  # the caller closed it
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
 
 
 def write_json(document: Any) -> None:

@@ -94,7 +94,11 @@ def command(
     info = options.find(directory, step, metric)
     specs = options.chosen_tensors(options.readable(info), patterns)
     specs = [spec for spec in specs if not (is_without_optimizer and is_of_optimizer(spec.name))]
-    with held_step(info.path, threads) as reader, atomic_path(out, is_overwriting=is_forced) as temporary:
+    with (
+        output.stdout_for_json(is_json=is_json),
+        held_step(info.path, threads) as reader,
+        atomic_path(out, is_overwriting=is_forced) as temporary,
+    ):
         written = _write(temporary, out, file_format, reader, specs, model, is_quiet=is_quiet)
     if patterns:
         written = replace(written, left_out=())  # tensors were chosen by name

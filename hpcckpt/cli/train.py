@@ -126,7 +126,8 @@ def command(
             )
             if complete is not None:
                 return _write_complete(*complete, is_json=is_json, is_quiet=is_quiet)
-        cycles = _cycles(document, sets, allow, comm, is_checked=not is_printing)
+        with output.stdout_for_json(is_json=is_json):  # what is allowed is imported
+            cycles = _cycles(document, sets, allow, comm, is_checked=not is_printing)
         if is_printing:
             return _print(cycles)
         from hpcckpt.train.run.environment import Environment
@@ -285,7 +286,8 @@ def _write_complete(
 
 def _check(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: bool, is_quiet: bool) -> int:
     """Build everything, and say what would be trained. Collective."""
-    found = environment.check(cycles, source)
+    with output.stdout_for_json(is_json=is_json):
+        found = environment.check(cycles, source)
     if not _is_root():
         return ExitCode.OK
     if is_json:
@@ -311,7 +313,8 @@ def _built_cells(each: CycleSummary) -> list[str]:
 
 def _train(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: bool, is_quiet: bool) -> int:
     """Train, and write what came of it. Collective."""
-    found = [each.history for each in environment.run(cycles, source)]
+    with output.stdout_for_json(is_json=is_json):
+        found = [each.history for each in environment.run(cycles, source)]
     histories = [{name: [float(value) for value in values] for name, values in each.items()} for each in found]
     if _is_root():
         _write_histories(histories, is_json=is_json, is_quiet=is_quiet)

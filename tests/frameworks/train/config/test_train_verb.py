@@ -221,6 +221,43 @@ def test_a_training_writes_a_line_for_each_cycle(train: Train, cycle: Make, tmp_
     assert [row.split()[:2] for row in rows] == [["1", "1"], ["2", "1"]]
 
 
+NOISY = """
+import threading
+import keras
+from hpcckpt.train import export_config
+
+print("noise of an import")
+
+@export_config
+class Noisy(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("noise of a callback")
+        thread = threading.Thread(target=print, args=("noise of a thread",))
+        thread.start()
+        thread.join()
+"""
+
+
+@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=[pytest.mark.slow, needs_mpi])])
+def test_with_json_stdout_is_one_document_whatever_the_program_prints(
+    n_ranks: int, tmp_path: Path, cycle: Make
+) -> None:
+    (tmp_path / "noisy.py").write_text(NOISY, encoding="utf-8")
+    stopping = {"tf.keras.callbacks.EarlyStopping": {"monitor": "loss", "min_delta": 1e9, "patience": 1, "verbose": 1}}
+    loop = {"hpcckpt.train.KerasTrainLoop": {"num_epochs": 3, "callbacks": [{"noisy.Noisy": {}}, stopping]}}
+    raw = [cycle(model=SMALL, train_loop=loop, datasets={"hpcckpt.train.datasets.digits.from_raw": {"limit": 128}})]
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    words = module("-c", "config.json", "--allow", "noisy", "--run", "run", "-q", "--json")
+    launcher = ["mpirun", "-n", str(n_ranks)] if n_ranks > 1 else []
+    done = spawn([*launcher, *words], tmp_path, **MPI)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["cycles"][0]["history"]["loss"]) == 2
+    lines = re.findall("noise of a[n]? [a-z]+|early stopping", done.stderr)
+    heard = ["noise of an import", *["noise of a callback", "noise of a thread"] * 2, "early stopping"]
+    assert sorted(lines) == sorted(heard * n_ranks)
+    assert n_ranks > 1 or lines == heard
+
+
 def test_what_a_callback_raises_is_no_fault_of_ours_and_is_told_with_its_traceback(train: Train, cycle: Make) -> None:
     callback = {"tf.keras.callbacks.ModelCheckpoint": {"filepath": "x{nope}.weights.h5", "save_weights_only": True}}
     loop = {"hpcckpt.train.KerasTrainLoop": {"callbacks": [callback]}}
