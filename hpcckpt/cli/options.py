@@ -123,18 +123,21 @@ def refuse_stdout(path: Path) -> None:
         raise click.UsageError("'-': this is not written to the standard output; give the name of a file")
 
 
-def read_metric(text: str | None) -> Best | None:
-    """Return what ``--metric`` means.
+def read_metric(text: str | None, option: str = "--metric") -> Best | None:
+    """Return what ``--metric``, or another option of its form, means.
 
     Raises
     ------
     OptionError
-        If it names no metric.
+        If it names no metric, or no steps.
     """
     try:
-        return parse_best(text)
+        best = parse_best(text)
     except OptionError as error:
-        raise OptionError(f"--metric: {error}") from None
+        raise OptionError(f"{option}: {error}") from None
+    if best is not None and best.count < 1:
+        raise OptionError(f"{option}: {text!r}: the number of steps, after the last colon, must be at least 1")
+    return best
 
 
 def find(directory: Path, step: str | None, metric: str | None = None) -> discovery.StepInfo:

@@ -102,7 +102,7 @@ def _kinds(*, has_aside: bool, has_bad: bool) -> frozenset[Kind]:
 
 def _options(keep_last: int | None, keep_best: str | None, keep_period: int | None) -> Options:
     has_rule = keep_best is not None or keep_period is not None
-    rules = Options(keep_last or (1 if has_rule else None), options.read_metric(keep_best), keep_period)
+    rules = Options(keep_last or (1 if has_rule else None), options.read_metric(keep_best, "--keep-best"), keep_period)
     return rules.check()
 
 

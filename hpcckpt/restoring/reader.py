@@ -348,6 +348,7 @@ def open_step(path: discovery.PathLike, threads: int = 1) -> StepReader:
     else:
         newest = discovery.newest_to_resume(where)
         if newest is None or newest.manifest is None:
+            discovery.raise_if_absent(where)
             raise StepNotFoundError(f"no restorable step in {where}; see '{command_line('list', where)}'")
         where, manifest = newest.path, newest.manifest
     if layout.parse_step(where.name) not in {None, manifest.step}:

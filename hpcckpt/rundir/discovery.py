@@ -394,7 +394,7 @@ def find_step(
             f"{os.path.dirname(whole) or '.'}"
         )
     if which is None or which == "latest":
-        return _or_absent(newest_to_resume(directory, files), directory)
+        return _or_absent(newest_to_resume(directory, files), directory, files)
     if which == "best":
         return _find_best(directory, best, files)
     text = str(which)
@@ -407,13 +407,21 @@ def find_step(
 def _existing(directory: PathLike, step: int, files: FileSystem) -> StepInfo:
     numbers = step_numbers(directory, files)
     if step not in numbers:
+        raise_if_absent(directory, files)
         newest = ", ".join(map(str, numbers[-8:])) or "none"
         raise StepNotFoundError(f"no step {step} in {os.fspath(directory)}; newest steps there: {newest}")
     return inspect_step(directory, step, files=files)
 
 
-def _or_absent(info: StepInfo | None, directory: PathLike) -> StepInfo:
+def raise_if_absent(directory: PathLike, files: FileSystem = POSIX) -> None:
+    """Raise StepNotFoundError if a directory in which no step was found does not exist. Independent."""
+    if not files.exists(directory):
+        raise StepNotFoundError(f"{os.fspath(directory)} does not exist")
+
+
+def _or_absent(info: StepInfo | None, directory: PathLike, files: FileSystem) -> StepInfo:
     if info is None:
+        raise_if_absent(directory, files)
         raise StepNotFoundError(f"no restorable step in {os.fspath(directory)}; see 'hpcckpt list'")
     return info
 
@@ -424,6 +432,7 @@ def _find_best(directory: PathLike, best: Best | None, files: FileSystem) -> Ste
     chosen = best or Best("val_loss" if "val_loss" in named else "loss")
     found = best_of(steps, chosen)
     if not found:
+        raise_if_absent(directory, files)
         raise StepNotFoundError(
             f"no restorable step in {os.fspath(directory)} has the metric {chosen.metric!r}; "
             f"metrics there: {', '.join(sorted(named)) or 'none'}"

@@ -140,6 +140,11 @@ def test_a_metric_that_no_step_has_is_an_error_with_those_that_there_are(cli: Cl
     assert "val_loss" in result.err
 
 
+def test_a_metric_with_no_steps_to_keep_is_a_usage_error(cli: Cli, saved: Path) -> None:
+    result = cli("list", saved, "--metric", "acc:0")
+    assert (result.code, "--metric: 'acc:0': the number of steps" in result.err) == (2, True)
+
+
 def test_runs_shows_one_line_for_each_run_below_a_directory(cli: Cli, save: Any, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     save(sweep / "a", steps=(1, 2))

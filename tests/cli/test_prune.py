@@ -195,10 +195,11 @@ def test_what_appeared_while_the_user_thought_stays(
 
 
 @pytest.mark.parametrize(
-    "words", [["--keep-last", 0], ["--keep-period", 0], ["--keep-best", ""], ["--keep-best", "min:"]]
+    "words", [["--keep-last", 0], ["--keep-period", 0], ["--keep-best", ""], ["--keep-best", "min:"], ["--keep-best", "acc:0"]]
 )
 def test_usage(words: list[Any], cli: Cli, saved: Path) -> None:
-    assert cli("prune", saved, "--yes", *words).code == 2
+    result = cli("prune", saved, "--yes", *words)
+    assert (result.code, words[0] in result.err) == (2, True), result.err
 
 
 def test_a_misspelt_metric_costs_nothing(cli: Cli, saved: Path) -> None:

@@ -49,15 +49,16 @@ def locked(directory: TrainingDirectory, comm: Communicator, wanted: resume_poin
     """Hold the lock of a run directory, which is created if a run may start there. Collective."""
     held: list[RunLock] = []
 
-    def take() -> None:
+    def make() -> None:
         resume_point.check_there(directory, wanted)
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise from_os_error(error, "make run directory") from error
-        held.append(_take(directory.path, is_alone=comm.size == 1))
 
-    comm.on_root("lock run directory", take)
+    comm.on_root("find run directory", make)
+    is_alone = comm.size == 1
+    comm.on_root("lock run directory", lambda: held.append(_take(directory.path, is_alone=is_alone)))
     try:
         yield
     finally:

@@ -343,10 +343,11 @@ def test_a_name_that_matches_nothing_is_an_error(run_dir):
         hc.load(run_dir, "modle/*")
 
 
-@pytest.mark.parametrize("read", [hc.load, discovery.find_step])
-def test_reading_where_nothing_is_says_so(tmp_path, read):
-    with pytest.raises(errors.StepNotFoundError, match="nothing-here"):
-        read(tmp_path / "nothing-here")
+@pytest.mark.parametrize("step", [None, "latest", "best", 5])
+@pytest.mark.parametrize("read", [lambda path, step: hc.load(path, step=step), discovery.find_step])
+def test_reading_where_nothing_is_says_so(tmp_path, read, step):
+    with pytest.raises(errors.StepNotFoundError, match="nothing-here does not exist"):
+        read(tmp_path / "nothing-here", step)
 
 
 def test_latest_checkpoint_of_nothing_is_none(tmp_path):

@@ -110,7 +110,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     ),
     # wrong types
     "a cycle that is a text": ('["train"]', "[0]: ", 'write { "datasets"'),
-    "a number that is a text": (config('"seed": "42"'), "[0].seed: ", "give a number from 0, or null"),
+    "a number that is a text": (config('"seed": "42"'), "[0].seed: ", "give a number from 0 to 4294967295, or null"),
     "a truth that is a number": (
         config('"checkpoint": {"async_save": 1}'),
         "[0].checkpoint.async_save: ",

@@ -204,7 +204,7 @@ def test_everything_is_told_at_once() -> None:
     ) == [
         "[0].checkpoint.keep_best: 0 is not accepted; give a number from 1, or null",
         "[0].checkpoint.max_to_kep: there is no such key; did you mean 'max_to_keep'?",
-        '[0].seed: "3" is not accepted; give a number from 0, or null',
+        '[0].seed: "3" is not accepted; give a number from 0 to 4294967295, or null',
         "[0].datasts: there is no such key; did you mean 'datasets'?",
         _TWO_KEYS,
         '[0].loss: is a list, no factory; write a factory, {"dotted.path": {arguments}}',
@@ -258,7 +258,8 @@ def test_what_is_wrong_with_the_writing_and_with_the_meaning_is_told_together(tm
         ({"lms": {"memory_budget": "lots"}}, "[0].lms: memory_budget: 'lots' – bytes, as a number or with a unit"),
         ({"lms": {"comm": 3}}, "[0].lms.comm: there is no such key"),
         ({"distributed": "mpi"}, '[0].distributed: "mpi" is not accepted; give "auto", "none", "horovod" or "mpi4py"'),
-        ({"seed": -1}, "[0].seed: -1 is not accepted; give a number from 0, or null"),
+        ({"seed": -1}, "[0].seed: -1 is not accepted; give a number from 0 to 4294967295, or null"),
+        ({"seed": 2**70}, f"[0].seed: {2**70} is not accepted; give a number from 0 to 4294967295, or null"),
         ({"seed": 1.0}, "[0].seed: 1.0 is not accepted"),
         ({"optimizer": "adam"}, '[0].optimizer: is a text, no factory; write a factory, {"dotted.path": {arguments}}'),
         ({"model": "a.B"}, '[0].model: is a text, no factory; write {"a.B": {}}'),

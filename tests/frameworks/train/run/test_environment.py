@@ -246,7 +246,7 @@ def test_a_wrong_submodel_path_is_a_config_error_with_its_place_and_the_tree(key
 def test_weights_to_load_that_are_not_there_are_a_config_error(run: Run) -> None:
     loading = pieces.loop(load_submodels=[{"name": "body", "path": "nowhere"}])
     for act in (run, Environment("run").check):
-        with pytest.raises(TrainConfigError, match=r"\[0\]\.train_loop.*load_submodels\[0\].*nowhere"):
+        with pytest.raises(TrainConfigError, match=r"\[0\]\.train_loop.*load_submodels\[0\].*nowhere does not exist"):
             act(pieces.config(train_loop=loading))
 
 
