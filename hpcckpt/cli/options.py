@@ -14,6 +14,7 @@ from hpcckpt.cli.failures import Declined
 from hpcckpt.cli.parameter_types import PathType
 from hpcckpt.core.command_lines import command_line
 from hpcckpt.core.options import Best, parse_best
+from hpcckpt.core.std_streams import write_message
 from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import CorruptError, HpcckptError, OptionError, StepNotFoundError
 from hpcckpt.format import layout
@@ -215,9 +216,12 @@ def ask(question: str) -> None:
     try:
         is_agreed = click.confirm(question, err=True)
     except click.Abort as error:
+        write_message("")  # the prompt's line has no end
         if isinstance(error.__cause__ or error.__context__, EOFError):
             raise no_answer from None
         raise
+    if not sys.stdin.isatty():  # an answer from a pipe is not shown, and does not end the line either
+        write_message("")
     if not is_agreed:
         raise Declined("nothing was changed")
 

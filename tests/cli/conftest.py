@@ -51,11 +51,17 @@ def clean_environment(**variables: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [root, kept.get("PYTHONPATH")])), **variables}
 
 
-def spawn_tool(*words: object, **variables: str) -> Result:
+def spawn_tool(*words: object, answer: str | None = None, **variables: str) -> Result:
     """Run the command line in a separate process."""
     command = [sys.executable, "-m", "hpcckpt", *map(str, words)]
     done = subprocess.run(
-        command, env=clean_environment(**variables), capture_output=True, text=True, timeout=240, check=False
+        command,
+        env=clean_environment(**variables),
+        input=answer,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     return Result(done.returncode, done.stdout, done.stderr)
 

@@ -142,8 +142,14 @@ def test_it_asks(cli: Cli, saved: Path) -> None:
 def test_with_nobody_to_ask_it_does_nothing(cli: Cli, saved: Path) -> None:
     result = cli("prune", saved, "--keep-last", 1, "--json", answer="")
     assert result.code == 2
+    assert "[y/N]: \nhpcckpt: error: no answer can be read" in result.err
     assert "--yes" in result.err
     assert steps(cli, saved) == [10, 20, 30]
+
+
+def test_an_answer_from_a_pipe_leaves_the_next_message_its_own_line(spawn: Cli, saved: Path) -> None:
+    result = spawn("prune", saved, "--keep-last", 1, answer="n\n")
+    assert result.err.endswith("[y/N]: \nhpcckpt: error: nothing was changed\n")
 
 
 def test_nothing_to_do_asks_nothing(cli: Cli, saved: Path) -> None:
@@ -195,7 +201,8 @@ def test_what_appeared_while_the_user_thought_stays(
 
 
 @pytest.mark.parametrize(
-    "words", [["--keep-last", 0], ["--keep-period", 0], ["--keep-best", ""], ["--keep-best", "min:"], ["--keep-best", "acc:0"]]
+    "words",
+    [["--keep-last", 0], ["--keep-period", 0], ["--keep-best", ""], ["--keep-best", "min:"], ["--keep-best", "acc:0"]],
 )
 def test_usage(words: list[Any], cli: Cli, saved: Path) -> None:
     result = cli("prune", saved, "--yes", *words)

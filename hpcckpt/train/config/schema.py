@@ -158,7 +158,9 @@ class CycleKeys(Keys):
         "auto", '"auto", "none", "horovod" or "mpi4py"', "What averages gradients over the ranks."
     )
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = key(
-        None, f"a number from 0 to {2**32 - 1}, or null", "What all random numbers begin with; null: a new one for each run."
+        None,
+        f"a number from 0 to {2**32 - 1}, or null",
+        "What all random numbers begin with; null: a new one for each run.",
     )
 
 

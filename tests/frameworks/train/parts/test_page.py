@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "train-parts.md"
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The program of the page, in a file."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "bars.py"
     path.write_text("\n\n".join(blocks), encoding="utf-8")
@@ -57,8 +57,11 @@ def test_its_model_and_loss_are_what_keras_can_save(program: Path) -> None:
     assert float(loss(labels, logits)) == pytest.approx(float(plain(labels, logits)), rel=1e-5)
     with sharing(1, 2):
         assert share() == (1, 2)
+        plain, plain_valid = things["plain_bars"](batch_size=50)
         train, valid = things["bars"](batch_size=20)
         twice, _ = things["mirrored"]((train, valid))
     assert (int(train.cardinality()), train.element_spec[0].shape) == (12, (20, 16, 16, 1))
+    assert [len(labels) for _, labels in plain] == [50] * 5
+    assert sum(len(labels) for _, labels in plain_valid) == 30
     assert (int(twice.cardinality()), twice.element_spec[0].shape) == (12, (40, 16, 16, 1))
     assert sum(len(labels) for _, labels in valid) == 60

@@ -296,7 +296,7 @@ def test_never_with_overwrite_moves_the_run_aside_and_deletes_nothing(run: Run, 
 
 @pytest.mark.parametrize("resume", ["latest", "best", "16"])
 def test_going_on_where_nothing_is_says_so_and_makes_nothing(resume: str, run: Run, tmp_path: Path) -> None:
-    with pytest.raises(StepNotFoundError, match="find run directory: .*holds no run"):
+    with pytest.raises(StepNotFoundError, match=r"find run directory: .*holds no run"):
         run(pieces.config(), resume)
     assert not (tmp_path / "run").exists()
 
