@@ -294,7 +294,12 @@ def _check(environment: Any, cycles: Sequence[Cycle], source: str, *, is_json: b
         output.write_json({"ok": True, "cycles": found})
     else:
         output.write_table(_BUILT, [_built_cells(each) for each in found])
-        output.log(f"{count_text(len(cycles), 'cycle')}, nothing wrong", is_quiet=is_quiet)
+    warnings = [f"cycle {each.number}: {text}" for each in found for text in each.warnings]
+    for text in warnings:
+        output.log(f"hpcckpt: warning: {text}", is_quiet=is_quiet)
+    if not is_json:
+        outcome = count_text(len(warnings), "warning") if warnings else "nothing wrong"
+        output.log(f"{count_text(len(cycles), 'cycle')}, {outcome}", is_quiet=is_quiet)
     return ExitCode.OK
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from keras.callbacks import Callback
@@ -228,7 +228,11 @@ class MonitorCheck(Callback):  # type: ignore[misc]  # Keras has no types
         del epoch
         metrics = plain_metrics(logs or {})
         if not self._is_known and self._name not in metrics:
-            remedy = did_you_mean(self._name, metrics, "there are")
-            text = f"there is no metric {shown(self._name)!r}, keep_best keeps nothing"
-            self._warn(f"checkpoint.monitor: {text}; {remedy}")
+            self._warn(no_metric_text(self._name, metrics))
         self._is_known = True
+
+
+def no_metric_text(name: str, metrics: Iterable[str]) -> str:
+    """Return the warning that a metric for ``keep_best`` does not exist. Pure."""
+    remedy = did_you_mean(name, metrics, "there are")
+    return f"checkpoint.monitor: there is no metric {shown(name)!r}, keep_best keeps nothing; {remedy}"

@@ -119,8 +119,13 @@ def metrics_of(cycle: Cycle, catalogue: Catalogue) -> Any:
     return metrics[0] if by_head else metrics
 
 
-def try_out(built: Built, team: Team) -> None:
+def try_out(built: Built, team: Team) -> frozenset[str] | None:
     """Make the graphs of a step that trains and of one that validates, without running them. Collective.
+
+    Returns
+    -------
+    frozenset of str or None
+        The names of the metrics of an epoch, without what callbacks add; ``None`` if they are not known.
 
     Raises
     ------
@@ -129,22 +134,27 @@ def try_out(built: Built, team: Team) -> None:
     """
     model, cycle = built.model, built.cycle
 
-    def act() -> None:
+    def act() -> frozenset[str] | None:
         import tensorflow as tf
 
-        steps = [("train", model.train_step, built.train), ("validate", model.test_step, built.valid)]
-        for purpose, step, data in steps:
+        names: set[str] = set()
+        is_known = not model.run_eagerly and type(built.loop).fit is TrainLoop.fit
+        steps = [("train", "", model.train_step, built.train), ("validate", "val_", model.test_step, built.valid)]
+        for purpose, prefix, step, data in steps:
             try:
                 if data is not None and not model.run_eagerly:
-                    tf.function(step).get_concrete_function(data.element_spec)
+                    metrics = tf.function(step).get_concrete_function(data.element_spec).structured_outputs
+                    is_known = is_known and isinstance(metrics, Mapping)
+                    names.update(f"{prefix}{name}" for name in (metrics if is_known else ()))
             except HpcckptError:
                 raise
             except Exception as error:
                 text = f"a step to {purpose} cannot be made: {_cause(error)}"
                 remedy = "let model, loss, metrics and labels fit each other"
                 raise TrainConfigError.of([ConfigProblem(inside("", cycle.index), text, remedy)]) from error
+        return frozenset(names) if is_known else None
 
-    together(team.comm, f"try out cycle {cycle.index + 1}", act)
+    return together(team.comm, f"try out cycle {cycle.index + 1}", act)
 
 
 def _cause(error: Exception) -> str:

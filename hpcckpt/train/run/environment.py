@@ -49,6 +49,8 @@ class CycleSummary:
         Of one rank, in an epoch; ``None`` if that is not known.
     ranks : int
         How many train together.
+    warnings : tuple of str
+        What ends no training, but is not what was meant.
     """
 
     number: int
@@ -61,6 +63,7 @@ class CycleSummary:
     batches: int | None
     valid_batches: int | None
     ranks: int
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +182,8 @@ class Environment:
                 _check_weights(built, saved, directory, team.comm)
                 saved |= _saved_by(built, directory)
                 compile_for(built, self._catalogue, team)
-                try_out(built, team)
-                summaries.append(_summary(built, team.size))
+                metrics = try_out(built, team)
+                summaries.append(_summary(built, team.size, metrics))
         return summaries
 
     # -- the parts of it -------------------------------------------------------------------------------
@@ -299,10 +302,15 @@ def _saved_by(built: Built, directory: TrainingDirectory) -> set[str]:
     return set(map(os.path.realpath, [*places, directory.cycle(index, root), directory.final(index, root)]))
 
 
-def _summary(built: Built, n_ranks: int) -> CycleSummary:
+def _summary(built: Built, n_ranks: int, metrics: frozenset[str] | None) -> CycleSummary:
+    from hpcckpt.train.callbacks.progress import no_metric_text
+    from hpcckpt.train.run.run_state import best_by
     from hpcckpt.train.run.submodels import count
 
     cycle, model = built.cycle, built.model
+    name = best_by(cycle.checkpoint.monitor).metric
+    is_missing = cycle.checkpoint.keep_best is not None and metrics is not None and name not in metrics
+    by_callback = " (unless a callback adds it)" if built.loop.callbacks else ""
     return CycleSummary(
         number=cycle.index + 1,
         model=cycle.model.name,
@@ -314,4 +322,5 @@ def _summary(built: Built, n_ranks: int) -> CycleSummary:
         batches=built.n_train,
         valid_batches=built.n_valid,
         ranks=n_ranks,
+        warnings=(f"{no_metric_text(name, metrics or ())}{by_callback}",) if is_missing else (),
     )

@@ -179,6 +179,22 @@ def test_a_check_for_programs(train: Train, cycle: Make) -> None:
     assert only["parameters"] == only["trained"] > 1000
 
 
+@pytest.mark.parametrize(
+    ("monitor", "text"),
+    [("speed", "; there are loss, val_loss"), ("max:val_los", "; did you mean 'val_loss'?"), ("val_loss", None)],
+)
+def test_a_check_warns_of_a_monitor_that_no_epoch_will_have(
+    monitor: str, text: str | None, train: Train, cycle: Make
+) -> None:
+    raw = [cycle(model=SMALL, checkpoint={"keep_best": 1, "monitor": monitor})]
+    result = train(raw, "--check", "--json")
+    (warnings,) = (each["warnings"] for each in result.json["cycles"])
+    name = monitor.removeprefix("max:")
+    wanted = f"checkpoint.monitor: there is no metric {name!r}, keep_best keeps nothing{text}"
+    assert (result.code, warnings) == (0, [] if text is None else [wanted])
+    assert result.err == ("" if text is None else f"hpcckpt: warning: cycle 1: {wanted}\n")
+
+
 def test_what_is_set_is_what_is_checked(train: Train, cycle: Make) -> None:
     raw = [cycle(model=SMALL)]
     assert train(raw, "--check", "--json", "--set", "train_loop.num_epochs=7").json["cycles"][0]["epochs"] == 7
