@@ -53,7 +53,7 @@ def test_a_communicator_resumes_its_own_model_to_the_bit_beside_messages_of_mpi4
     assert [told["total"] for told in in_comm] == [3, 3, 3]
 
 
-def test_a_state_that_one_rank_cannot_give_back_within_an_epoch_is_the_same_error_on_all(tmp_path: Path) -> None:
+def test_a_state_that_one_rank_cannot_give_back_is_the_same_error_on_all(tmp_path: Path) -> None:
     told = [each["failure"] for each in run_job("job_ranks", 2, tmp_path, "failure")]
     assert told[0] == told[1]
     assert "give back within the epoch: [rank 1] RuntimeError: no way back" in told[0]

@@ -568,7 +568,7 @@ def test_horovods_broadcasts_leave_what_is_held_untouched(n_ranks: int) -> None:
     }
 
 
-def test_an_incremental_run_does_not_keep_the_old_buffers_of_variables_that_change_again(
+def test_an_incremental_run_does_not_keep_buffers_of_variables_that_change_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[weakref.ref[Any]] = []

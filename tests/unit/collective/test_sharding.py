@@ -128,7 +128,7 @@ def test_the_sweep_finds_exactly_the_overlaps_that_comparing_all_pairs_finds(box
     assert len(found) == expected
 
 
-def test_tilings_are_found_without_comparing_pairs_and_other_boxes_by_a_bounded_number_of_them(monkeypatch):
+def test_tilings_are_found_without_comparing_pairs_and_other_boxes_by_few_of_them(monkeypatch):
     """Columns, each cut at another row, all overlap along the axis with most cuts; a file may have a million boxes."""
     n = 3000
     compared = []

@@ -432,7 +432,7 @@ def test_one_path_in_place_of_a_list_of_halt_directories_is_refused(run_dir):
         preemption.watch(ckpt, halt_directories=str(run_dir))
 
 
-def test_an_empty_halt_file_that_was_there_before_is_obeyed_at_the_first_step_after_a_second(run_dir, monkeypatch):
+def test_an_empty_halt_file_that_was_there_before_is_obeyed_after_a_second(run_dir, monkeypatch):
     monkeypatch.setattr(halt, "AGAIN_S", 0.05)
 
     def body(comm):

@@ -118,7 +118,7 @@ def test_a_tensor_that_became_an_object_is_named(ranks, saved):
     ranks(body)
 
 
-def test_a_value_of_each_rank_that_became_an_array_is_one_difference_and_so_is_the_other_way(run_dir):
+def test_a_value_of_each_rank_that_became_an_array_is_one_difference(run_dir):
     with hc.Checkpointer(run_dir) as ckpt:
         ckpt.save(1, {"a": hc.PerRank({"n": 1}), "b": np.zeros(2)}).result()
         with pytest.raises(errors.StateMismatchError) as caught:
