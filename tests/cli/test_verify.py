@@ -37,7 +37,7 @@ def test_a_flipped_bit_exits_with_3_and_names_tensor_file_bytes_and_the_next_mov
     older, step = cli("verify", saved, "--json").json["steps"]
     assert (older["step"], older["ok"]) == (20, True)
     (block,) = step["damage"]
-    assert set(block) == {"tensor", "file", "offset", "nbytes", "reason"}
+    assert set(block) == {"tensor", "file", "offset", "nbytes", "reason", "is_proven"}
     assert "use step 20" in step["next"]
 
 
