@@ -68,7 +68,8 @@ AROUND = {
         },
         "reader.py": {
             "default of discovery.check_files", "default of discovery.read_manifest",
-            "default of discovery.newest_to_resume", "default of discovery.raise_if_absent", "default of discovery.find_step",
+            "default of discovery.newest_to_resume", "default of discovery.find_step",
+            "default of discovery.raise_if_absent",
         },
         "segments.py": {"default of pins.reader_name", "default of pins.pin", "default of pins.unpin"},
     },
