@@ -22,9 +22,11 @@ import hpcckpt as hc
 from hpcckpt import errors, native
 from hpcckpt.backends.rankfile import frozen
 from hpcckpt.format import layout
+from hpcckpt.native.posix_files import PosixFileSystem
 from hpcckpt.rundir import discovery
 from hpcckpt.state import tree
 from hpcckpt.testing.faults import Fault, armed
+from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tools.doctor import storage
 from tests.support.listing import listed
 
@@ -417,3 +419,25 @@ def test_a_file_system_that_does_not_say_what_is_free_is_saved_to(run_dir, monke
     assert hc.load(run_dir)["w"].tolist() == [3.0] * 3
     (space,) = [found for found in storage.findings(run_dir) if found.topic == "space"]
     assert "unknown" in space.message
+
+
+@pytest.mark.parametrize("code", [errno.EDQUOT, errno.EIO])
+def test_a_readers_pin_that_cannot_be_removed_ends_no_restore(run_dir, monkeypatch, code):
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"w": np.ones(3)}).result()
+    unlink = PosixFileSystem.unlink
+
+    def refused(self: Any, path: Any) -> Any:
+        if ".reader-" in os.fspath(path):
+            raise OSError(code, os.strerror(code), path)
+        return unlink(self, path)
+
+    monkeypatch.setattr(PosixFileSystem, "unlink", refused)
+
+    def body(comm: Any) -> list[float]:
+        state = {"w": np.zeros(3)}
+        with hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=20.0) as ckpt:
+            assert ckpt.restore(state).step == 1
+        return state["w"].tolist()
+
+    assert run_ranks(2, body) == [[1.0] * 3] * 2

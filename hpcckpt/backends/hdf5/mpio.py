@@ -113,7 +113,7 @@ class MpioDriver(Driver):
         where = str(path / MASTER)
         items = [payload.item for payload in payloads]
         summed = capture(lambda: [tuple(native.crc32c_blocks(p.data, job.block_bytes, self.threads)) for p in payloads])
-        if not self._all_well(summed.error):  # in HDF5 nobody could tell the others
+        if not self._all_well(summed.error):  # ranks within HDF5 cannot be informed
             summed.get()
             return WriteReport.of((), items)
         crcs = summed.get()

@@ -6,12 +6,15 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
-from hpcckpt.collective.planner import plan_for, plan_save
+from hpcckpt.collective.outcomes import MAX_FAILURES, Outcome, failures_of
+from hpcckpt.collective.planner import gather_declarations, plan_for, plan_save
 from hpcckpt.collective.sharding import boxes_of_span
 from hpcckpt.core.plan import Declaration
 from hpcckpt.core.tensors import Extent, TensorSpec, itemsize
+from hpcckpt.errors import Failure, TreeMismatchError
 from hpcckpt.testing.ranks import run_ranks
 
 DTYPES = ["bool", "float32", "bfloat16", "complex128", "|V7"]
@@ -162,3 +165,23 @@ def test_a_large_tree_is_planned_in_no_time():
     declarations = [Declaration(spec, Extent.whole(spec.shape)) for spec in specs]
     plan = plan_for(3, declarations, [[] for _ in range(64)])
     assert plan.nbytes == sum(math.prod(spec.shape) * itemsize(spec.dtype) for spec in specs)
+
+
+def test_of_states_that_differ_root_gets_those_alone_that_differ_from_its_own(monkeypatch):
+    def body(comm):
+        sent, gather = [], comm.gather
+        monkeypatch.setattr(comm, "gather", lambda value: (sent.append(value), gather(value))[1])
+        spec = TensorSpec("y" if comm.rank == 1 else "x", "int8", (3,))
+        with pytest.raises(TreeMismatchError, match="rank 1") as caught:
+            gather_declarations(comm, [Declaration(spec, Extent.whole((3,)))])
+        return [value is not None for value in sent], str(caught.value)
+
+    found = run_ranks(3, body)
+    assert [sent for sent, _ in found] == [[True], [True], [False]]
+    assert len({text for _, text in found}) == 1
+
+
+def test_of_many_ranks_that_fail_the_first_are_reported_and_one_of_each_further_kind():
+    outcomes = [Outcome(None, Failure("space", str(rank))) for rank in range(40)] + [Outcome(1)]
+    outcomes += [Outcome(None, Failure("storage", "other")), Outcome(None, Failure("storage", "more"))]
+    assert [*failures_of(outcomes)] == [*range(MAX_FAILURES), 41]

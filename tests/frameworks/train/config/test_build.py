@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,16 @@ def test_weights_come_from_the_cache_of_keras_and_else_it_is_told_where_to_put_t
     made = base_model.build(Catalogue())
     for one, other in zip(base.get_weights(), made.get_weights(), strict=True):
         assert np.array_equal(one, other)
+
+
+OPTIMIZERS = ["SGD", "Adam", *(["legacy.Adam"] if keras.__version__.startswith("2.") else [])]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_lr_is_refused_where_an_optimizer_drops_it(name: str) -> None:
+    from hpcckpt.train.config.signatures import call_problems
+
+    cls = functools.reduce(getattr, name.split("."), tf.keras.optimizers)
+    problems = list(call_problems(cls, name, {"lr": 0.5}, "x"))
+    assert len(problems) == (0 if name.startswith("legacy") else 1)
+    assert all("'learning_rate'" in str(problem) for problem in problems)
