@@ -179,7 +179,6 @@ def read_header(path: Path, record: FileRecord, manifest: Manifest) -> Sequence[
     entries = _known.find(key, header)
     if entries is None:
         decoded = codec.decode_header(header, nbytes, record, manifest, native.crc32c)
-        # what is kept must not hold the payloads, and so their buffers
         _known.keep(key, memoryview(header), lambda: decoded)
         return decoded
     return entries
