@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcckpt.checkpointer.open import check_equal, open_session, patience_of
-from hpcckpt.checkpointer.session import Session
+from hpcckpt.checkpointer.session import BlockEnd, Session
 from hpcckpt.checkpointer.shutdown import raising, release, release_when_forgotten, shortening
 from hpcckpt.collective import interrupts
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.connect import as_communicator, refuse_torchrun
 from hpcckpt.core.options import Best, Level, OnNewer, Options, Recycle, parse_best
 from hpcckpt.core.results import Restored, SavedStep
-from hpcckpt.errors import ClosedError, StateError
+from hpcckpt.errors import ClosedError, CollectiveError, StateError
 from hpcckpt.format import layout
 from hpcckpt.restoring.restore import restore
 from hpcckpt.rundir import discovery, pins
@@ -552,21 +552,20 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, kind: object, error: object = None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object) -> None:
         if self._session.is_forked:  # the block ends in a forked child: files, lock and messages are the parent's
             return
         if kind is None:
             self.close()
             return
-        how = (
-            getattr(kind, "__name__", ""),
-            exit_code_of(error),
-            "" if isinstance(error, SystemExit) else str(error or ""),
-        )
-        if self._session.queue.in_flight or self.is_draining:  # finished when the program ends
-            self._session.ended_by = how
+        text = "" if isinstance(error, SystemExit) else str(error or "")
+        end = BlockEnd(kind.__name__, exit_code_of(error), text)
+        if self._session.is_saving or self.is_draining:  # finished when the program ends
+            self._session.ended_by = end
         else:  # other ranks may not come: release what needs no peers
-            self._session.rundir.journal.end(*how)
+            if not (self._session.is_closed or isinstance(error, CollectiveError)):  # which all ranks raise
+                self._session.comm.calls.end(str(end))
+            self._session.rundir.journal.end(*end)
             self._release()
 
     def _on_root(self, phase: str, fn: Callable[[], T]) -> T:

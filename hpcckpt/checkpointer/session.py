@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import ForkedError
@@ -11,6 +12,17 @@ from hpcckpt.restoring.restore import RestoreSource
 from hpcckpt.rundir.run_directory import RunDirectory
 from hpcckpt.saving.save_queue import SaveQueue
 from hpcckpt.tiers import ScratchTier
+
+
+class BlockEnd(NamedTuple):
+    """The exception that ended the program's block: its class, its exit code, if it has one, and its text."""
+
+    kind: str
+    exit_code: int | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"left its Checkpointer block by {self.kind}{': ' if self.text else ''}{self.text[:200]}"
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -33,8 +45,8 @@ class Session:
         The process that opened it; a forked child has a copy that it must not use.
     is_closed : bool
         Whether it may not be used any more.
-    ended_by : tuple of (str, int or None, str) or None
-        Class, exit code and text of what ended the program's block while saves were in flight.
+    ended_by : BlockEnd or None
+        What ended the program's block while saves were in flight.
     """
 
     comm: Communicator
@@ -44,7 +56,7 @@ class Session:
     scratch_tier: ScratchTier | None = None
     pid: int = field(default_factory=os.getpid)
     is_closed: bool = False
-    ended_by: tuple[str, int | None, str] | None = None
+    ended_by: BlockEnd | None = None
 
     @property
     def is_forked(self) -> bool:

@@ -115,7 +115,7 @@ def _finish_all(pid: int) -> None:
     for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
         if not session.is_closed and (session.queue.in_flight or session.scratch_tier is not None):
             try:
-                session.comm.calls.ending = ENDED
+                session.comm.calls.ending = _end_of(session)
                 with raising(session):
                     session.finish()
             except CollectiveError:
@@ -127,4 +127,8 @@ def _finish_all(pid: int) -> None:
             _release(session, pid)
     for session in _open_sessions:
         if not session.is_closed and session.comm.is_usable:
-            session.comm.calls.end(ENDED)
+            session.comm.calls.end(_end_of(session))
+
+
+def _end_of(session: Session) -> str:
+    return ENDED if session.ended_by is None else str(session.ended_by)

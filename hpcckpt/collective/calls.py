@@ -294,7 +294,7 @@ class Calls:
         if isinstance(note, Broken):
             self._break(note.failure)
         elif isinstance(note, Ended):
-            self.peers.ended[source] = note
+            self.peers.ended.setdefault(source, note)  # the first says why
         elif isinstance(note, StatusSummary):
             self.peers.take_summary(note)
         elif isinstance(note, Left):

@@ -115,6 +115,15 @@ class TensorSpec:
         """Bytes of one full copy of the tensor."""
         return math.prod(self.shape) * itemsize(self.dtype)
 
+    @property
+    def is_for_any_ranks(self) -> bool:
+        """Whether, of a per-rank tensor, rank 0's value is restored on another number of ranks."""
+        return self.kind == "per-rank" and self.name.endswith(f"/{OWN_SUFFIX}")
+
+
+OWN_SUFFIX = ".own"
+"""Last part of the names of per-rank tensors of which rank 0's is restored on another number of ranks."""
+
 
 def is_text(value: str) -> bool:
     """Return True if a string can be written as UTF-8: one with a lone surrogate cannot."""

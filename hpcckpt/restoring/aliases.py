@@ -1,16 +1,17 @@
-"""Tensors of a state that have the same memory now, and other values each in the step.
+"""Parts of a state that are the same object or have the same memory now, and other values each in the step.
 
 ``best = model.state_dict()`` shares the memory of the model until it is copied. Of two values only one can be restored
-into one memory. Equal values, as those of tied weights, can. The same holds for one variable, table or layer under two
-names, and for arrays that share a part of their memory, such as views of one buffer.
+into one memory. Equal values, as those of tied weights, can. The same holds for one dict, variable, table, layer or
+other object under two names, and for arrays that share a part of their memory, such as views of one buffer.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,56 +23,27 @@ from hpcckpt.state.leaves import StateTree, TensorLeaf
 
 _BOX_BYTES = 64 << 20
 """How much of each of two tensors is compared at once."""
+OTHER_VALUE = "another value in the checkpoint"
 
 
-def separate_aliases(
-    tree: StateTree, names: Sequence[str], converted: Mapping[str, Array], reader: StepReader, rank: int | None
-) -> tuple[StateTree, list[Problem]]:
-    """Return the tree with memory for every value, and the tensors that cannot have their own. Independent.
+class RestoredValues(NamedTuple):
+    """The values that are restored.
 
-    Parameters
+    Attributes
     ----------
-    tree : StateTree
-        The state.
-    names : sequence of str
-        The tensors that are restored.
-    converted : mapping of str to ndarray
-        Single numbers that are restored too, and were saved in another form, as the state has them.
     reader : StepReader
-        The step; tensors with the same memory are read if their checksums cannot be compared.
+        The step; tensors are read if their checksums cannot be compared.
+    converted : mapping of str to ndarray
+        Single numbers that were saved in another form, as the state has them.
+    objects : mapping of str to object
+        The JSON values.
     rank : int or None
         This rank, if the step was saved by the same number of ranks.
     """
-    if _have_own_memory([tree.tensors[name].source for name in (*names, *converted)]):
-        return tree, []
-    leaves: dict[str, TensorLeaf] = {}
-    problems = []
-    for first, name in _conflicts(tree, (*names, *converted), _Values(reader, converted, rank)):
-        leaf = tree.fresh[name]() if name in tree.fresh else None
-        if leaf is None:
-            text = f"has the memory of {first!r} in the state and another value in the checkpoint"
-            problems.append(Problem(repr(name), text))
-        else:
-            leaves[name] = leaf
-    if leaves:
-        tree = replace(tree, tensors={**tree.tensors, **leaves})
-    unfit = {problem.loc for problem in problems}
-    arrays = _arrays(tree, [name for name in names if repr(name) not in unfit])
-    for group in _overlapping(arrays):
-        own = [leaf for name in group if isinstance(leaf := tree.tensors[name], PerRankArrayLeaf)]
-        for leaf in own:
-            leaf.is_in_place = False
-        others = {name: arrays[name] for name in group if tree.tensors[name] not in own}
-        if len(others) > 1:
-            problems += _overwritten(others, tree, reader)
-    return tree, problems
-
-
-class _Values(NamedTuple):
-    """The values that are restored: those of a step, and the converted ones."""
 
     reader: StepReader
     converted: Mapping[str, Array]
+    objects: Mapping[str, Any]
     rank: int | None
 
     def are_same(self, one: str, other: str) -> bool:
@@ -92,18 +64,100 @@ class _Values(NamedTuple):
     def _load(self, name: str) -> Array:
         if name in self.converted:
             return self.converted[name]
-        if self.rank is not None and self.reader.specs[name].kind == "per-rank":
-            return self.reader.load_rank(name, self.rank)
+        if self.reader.specs[name].kind == "per-rank":
+            return self.reader.load_rank(name, self.rank or 0)
         return self.reader.load(name)
 
+    def is_own(self, tree: StateTree, name: str) -> bool:
+        """Return True for a tensor that each rank has for itself, and that is not restored on this number of ranks."""
+        spec = tree.tensors[name].declaration.spec
+        return self.rank is None and spec.kind == "per-rank" and not spec.is_for_any_ranks
 
-def _conflicts(tree: StateTree, names: Sequence[str], values: _Values) -> Iterator[tuple[str, str]]:
+
+# -- one object under two names ----------------------------------------------------------------------
+
+
+def repeated_objects(tree: StateTree, names: Collection[str], values: RestoredValues) -> list[Problem]:
+    """Return what would be put into one object under two names, and is not equal. Independent.
+
+    Parameters
+    ----------
+    tree : StateTree
+        The state.
+    names : collection of str
+        What is restored: tensors and JSON values.
+    values : RestoredValues
+        The values.
+    """
+    if not tree.repeated:
+        return []
+    problems: dict[str, Problem] = {}
+    known, ordered = {*names}, sorted(names)
+    for first, name in tree.repeated:
+        below = ordered[bisect_left(ordered, f"{name}/") : bisect_left(ordered, f"{name}{chr(ord('/') + 1)}")]
+        for each in (*below, *({name} & known)):
+            other = first + each[len(name) :]
+            if other in known and each not in problems and not _are_equal(tree, other, each, values):
+                problems[each] = _problem(each, other)
+    return list(problems.values())
+
+
+def _problem(name: str, other: str) -> Problem:
+    return Problem(repr(name), f"has the memory of {other!r} in the state and {OTHER_VALUE}")
+
+
+def _are_equal(tree: StateTree, one: str, other: str, values: RestoredValues) -> bool:
+    if one in values.objects or other in values.objects:
+        return repr(values.objects.get(one)) == repr(values.objects.get(other))
+    return values.is_own(tree, one) or values.is_own(tree, other) or values.are_same(one, other)
+
+
+# -- one memory for two tensors ----------------------------------------------------------------------
+
+
+def separate_aliases(tree: StateTree, names: Sequence[str], values: RestoredValues) -> tuple[StateTree, list[Problem]]:
+    """Return the tree with memory for every value, and the tensors that cannot have their own. Independent.
+
+    Parameters
+    ----------
+    tree : StateTree
+        The state.
+    names : sequence of str
+        The tensors that are restored, but for the converted ones.
+    values : RestoredValues
+        The values.
+    """
+    reader, converted = values.reader, values.converted
+    if _have_own_memory([tree.tensors[name].source for name in (*names, *converted)]):
+        return tree, []
+    leaves: dict[str, TensorLeaf] = {}
+    problems = []
+    for first, name in _conflicts(tree, (*names, *converted), values):
+        leaf = tree.fresh[name]() if name in tree.fresh else None
+        if leaf is None:
+            problems.append(_problem(name, first))
+        else:
+            leaves[name] = leaf
+    if leaves:
+        tree = replace(tree, tensors={**tree.tensors, **leaves})
+    unfit = {problem.loc for problem in problems}
+    arrays = _arrays(tree, [name for name in names if repr(name) not in unfit])
+    for group in _overlapping(arrays):
+        own = [leaf for name in group if isinstance(leaf := tree.tensors[name], PerRankArrayLeaf)]
+        for leaf in own:
+            leaf.is_in_place = False
+        others = {name: arrays[name] for name in group if tree.tensors[name] not in own}
+        if len(others) > 1:
+            problems += _overwritten(others, tree, reader)
+    return tree, problems
+
+
+def _conflicts(tree: StateTree, names: Sequence[str], values: RestoredValues) -> Iterator[tuple[str, str]]:
     """Yield pairs of names with one memory and two values, first the one that keeps the memory. Independent."""
     groups: dict[Hashable, list[str]] = defaultdict(list)
     for name in names:
         leaf = tree.tensors[name]
-        is_restored = values.rank is not None or leaf.declaration.spec.kind != "per-rank"
-        place = leaf.place() if is_restored else None
+        place = None if values.is_own(tree, name) else leaf.place()
         if place is not None:
             groups[place].append(name)
     for group in groups.values():
@@ -184,5 +238,5 @@ def _overwritten(group: Mapping[str, Array], tree: StateTree, reader: StepReader
             if not others:  # one element of its own for many, which its leaf refuses
                 continue
             other = others[0]
-            text = f"has the memory of {other!r}, or a part of it, in the state and another value in the checkpoint"
+            text = f"has the memory of {other!r}, or a part of it, in the state and {OTHER_VALUE}"
             yield Problem(repr(name), text)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import Problem, StateMismatchError, list_problems
-from hpcckpt.restoring.aliases import separate_aliases
+from hpcckpt.restoring.aliases import OTHER_VALUE, RestoredValues, repeated_objects, separate_aliases
 from hpcckpt.restoring.reader import Array, StepReader
 from hpcckpt.restoring.scalars import match_scalars
 from hpcckpt.state.arrays import JSON_SUFFIX
@@ -61,12 +61,14 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     problems += [p for name in shared for p in _leaf_problems(tree.tensors[name], reader)]
     problems += _nature_problems(tree, converted, specs, stored_objects)
     problems += scalars.problems
-    tree, shared_memory = separate_aliases(
-        tree, _fitting(shared, problems), scalars.tensors, reader, comm.rank if is_same_size else None
-    )
+    objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | scalars.objects
+    values = RestoredValues(reader, scalars.tensors, objects, comm.rank if is_same_size else None)
+    problems += repeated_objects(tree, [*_fitting([*shared, *scalars.tensors], problems), *objects], values)
+    tree, shared_memory = separate_aliases(tree, _fitting(shared, problems), values)
     problems += shared_memory
     own_values = [] if is_same_size else [name for name in shared if specs[name].kind == "per-rank"]
-    gone = sorted([*own_values, *scalars.gone])
+    of_root = [name for name in own_values if specs[name].is_for_any_ranks]
+    gone = sorted([*(name for name in own_values if name not in of_root), *scalars.gone])
     if strict:
         problems += [Problem(repr(name), text) for name, text in sorted({*renamed.values()})]
         text = "is in the state but not in the checkpoint"
@@ -74,11 +76,11 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
         text = "is in the checkpoint but not in the state"
         problems += [Problem(repr(name), text, "unexpected") for name in unexpected if name not in renamed]
     fitting = _fitting(shared, problems)
-    objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | scalars.objects
+    objects = {name: objects[name] for name in _fitting([*objects], problems)}
     tensors = {name: scalars.tensors[name] for name in _fitting([*scalars.tensors], problems)}
     if (strict and problems) or (own and not (fitting or objects or tensors or scalars.gone)):
         raise StateMismatchError(_refusal(reader, problems, is_training=own >= _OF_TRAINING))
-    not_restored = _not_restored(gone, reader.manifest.n_ranks, comm.size)
+    not_restored = _not_restored(gone, of_root, reader.manifest.n_ranks, comm.size)
     warnings = (*not_restored, *_warnings(missing, unexpected, problems))
     is_partial = bool(missing or problems)  # what is only in the checkpoint was left out on purpose, or renamed
     return tree, Match(
@@ -110,7 +112,7 @@ def _refusal(reader: StepReader, problems: list[Problem], *, is_training: bool) 
 
 def _remedy(problems: list[Problem]) -> str:
     """Return what to change in a state that does not fit. Pure."""
-    if problems and all("has the memory of" in problem.message for problem in problems):
+    if problems and all(problem.message.endswith(OTHER_VALUE) for problem in problems):
         return "give each its own memory (copy.deepcopy) before the restore"
     if any(problem.loc.startswith(("'model/", "'optimizer/")) for problem in problems):
         return "build the same model and optimizer"
@@ -168,9 +170,9 @@ def _leaf_problems(leaf: TensorLeaf, reader: StepReader) -> list[Problem]:
     return problems
 
 
-def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[str, ...]:
+def _not_restored(gone: Sequence[str], of_root: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[str, ...]:
     """Return the warning about values that each rank has for itself, where the number of ranks differs. Pure."""
-    if not gone:
+    if not (gone or of_root):
         return ()
     before = f"{saved_ranks} rank{'s' if saved_ranks > 1 else ''}"
     is_training = set(gone) >= _OF_TRAINING
@@ -187,6 +189,10 @@ def _not_restored(gone: Sequence[str], saved_ranks: int, n_ranks: int) -> tuple[
             f"{_listed([_entry_text(name) for name in own])} {was} not restored: saved on {before}, restored on "
             f"{n_ranks}; set {them} in the program, or restart on {before}"
         )
+    if of_root:
+        have = "has" if len(of_root) == 1 else "have"
+        names = _listed([_entry_text(name) for name in of_root])
+        texts.append(f"{names} {have} rank 0's value on each rank: saved on {before}, restored on {n_ranks}")
     return ("; ".join(texts),)
 
 

@@ -424,15 +424,16 @@ class _Reading:
         The state.
     match : Match
         What goes from the one into the other.
-    rank : int
-        This rank.
+    rank, n_ranks : int
+        This rank, and the number of ranks.
     """
 
-    def __init__(self, reader: StepReader, tree: StateTree, match: Match, rank: int) -> None:
+    def __init__(self, reader: StepReader, tree: StateTree, match: Match, rank: int, n_ranks: int) -> None:
         self.arrays: dict[str, Array] = dict(match.scalars)
         self.is_cancelled = False
         self._reader, self._rank = reader, rank
         self._own: list[str] = []
+        self._saved_by = rank if reader.manifest.n_ranks == n_ranks else 0
         self._wanted: list[tuple[str, Extent, Array]] = []
         self._progress = ("", 0)
         for name in match.tensors:
@@ -452,7 +453,7 @@ class _Reading:
         """Read and verify. Independent."""
         failpoints.reached("9-restore", self._rank)
         for name in self._own:
-            self.arrays[name] = self._reader.load_rank(name, self._rank)
+            self.arrays[name] = self._reader.load_rank(name, self._saved_by)
         self._reader.fill(self._wanted, self._report)
         return self.arrays
 
@@ -472,7 +473,7 @@ def _read(
 ) -> dict[str, Array]:
     """Read what this rank has to; where no other step will be tried, an error says what it means. Collective."""
     comm, where = source.comm, f"restore step {reader.manifest.step}"
-    reading = comm.agree(f"{where}: prepare", lambda: _Reading(reader, tree, match, comm.rank))
+    reading = comm.agree(f"{where}: prepare", lambda: _Reading(reader, tree, match, comm.rank, comm.size))
 
     def read() -> dict[str, Array]:
         try:

@@ -180,6 +180,8 @@ class StateTree:
         Tensors that need not keep their memory; see `Resolved`.
     problems : tuple of Problem
         Dynamic parts that do not fit the checkpoint.
+    repeated : tuple of (str, str)
+        Names of containers and other objects that restored values are put into, and that have two names.
     """
 
     tensors: Mapping[str, TensorLeaf]
@@ -189,6 +191,7 @@ class StateTree:
     lists: Mapping[str, ObjectLeaf] = field(default_factory=dict)
     fresh: Mapping[str, Callable[[], TensorLeaf | None]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    repeated: tuple[tuple[str, str], ...] = ()
 
     def resolved(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
         """Return the tree with its dynamic parts as a checkpoint has them. Independent."""

@@ -136,7 +136,7 @@ def flatten(state: Any, *, is_free: bool = False) -> StateTree:
         raise StateError(f"this state cannot be saved: {list_problems(walk.problems)}")
     tensors = {name: walk.tensors[name] for name in sorted(walk.tensors)}
     objects = {name: walk.objects[name] for name in sorted(walk.objects)}
-    return StateTree(tensors, objects, tuple(walk.finishes), lists=walk.lists)
+    return StateTree(tensors, objects, tuple(walk.finishes), lists=walk.lists, repeated=tuple(walk.repeated))
 
 
 def _clashes(tensors: Mapping[str, TensorLeaf]) -> Iterator[Problem]:
@@ -200,11 +200,14 @@ def _visit_adapted(
     if leaves is None:
         else_visit(walk, value, name, container, key)
         return
+    if hasattr(value, "load_state_dict"):
+        walk.enter(value, name)
     for leaf in leaves:
         walk.add(leaf)
 
 
 def _visit_mapping(walk: Walk, value: Mapping[Any, Any], name: str, container: Any, key: Any) -> None:
+    walk.enter(value, name)
     if not value and name:
         walk.add(_EmptyLeaf(name, value, container, key))
         if isinstance(value, MutableMapping):
@@ -258,6 +261,7 @@ def _visit_sequence(walk: Walk, value: Sequence[Any], name: str, container: Any,
         return
     if isinstance(value, list) and isinstance(container, list | MutableMapping) and _is_of_scalars(value):
         walk.lists[name] = ObjectLeaf(name, value, container, key)
+    walk.enter(value, name)
     for number, item in enumerate(value):
         walk.visit(item, join(name, str(number)), value, number)
 
@@ -282,6 +286,7 @@ def _visit_wrapped(walk: Walk, value: Any, name: str, container: Any, key: Any) 
     if isinstance(value, Sharded):
         walk.add_tensor(sharded_leaf(value, name, _assign_to(container, key)))
     else:
+        walk.enter(value, name)
         walk.add_tensor(per_rank_leaf(value, name) if isinstance(value, PerRank) else root_only_leaf(value, name))
 
 
@@ -307,6 +312,7 @@ def _visit_parts(walk: Walk, value: Parts, name: str, container: Any, key: Any) 
 
 def _visit_per_rank_arrays(walk: Walk, value: PerRankArrays, name: str, _container: Any, _key: Any) -> None:
     own = {join(name, part): array for part, array in value.arrays.items()}
+    walk.enter(value, name)
     for path, array in own.items():
         walk.add_tensor(per_rank_leaf(PerRank(array), path))
 
@@ -349,6 +355,7 @@ def _visit_other(walk: Walk, value: Any, name: str, _container: Any, _key: Any) 
     """Walk the object's state_dict; one like it is passed back to the object once it is filled."""
     if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
         raise StateError(f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: {_substitute(value)}")
+    walk.enter(value, name)
     visit_state_dict(walk, value.state_dict(), name, value.load_state_dict, is_free=walk.is_free)
 
 

@@ -33,7 +33,9 @@ class Walk:
     objects: dict[str, ObjectLeaf] = field(default_factory=dict)
     finishes: list[Finish | DynamicPart] = field(default_factory=list)
     lists: dict[str, ObjectLeaf] = field(default_factory=dict)
+    repeated: list[tuple[str, str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    _owners: dict[int, tuple[Any, str]] = field(default_factory=dict)
 
     def visit(self, value: Any, name: str, container: Any, key: Any) -> None:
         """Take in the leaves of one value, which is in ``container[key]``."""
@@ -44,6 +46,12 @@ class Walk:
             self.problems.append(Problem("" if is_named else name, str(error)))
         except RecursionError:
             raise TooDeepError(name) from None
+
+    def enter(self, owner: Any, name: str) -> None:
+        """Note what restored values are put into: of one that has two names, only one value each can be restored."""
+        _, first = self._owners.setdefault(id(owner), (owner, name))
+        if first != name:
+            self.repeated.append((first, name))
 
     def add(self, leaf: Leaf) -> None:
         """Take in a leaf, or add the problem with its name."""

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
@@ -313,8 +314,10 @@ class CheckpointManager:
     def __enter__(self) -> CheckpointManager:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._checkpointer.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._checkpointer.__exit__(kind, error, trace)
 
     # -- how it is done --------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcckpt.core.plan import Declaration
-from hpcckpt.core.tensors import Extent, Kind, TensorSpec
+from hpcckpt.core.tensors import OWN_SUFFIX, Extent, Kind, TensorSpec
 from hpcckpt.errors import StateMismatchError
 from hpcckpt.keras.model.finalize import finalize_layers
 from hpcckpt.keras.model.layers import is_layer
@@ -30,9 +30,6 @@ from hpcckpt.tensorflow.graph import GENERATOR, PYTHON, VARIABLE, Graph, bind, f
 GRAPH = ".graph"
 """Last part of the name of the object graph."""
 _log = logging.getLogger("hpcckpt")
-OWN = ".own"
-"""Last part of the name of a rank's own Python state, beside rank 0's."""
-
 _STATUS = "_hpcckpt_status"
 """Attribute of the restored object. Not a table here: the status refers to the object, which would never be freed."""
 _LENIENT: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -128,10 +125,11 @@ class _Part:
             is_first = key == next(iter(gathered.graph[number].values[value_name].parts))
             yield _TableLeaf(array, full, functools.partial(gathered.table_digest, number) if is_first else None)
             return
+        if value_name == PYTHON:  # its length may differ between ranks
+            del self.own[full]
+            full, kind = join(full, OWN_SUFFIX), "per-rank"
+            self.own[full] = number, value_name
         yield _read_leaf(array, full, kind, is_value=kind == "replicated")
-        if value_name == PYTHON:
-            self.own[join(full, OWN)] = number, value_name
-            yield _read_leaf(array, join(full, OWN), "per-rank")
 
     # -- restoring -------------------------------------------------------------------------------
 
@@ -165,11 +163,13 @@ class _Part:
         self, specs: Mapping[str, TensorSpec], variable: Any, value_name: str, key: str, rest: _Rest
     ) -> Iterator[TensorLeaf]:
         full = join(self.name, tensor_name(key))
-        if full not in specs:
+        own = join(full, OWN_SUFFIX) if value_name == PYTHON else full
+        if specs.keys().isdisjoint((full, own)):
             raise StateMismatchError(f"{full} is in the graph of the checkpoint, but has no values; use an older step")
-        yield _RestLeaf(specs[full], rest, key) if variable is None else _restored_leaf(variable, specs[full])
-        if value_name == PYTHON and (own := join(full, OWN)) in specs:
-            yield _RestLeaf(specs[own], rest, key, OWN)  # after rank 0's, which it replaces
+        if full in specs:
+            yield _RestLeaf(specs[full], rest, key) if variable is None else _restored_leaf(variable, specs[full])
+        if own != full and own in specs:  # after rank 0's, which steps of version 0.1.0 have too
+            yield _RestLeaf(specs[own], rest, key, OWN_SUFFIX)
 
     def _finish(self, graph: Graph, bound: Mapping[int, Any], left: dict[str, Array]) -> None:
         """Let TensorFlow restore the rest."""

@@ -84,7 +84,8 @@ def plan_reshard(reader: StepReader, n_ranks: int, *, is_dropping: bool = False)
     n_ranks : int
         How many ranks, and files.
     is_dropping : bool
-        Leave out what each rank had for itself, if the number of ranks changes.
+        Leave out what each rank had for itself, if the number of ranks changes; but each new rank gets rank 0's value
+        of what a restore on another number of ranks gives it.
 
     Raises
     ------
@@ -92,15 +93,17 @@ def plan_reshard(reader: StepReader, n_ranks: int, *, is_dropping: bool = False)
         If there are per-rank entries, the number of ranks changes, and they are not to be dropped.
     """
     manifest = reader.manifest
-    per_rank = tuple(spec.name for spec in manifest.tensors if spec.kind == "per-rank")
-    dropped = per_rank if n_ranks != manifest.n_ranks else ()
+    is_same = n_ranks == manifest.n_ranks
+    dropped = (
+        () if is_same else tuple(s.name for s in manifest.tensors if s.kind == "per-rank" and not s.is_for_any_ranks)
+    )
     if dropped and not is_dropping:
         shown = ", ".join(dropped[:5]) + (f" and {len(dropped) - 5} more" if len(dropped) > 5 else "")
         raise OptionError(
             f"step {manifest.step} has entries of each of its {manifest.n_ranks} ranks ({shown}), which mean nothing "
             f"to {n_ranks}: pass --files {manifest.n_ranks} to keep them, or --drop-per-rank to leave them out"
         )
-    items = [_own_items(reader, rank, dropped) for rank in range(n_ranks)]
+    items = [_own_items(reader, rank if is_same else 0, dropped) for rank in range(n_ranks)]
     items[0] += [_whole(spec) for spec in manifest.tensors if spec.kind == "root"]
     loads = {rank: sum(item.nbytes for item in own) for rank, own in enumerate(items)}
     shared = [Declaration(s, Extent.whole(s.shape)) for s in manifest.tensors if s.kind in {"replicated", "sharded"}]
@@ -243,8 +246,10 @@ def _check_conflicts(reader: StepReader, directory: Path, *, is_replacing: bool)
 def _write_rank(
     reader: StepReader, staged: commit.Staged, plan: ReshardPlan, rank: int, progress: Progress | None
 ) -> FileRecord:
+    saved_by = rank if plan.n_ranks == reader.manifest.n_ranks else 0
+
     def parts(item: WriteItem) -> Iterator[Bytes]:
-        for part in parts_of(reader, item, rank):
+        for part in parts_of(reader, item, saved_by):
             yield part
             if progress:
                 progress(part.nbytes)
@@ -255,6 +260,7 @@ def _write_rank(
 
 def _manifest(old: Manifest, job: SaveJob, plan: ReshardPlan, files: tuple[FileRecord, ...]) -> Manifest:
     """Return the old step's manifest with the new files: the same checkpoint in its lineage, another identity."""
+    has_lost = job.n_ranks != old.n_ranks and any(spec.kind == "per-rank" for spec in old.tensors)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     note = f"from {old.n_ranks} ranks to {job.n_ranks} at {now} by hpcckpt {__version__}; it was save {old.save_id}"
     return replace(
@@ -266,5 +272,5 @@ def _manifest(old: Manifest, job: SaveJob, plan: ReshardPlan, files: tuple[FileR
         tensors=plan.tensors,
         files=files,
         environment={**old.environment, "resharded": note},
-        level="state" if plan.dropped and old.level == "exact" else old.level,
+        level="state" if has_lost and old.level == "exact" else old.level,
     )

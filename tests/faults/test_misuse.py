@@ -105,6 +105,27 @@ def test_a_rank_that_ends_during_a_save_does_not_wait_for_ranks_in_a_call(run_di
     assert hc.load(run_dir, step=1)["w"].tolist() == [1.0] * 10
 
 
+@pytest.mark.parametrize("odd", range(N_RANKS))
+def test_a_rank_that_leaves_its_block_by_an_exception_is_named_with_it(run_dir, odd):
+    def body(comm):
+        try:
+            with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+                ckpt.save(1, state()).result()
+                if comm.rank == odd:
+                    raise ValueError("own mistake")
+                ckpt.save(2, state(2)).result()
+        except (ValueError, errors.CollectiveMisuseError) as error:
+            return str(error)
+        return "no error"
+
+    texts = run_ranks(N_RANKS, body, timeout_s=60.0, patience=SOON)
+    assert texts.pop(odd) == "own mistake"
+    start = f"rank {odd} left its Checkpointer block by ValueError: own mistake, and rank "
+    assert all(text.startswith(start) for text in texts), texts
+    with hc.Checkpointer(run_dir) as ckpt:  # the lock was released
+        assert ckpt.restore(state()).step == 1
+
+
 def test_the_error_names_both_ranks_and_their_calls(run_dir):
     def body(comm):
         ckpt = hc.Checkpointer(run_dir, comm=comm)

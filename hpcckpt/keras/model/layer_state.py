@@ -39,7 +39,13 @@ class LayerStateLeaf(TensorLeaf):
     """
 
     def __init__(
-        self, declaration: Declaration, value: Array, write: _Write, place: Hashable, *, is_given: bool = False
+        self,
+        declaration: Declaration,
+        value: Array,
+        write: _Write,
+        place: tuple[str, int, str],
+        *,
+        is_given: bool = False,
     ) -> None:
         self.is_given = is_given
         self.value: Array | None = None
@@ -53,6 +59,11 @@ class LayerStateLeaf(TensorLeaf):
         """Return a leaf for the same state as a checkpoint has it. Pure."""
         declaration = Declaration(spec, Extent.whole(spec.shape))
         return LayerStateLeaf(declaration, self.read(), self._write, self._place, is_given=self.is_given)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it must be equal on all ranks: what layers make of their input; what they save may differ."""
+        return self._place[-1] in {"vocabulary", "bins"}
 
     def place(self) -> Hashable:
         """Return which state of which layer it is."""

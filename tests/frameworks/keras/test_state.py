@@ -676,8 +676,9 @@ def test_models_that_share_layers_are_restored(run_dir: Path) -> None:
 
 
 @pytest.mark.counts(2)
-def test_vocabularies_of_different_length_are_reported_as_different_values(ranks: Any, run_dir: Path) -> None:
-    models = [_model(1.0, ["a"]), _model(1.0, ["a", "b"])]
+@pytest.mark.parametrize("other", [["a", "b"], ["c"]], ids=["of other length", "of the same length"])
+def test_vocabularies_that_differ_are_refused(ranks: Any, run_dir: Path, other: list[str]) -> None:
+    models = [_model(1.0, ["a"]), _model(1.0, other)]
 
     def body(comm: Any) -> None:
         text = r"differ from rank 0's: 'model/.*/vocabulary' on rank 1"

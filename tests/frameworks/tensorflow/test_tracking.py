@@ -13,8 +13,10 @@ import tensorflow as tf
 
 import hpcckpt as hc
 from hpcckpt.errors import ReplicaMismatchError, StateError, StateMismatchError
+from hpcckpt.restoring.reader import open_step
 from hpcckpt.state.tree import flatten
 from hpcckpt.tensorflow.deferred_restore import GRAPH_KEY
+from hpcckpt.tools.reshard import plan_reshard, reshard
 from tests.support.keras.models import IS_KERAS_3
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool", "complex64", "string"]
@@ -94,7 +96,6 @@ def test_names_are_those_that_tensorflow_gives(run_dir):
     tree = flatten({"state": everything(1), "other": np.ones(1)})
     assert [*tree.tensors] == [
         "other",
-        "state/count/.py_state",
         "state/count/.py_state/.own",
         "state/it/.ITERATOR_STATE",
         "state/module/parts/0",
@@ -340,7 +341,7 @@ def test_positions_streams_and_python_state_are_each_ranks_own(ranks, run_dir):
         return tf.train.Checkpoint(
             it=iter(tf.data.Dataset.range(20)),
             rng=tf.random.Generator.from_seed(seed),
-            count=Count(seed),
+            count=Count(seed + 9),  # texts of different length
             w=tf.Variable(1.0),
         )
 
@@ -354,14 +355,14 @@ def test_positions_streams_and_python_state_are_each_ranks_own(ranks, run_dir):
         assert blank.rng.normal([2]).numpy().tolist() == saved.rng.normal([2]).numpy().tolist()
         return int(next(blank.it)), blank.count.n
 
-    assert ranks(body) == [(rank + 1, rank) for rank in range(ranks.size)]
+    assert ranks(body) == [(rank + 1, rank + 9) for rank in range(ranks.size)]
 
 
 def test_on_another_number_of_ranks_weights_come_back_and_the_rest_is_said(group, run_dir):
     def save(comm):
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             state = tf.train.Checkpoint(
-                w=tf.Variable(3.0), it=iter(tf.data.Dataset.range(9)), count=Count(comm.rank + 4)
+                w=tf.Variable(3.0), it=iter(tf.data.Dataset.range(9)), count=Count(comm.rank + 9)
             )
             ckpt.save(1, state).result()
 
@@ -369,10 +370,54 @@ def test_on_another_number_of_ranks_weights_come_back_and_the_rest_is_said(group
         blank = tf.train.Checkpoint(w=tf.Variable(0.0), it=iter(tf.data.Dataset.range(9)), count=Count(0))
         with hc.Checkpointer(run_dir, comm=comm) as ckpt:
             restored = ckpt.restore(blank)
-        return float(blank.w), int(next(blank.it)), blank.count.n, len(restored.warnings)
+        return float(blank.w), int(next(blank.it)), blank.count.n, restored.warnings
 
     group(2, save)
-    assert group(3, restore) == [(3.0, 0, 4, 1)] * 3
+    expected = (
+        'state["it"] (.ITERATOR_STATE) was not restored: saved on 2 ranks, restored on 3; set it in the program, or '
+        'restart on 2 ranks; state["count"] (.py_state/.own) has rank 0\'s value on each rank: saved on 2 ranks, '
+        "restored on 3"
+    )
+    assert group(3, restore) == [(3.0, 0, 9, (expected,))] * 3
+
+
+def test_a_resharded_step_has_rank_0s_python_state_for_each_rank(group, run_dir):
+    def save(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, tf.train.Checkpoint(w=tf.Variable(3.0), count=Count(comm.rank + 9))).result()
+
+    def restore(comm):
+        blank = tf.train.Checkpoint(w=tf.Variable(0.0), count=Count(0))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            return ckpt.restore(blank).warnings, float(blank.w), blank.count.n
+
+    group(2, save)
+    reader = open_step(run_dir)
+    reshard(reader, plan_reshard(reader, 3), run_dir, is_replacing=True)
+    assert group(3, restore) == [((), 3.0, 9)] * 3
+
+
+def test_python_state_of_version_0_1_which_has_rank_0s_beside_each_ranks_comes_back(group, run_dir):
+    def save(comm):
+        tree = flatten(tf.train.Checkpoint(count=Count(comm.rank + 4)))
+        first = flatten(tf.train.Checkpoint(count=Count(4))).tensors["count/.py_state/.own"].read()
+        state = {
+            ".graph": tree.objects[".graph"].read(),
+            "count/.py_state": hc.RootOnly(first.copy()),
+            "count/.py_state/.own": hc.PerRank(tree.tensors["count/.py_state/.own"].read()),
+        }
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, state).result()
+
+    def restore(comm):
+        blank = tf.train.Checkpoint(count=Count(0))
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.restore(blank)
+        return blank.count.n
+
+    group(2, save)
+    assert group(2, restore) == [4, 5]
+    assert group(3, restore) == [4, 4, 4]
 
 
 def test_statistics_that_are_not_trained_may_differ_between_ranks(ranks, run_dir):

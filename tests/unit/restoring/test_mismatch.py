@@ -325,6 +325,61 @@ def test_arrays_that_share_a_part_of_their_memory_get_their_values_or_are_refuse
     np.testing.assert_array_equal(now[:4], x[:4])
 
 
+class Counter:
+    """An object with a state."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.history = n, np.full(3, float(n))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": self.n, "deep": {"history": self.history}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.n, self.history = state["n"], state["deep"]["history"]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counter) and (self.n, *self.history) == (other.n, *other.history)
+
+    __hash__ = None
+
+
+def _same(one: Any, other: Any) -> bool:
+    return np.all(one.value == other.value) if isinstance(one, hc.PerRank | hc.RootOnly) else one == other
+
+
+@pytest.mark.counts(1, 2, 3)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: {"n": n, "name": "x"},
+        lambda n: {"in": {"deep": {"n": np.float32(n)}}},
+        lambda n: [np.int64(n), np.int64(3)],
+        lambda n: hc.PerRank({"n": [n]}),
+        lambda n: hc.PerRank(np.float64(n)),
+        lambda n: hc.PerRank(np.full(3, n)),
+        lambda n: hc.RootOnly(np.float64(n)),
+        Counter,
+    ],
+    ids=["dict", "deep", "list", "PerRank JSON", "PerRank scalar", "PerRank array", "RootOnly", "state_dict"],
+)
+def test_one_object_under_two_names_gets_its_value_or_is_refused(ranks, run_dir, make):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"a": make(1), "b": make(1)}).result()
+            ckpt.save(2, {"a": make(1), "b": make(2)}).result()
+            held = make(0)
+            with pytest.raises(errors.StateMismatchError, match=r"'b.*': has the memory of 'a.* give each its own"):
+                ckpt.restore({"a": held, "b": held}, step=2)
+            assert _same(held, make(0))
+            ckpt.restore({"a": held, "b": held}, step=1)
+            assert _same(held, make(1))
+            one, other = make(0), make(0)
+            ckpt.restore({"a": one, "b": other}, step=2)
+            return _same(one, make(1)) and _same(other, make(2))
+
+    assert all(ranks(body))
+
+
 def test_views_of_one_array_that_do_not_share_elements_are_restored(run_dir):
     x = np.arange(8.0)
     with hc.Checkpointer(run_dir) as ckpt:

@@ -584,6 +584,20 @@ def test_a_full_run_directory_does_not_let_a_restore_pass_over_a_whole_step(rank
     assert results[0][1] == 2
 
 
+def test_a_step_is_drained_though_no_node_can_unpin_it(ranks, nodes, monkeypatch):
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise errors.NoSpaceError("unpin: No space left on device")
+
+    monkeypatch.setattr("hpcckpt.rundir.pins.unpin", refuse)
+
+    def body(comm):
+        with nodes.open(comm) as ckpt:
+            return [ckpt.save(step, state(step, comm.rank)).durable().step for step in (1, 2)]
+
+    assert ranks(body) == [[1, 2]] * ranks.size
+    assert are_whole(nodes, [1, 2])
+
+
 def test_each_place_needs_room_for_its_own_part_only(ranks, nodes):
     def body(comm):
         near = nodes.open(comm)._session.rundir
