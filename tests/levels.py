@@ -382,6 +382,7 @@ NIGHTLY = {
     "campaign/test_kills.py::test_an_engine_that_breaks_the_promise_is_found_out": True,
     "campaign/test_peers.py::test_short_form": True,
     "campaign/test_powerloss.py::test_an_engine_without_a_sync_is_found_out": True,
+    "campaign/test_resume.py": True,
     "campaign/test_sanitizers.py::test_short_form": True,
     "cli/test_restore_keras.py::test_a_model_that_cannot_be_built_exits_with_2": True,
     "cli/test_restore_keras.py::test_a_model_that_cannot_be_built_exits_with_2[absent:build]": False,
