@@ -10,13 +10,20 @@ from typing import Any, TypeVar
 
 from hpcckpt.checkpointer.open import check_equal, open_session, patience_of
 from hpcckpt.checkpointer.session import BlockEnd, Session
-from hpcckpt.checkpointer.shutdown import raising, release, release_when_forgotten, shortening
+from hpcckpt.checkpointer.shutdown import (
+    finish_abandoned,
+    freed_if_refused,
+    raising,
+    release,
+    release_when_forgotten,
+    shortening,
+)
 from hpcckpt.collective import interrupts
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.connect import as_communicator, refuse_torchrun
 from hpcckpt.core.options import Best, Level, OnNewer, Options, Recycle, parse_best
 from hpcckpt.core.results import Restored, SavedStep
-from hpcckpt.errors import ClosedError, CollectiveError, StateError
+from hpcckpt.errors import ClosedError, HpcckptError, StateError
 from hpcckpt.format import layout
 from hpcckpt.restoring.restore import restore
 from hpcckpt.rundir import discovery, pins
@@ -185,7 +192,7 @@ class Checkpointer:
         if comm is None:
             refuse_torchrun()
         group = as_communicator(comm, patience_of(peer_timeout_s))
-        with shortening(), group.calls.call("Checkpointer(...)"):
+        with shortening(), freed_if_refused(group), group.calls.call("Checkpointer(...)"):
             options = group.agree(
                 "checkpointer: options",
                 lambda: Options(
@@ -212,6 +219,7 @@ class Checkpointer:
             self._options = options
             check_equal(group, Path(os.path.abspath(directory)), options, backend_options or {})
             self._directory = Path(os.path.realpath(directory))  # the lock is that of this one, wherever a link leads
+            finish_abandoned(self._directory, group)
             self._session = open_session(group, self._directory, options, backend_options or {})
         self._release = release_when_forgotten(self, self._session)
 
@@ -256,8 +264,8 @@ class Checkpointer:
     def on_saved(self, callback: Callable[[SavedStep], None]) -> Callable[[], None]:
         """Register a function to be called with each committed step. Independent.
 
-        The thread that polls or waits calls it; it must neither save nor raise. The function that is returned here
-        removes the registration.
+        The thread that polls or waits calls it. It may not call the checkpointer (`CodeError`); what it raises is
+        logged. The function that is returned here removes the registration.
         """
         self._session.check_process()
         return self._session.queue.listeners.add(callback)
@@ -356,7 +364,7 @@ class Checkpointer:
         self._check_open()
         shown = "" if step is None else f"step={step}"
         with self._call(f"restore({shown})", f"restore(step={step}, strict={bool(strict)})"):
-            self._wait(durable=True)
+            self._wait(durable=True, is_going_back=True)
             self._session.queue.block_records.forget()
             return restore(self._session.source, state, step, strict=strict)
 
@@ -382,17 +390,18 @@ class Checkpointer:
         Raises
         ------
         CollectiveError
-            If a save failed and its failure was not raised yet; the same error on every rank.
+            If a save failed and its failure was not raised yet, or, if `durable`, a step could not be drained again;
+            the same error on every rank.
         """
         self._check_open()
         with raising(self._session):
             self._wait(durable=durable)
 
-    def _wait(self, *, durable: bool) -> None:
+    def _wait(self, *, durable: bool, is_going_back: bool = False) -> None:
         """Wait for all saves, and for all drains. Collective."""
         self._session.queue.make_room(0)
         if durable and self._session.scratch_tier is not None:
-            self._session.scratch_tier.drains.finish()
+            self._session.scratch_tier.drains.finish(is_going_back=is_going_back)
 
     def latest_step(self) -> int | None:
         """Return the newest restorable step, or ``None`` if the run has no steps. Collective.
@@ -508,15 +517,17 @@ class Checkpointer:
         Raises
         ------
         CollectiveError
-            If a save failed and its failure was not raised yet; lock and communicator are released nevertheless.
+            If a save failed and its failure was not raised yet, or a step could not be drained again; lock and
+            communicator are released nevertheless.
         """
         self._session.check_process()
+        self._session.check_caller()
         if self._session.is_closed and self._session.comm.calls.failure is None:
             return
         with interrupts.deferred(self._session.comm.size):
             is_over = False
             try:
-                with self._call("close()"):
+                with raising(self._session), self._session.comm.calls.call("close()"):
                     self._session.finish()
                     is_over = True
                     self._release_lock()
@@ -529,9 +540,13 @@ class Checkpointer:
             self._give_back()
 
     def _may_be_closed_again(self, error: BaseException, *, is_over: bool) -> bool:
-        """Return True if it is still open after an interrupt, here or on another rank: on all ranks or on none."""
-        if isinstance(error, KeyboardInterrupt):
-            return self._session.comm.size == 1 or not is_over
+        """Return True if it is still open after what a signal's handler raised, here or on another rank.
+
+        It is so on all ranks or on none. What is in flight then is finished when the program ends.
+        """
+        is_alone = self._session.comm.size == 1
+        if not isinstance(error, Exception) or (is_alone and not isinstance(error, HpcckptError)):
+            return is_alone or not is_over
         left = self._session.comm.calls.left
         return left is not None and left.is_interrupt and left.operation == 0  # before the barrier
 
@@ -539,8 +554,7 @@ class Checkpointer:
         """Release the run's lock and the communicator. Collective."""
         if self._session.is_closed:
             return  # nothing can be called any more, and all was released
-        self._session.is_closed = True
-        self._session.queue.arenas.close()
+        self._session.close()
         self._release_lock(failure)
         self._session.comm.free()
 
@@ -560,13 +574,19 @@ class Checkpointer:
             return
         text = "" if isinstance(error, SystemExit) else str(error or "")
         end = BlockEnd(kind.__name__, exit_code_of(error), text)
-        if self._session.is_saving or self.is_draining:  # finished when the program ends
+        if self._session.is_closed:
+            return
+        with contextlib.suppress(HpcckptError):  # of a save, which is not asked for any more
+            self._session.let_saves_end()
+        self._session.comm.calls.end(str(end))
+        if self._session.is_saving or self.is_draining:  # finished when the run is opened again, or the program ends
             self._session.ended_by = end
         else:  # other ranks may not come: release what needs no peers
-            if not (self._session.is_closed or isinstance(error, CollectiveError)):  # which all ranks raise
-                self._session.comm.calls.end(str(end))
             self._session.rundir.journal.end(*end)
             self._release()
+            self._session.close()
+            if self._session.comm.size == 1:
+                self._session.comm.free()
 
     def _on_root(self, phase: str, fn: Callable[[], T]) -> T:
         return self._session.comm.on_root(phase, fn)
@@ -580,7 +600,8 @@ class Checkpointer:
 
     def _check_open(self) -> None:
         self._session.check_process()
+        self._session.check_caller()
         if self._session.comm.calls.failure is not None:
             self._session.comm.calls.check()
-        if self._session.is_closed:
+        if self._session.is_closed or self._session.ended_by is not None:
             raise ClosedError(f"the checkpointer of {self._session.rundir.path} is closed; make a new one")

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.errors import ForkedError
+from hpcckpt.collective.deadlines import POLL_S
+from hpcckpt.errors import CodeError, ForkedError
 from hpcckpt.restoring.restore import RestoreSource
 from hpcckpt.rundir.run_directory import RunDirectory
 from hpcckpt.saving.save_queue import SaveQueue
 from hpcckpt.tiers import ScratchTier
+
+
+GRACE_S = 2.0
+"""How long a rank whose program leaves a run waits for the reports of others about the saves in flight."""
 
 
 class BlockEnd(NamedTuple):
@@ -86,6 +91,35 @@ class Session:
                 f"the checkpointer of {self.rundir.path} belongs to process {self.pid}, and this is process "
                 f"{os.getpid()}, forked from it; create a new Checkpointer here, with another directory"
             )
+
+    def check_caller(self) -> None:
+        """Raise if a function that is called with each step calls the checkpointer. Independent.
+
+        Raises
+        ------
+        CodeError
+            There: other ranks may not do so at that moment.
+        """
+        tiers = () if self.scratch_tier is None else (self.scratch_tier.drains,)
+        if any(each.listeners.is_calling for each in (self.queue, *tiers)):
+            raise CodeError(
+                "a function that is called with each step may not call the checkpointer: do so after `save`"
+            )
+
+    def let_saves_end(self) -> None:
+        """Let the saves in flight be committed, if other ranks report soon what they have written. Independent."""
+        clock, background = self.comm.clock, self.queue.background
+        self.queue.begin_newest()
+        self.queue.wait_for_local()
+        until = clock.monotonic() + GRACE_S
+        while self.is_saving and clock.monotonic() < until:
+            background.poll()
+            clock.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Let it not be used any more, and give back the memory of its snapshots. Independent."""
+        self.is_closed = True
+        self.queue.arenas.close()
 
     def finish(self) -> None:
         """Wait for all saves and, also after a failure, for all drains. Collective."""

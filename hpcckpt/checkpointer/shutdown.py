@@ -10,8 +10,10 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 from hpcckpt.checkpointer.session import Session
+from hpcckpt.collective.communicator import Communicator
 from hpcckpt.errors import CollectiveError, CollectiveMisuseError, HpcckptError, PeerTimeoutError
 
 _log = logging.getLogger("hpcckpt")
@@ -86,6 +88,9 @@ def _abort(session: Session, why: str) -> None:
     """Release the locks without waiting for other ranks, after what is being committed is committed. Independent."""
     session.is_closed = True
     tiers = session.scratch_tier
+    if why == CollectiveMisuseError.__name__:  # all ranks are there, as far as known
+        with contextlib.suppress(HpcckptError):
+            session.let_saves_end()
     for background in (
         (session.queue.background,) if tiers is None else (session.queue.background, tiers.drains.background)
     ):
@@ -114,20 +119,52 @@ def _finish_all(pid: int) -> None:
         return
     for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
         if not session.is_closed and (session.queue.in_flight or session.scratch_tier is not None):
-            try:
-                session.comm.calls.ending = _end_of(session)
-                with raising(session):
-                    session.finish()
-            except CollectiveError:
-                pass  # root has logged it already
-            except Exception as error:  # noqa: BLE001 - others are left to finish
-                _log.error("hpcckpt: %s", error)
-            if session.ended_by is not None:
-                session.rundir.journal.end(*session.ended_by)
+            session.comm.calls.ending = _end_of(session)
+            _finish(session)
             _release(session, pid)
     for session in _open_sessions:
         if not session.is_closed and session.comm.is_usable:
             session.comm.calls.end(_end_of(session))
+
+
+def _finish(session: Session) -> None:
+    """Finish what a run has in flight; log what fails. Collective."""
+    try:
+        with raising(session):
+            session.finish()
+    except CollectiveError:
+        pass  # root has logged it already
+    except Exception as error:  # noqa: BLE001 - others are left to finish
+        _log.error("hpcckpt: %s", error)
+    if session.ended_by is not None:
+        session.rundir.journal.end(*session.ended_by)
+
+
+def finish_abandoned(directory: Path, comm: Communicator) -> None:
+    """Finish the saves of a run that an exception ended, before it is opened again. Collective.
+
+    At the end of the program their steps would be committed over those of the run that went on.
+    """
+    for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
+        tier, size = session.scratch_tier, session.comm.size
+        home = session.rundir.path if tier is None else tier.persistent.path
+        is_ours = home == directory and size == comm.size and session.comm.rank == comm.rank
+        if is_ours and session.ended_by is not None and not (session.is_closed or session.is_forked):
+            _finish(session)
+            session.close()
+            release(session)
+            session.comm.free()
+
+
+@contextlib.contextmanager
+def freed_if_refused(comm: Communicator) -> Iterator[None]:
+    """Free a duplicate if what is made with it is refused, on all ranks. Collective."""
+    try:
+        yield
+    except HpcckptError as error:
+        if not isinstance(error, CollectiveMisuseError | PeerTimeoutError):
+            comm.free()
+        raise
 
 
 def _end_of(session: Session) -> str:

@@ -33,6 +33,7 @@ class ReshardResult:
     tensors: int
     nbytes: int
     dropped: tuple[str, ...]
+    of_rank_0: tuple[str, ...]
     save_id: str | None
 
 
@@ -89,7 +90,17 @@ def command(
     path = target / info.path.name
     before, n_tensors = reader.manifest.n_ranks, len(plan.tensors)
     done = ReshardResult(
-        info.step, info.path, path, is_dry_run, before, n_files, n_tensors, plan.nbytes, plan.dropped, save_id
+        info.step,
+        info.path,
+        path,
+        is_dry_run,
+        before,
+        n_files,
+        n_tensors,
+        plan.nbytes,
+        plan.dropped,
+        plan.of_root,
+        save_id,
     )
     _write_result(done, is_json=is_json, is_quiet=is_quiet)
     return ExitCode.OK
@@ -109,6 +120,8 @@ def _write_result(done: ReshardResult, *, is_json: bool, is_quiet: bool) -> None
         output.log(
             f"left out, as they belong to the ranks that saved them: {', '.join(done.dropped)}", is_quiet=is_quiet
         )
+    if done.of_rank_0:
+        output.log(f"each rank has what rank 0 had of: {', '.join(done.of_rank_0)}", is_quiet=is_quiet)
     if is_json:
         output.write_json(done)
         return

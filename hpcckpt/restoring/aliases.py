@@ -24,6 +24,7 @@ from hpcckpt.state.leaves import StateTree, TensorLeaf
 _BOX_BYTES = 64 << 20
 """How much of each of two tensors is compared at once."""
 OTHER_VALUE = "another value in the checkpoint"
+_AFTER_SLASH = chr(ord("/") + 1)
 
 
 class RestoredValues(NamedTuple):
@@ -93,12 +94,22 @@ def repeated_objects(tree: StateTree, names: Collection[str], values: RestoredVa
         return []
     problems: dict[str, Problem] = {}
     known, ordered = {*names}, sorted(names)
+
+    def parts_of(name: str) -> list[str]:
+        below = ordered[bisect_left(ordered, f"{name}/") : bisect_left(ordered, f"{name}{_AFTER_SLASH}")]
+        is_replaced = isinstance(values.objects.get(name), list)  # as a whole, where the state has it
+        return [*([name] if name in known and not is_replaced else []), *below]
+
     for first, name in tree.repeated:
-        below = ordered[bisect_left(ordered, f"{name}/") : bisect_left(ordered, f"{name}{chr(ord('/') + 1)}")]
-        for each in (*below, *({name} & known)):
-            other = first + each[len(name) :]
-            if other in known and each not in problems and not _are_equal(tree, other, each, values):
-                problems[each] = _problem(each, other)
+        for one, another in ((name, first), (first, name)):
+            for each in parts_of(one):
+                twin = another + each[len(one) :]
+                is_restored = twin in known
+                is_other = not (is_restored or twin in tree.tensors or twin in tree.objects) or (
+                    is_restored and one == name and not _are_equal(tree, twin, each, values)
+                )
+                if is_other and each not in problems:
+                    problems[each] = _problem(each, twin)
     return list(problems.values())
 
 

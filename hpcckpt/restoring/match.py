@@ -63,12 +63,15 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     problems += scalars.problems
     objects = {name: stored_objects[name] for name in tree.objects if name in stored_objects} | scalars.objects
     values = RestoredValues(reader, scalars.tensors, objects, comm.rank if is_same_size else None)
-    problems += repeated_objects(tree, [*_fitting([*shared, *scalars.tensors], problems), *objects], values)
+    repeated = repeated_objects(tree, [*_fitting([*shared, *scalars.tensors], problems), *objects], values)
+    if repeated:  # whatever `strict` is: an object cannot be given a part of its state
+        raise StateMismatchError(_refusal(reader, [*problems, *repeated], is_all=True))
     tree, shared_memory = separate_aliases(tree, _fitting(shared, problems), values)
     problems += shared_memory
     own_values = [] if is_same_size else [name for name in shared if specs[name].kind == "per-rank"]
     of_root = [name for name in own_values if specs[name].is_for_any_ranks]
-    gone = sorted([*(name for name in own_values if name not in of_root), *scalars.gone])
+    gone = sorted({*own_values, *scalars.gone}.difference(of_root))
+    not_read = {*gone}
     if strict:
         problems += [Problem(repr(name), text) for name, text in sorted({*renamed.values()})]
         text = "is in the state but not in the checkpoint"
@@ -84,7 +87,7 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     warnings = (*not_restored, *_warnings(missing, unexpected, problems))
     is_partial = bool(missing or problems)  # what is only in the checkpoint was left out on purpose, or renamed
     return tree, Match(
-        tuple(name for name in fitting if name not in gone),
+        tuple(name for name in fitting if name not in not_read),
         objects,
         tensors,
         warnings,
@@ -94,7 +97,7 @@ def match_state(tree: StateTree, reader: StepReader, comm: Communicator, *, stri
     )
 
 
-def _refusal(reader: StepReader, problems: list[Problem], *, is_training: bool) -> str:
+def _refusal(reader: StepReader, problems: list[Problem], *, is_training: bool = False, is_all: bool = False) -> str:
     shown = list_problems(problems) or "they have no name in common"
     is_repaired = "repaired" in reader.manifest.environment
     why = " (its manifest was rebuilt by 'hpcckpt repair', and the objects were lost)" if is_repaired else ""
@@ -106,7 +109,7 @@ def _refusal(reader: StepReader, problems: list[Problem], *, is_training: bool) 
         )
     return (
         f"step {reader.manifest.step} of {reader.path.parent} does not fit this state: {shown}{why}; "
-        f"{_remedy(problems)}, or {part}"
+        f"{_remedy(problems)}{'' if is_all else f', or {part}'}"
     )
 
 

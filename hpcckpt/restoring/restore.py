@@ -90,6 +90,11 @@ class RestoreSource:
     reading: Candidate | None = None
     reader_name: str = ""
 
+    @property
+    def path(self) -> Path:
+        """The run directory, by which messages name the run."""
+        return self.rundir.path if self.tier is None else self.tier.persistent.path
+
 
 def restore(source: RestoreSource, state: Any, step: int | None, *, strict: bool) -> Restored:
     """Restore a step into `state`; without a number, the newest that is whole. Collective.
@@ -123,8 +128,8 @@ def restore(source: RestoreSource, state: Any, step: int | None, *, strict: bool
         else:
             return _report(source, reader, match, arrays, attempt)
     if attempt.skipped:
-        raise discovery.no_restorable_step(source.rundir.path, attempt.skipped, attempt.caution)
-    raise StepNotFoundError(f"no restorable step in {source.rundir.path}: it has no steps")
+        raise discovery.no_restorable_step(source.path, attempt.skipped, attempt.caution)
+    raise StepNotFoundError(f"no restorable step in {source.path}: it has no steps")
 
 
 def _read_state(state: Any, step: Any) -> StateTree:

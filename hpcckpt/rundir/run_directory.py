@@ -159,8 +159,9 @@ class RunDirectory:
         True if steps are drained from here to another run directory.
     recycling : Recycling
         Whether files of retired steps are written over, and the retired directory for the next save.
-    undo_part : dict of str to Renames
-        Leaders of nodes only: the renames of a part that was committed, by its staging directory.
+    undo_part : dict of str to (Renames, bool)
+        Leaders of nodes only: the renames of a part that was committed, by its staging directory; and whether the step
+        was pinned before.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class RunDirectory:
         self.journal = Journal(path, is_writing=rank == 0, system=system)
         self.is_scratch = False
         self.recycling = Recycling()
-        self.undo_part: dict[str, Renames] = {}
+        self.undo_part: dict[str, tuple[Renames, bool]] = {}
 
     @property
     def n_ranks(self) -> int:
@@ -297,9 +298,15 @@ class RunDirectory:
         self.workspace.restore_names()
         newer = () if is_late else self._newer_steps(step)
         if newer and self.options.on_newer == "error":
+            where, base = f"step {step} is older than step {newer[-1]} in {self.path}", self.lineage.step
+            if base is not None and base >= newer[-1]:
+                raise NewerStepError(
+                    f"{where}, from which this run continues, and only the newest step can be replaced: to go back, "
+                    'restore an older step, with on_newer="aside"'
+                )
             raise NewerStepError(
-                f"step {step} is older than step {newer[-1]} in {self.path}, and this run did not resume from step "
-                f'{newer[-1]}: restore it first, pass on_newer="aside", or use another directory'
+                f"{where}, and this run did not resume from step {newer[-1]}: restore it first, pass "
+                'on_newer="aside", or use another directory'
             )
         self._check_pins(newer)
         if step in newer or step not in self.steps.numbers():

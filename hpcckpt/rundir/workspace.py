@@ -233,9 +233,10 @@ class Workspace:
         recycler : object, optional
             The owner for which the name of the last retired step is reserved: it writes over its files.
         """
+        problem = self.finish_removal()  # not under the mutex, which a finalizer in the thread that removes may need
         with self.commit_mutex:
             self.restore_names()
-            problem = self.finish_removal()
+            problem = problem or self.finish_removal()  # if another checkpointer has begun one meanwhile
             plan = retention.plan_retention(self.directory, options, steps, self.system)
             if plan.going:
                 lock.check()

@@ -75,8 +75,10 @@ def commit_part(queue: SaveQueue, this: InFlightSave, parts: NodeParts) -> None:
     with queue.rundir.workspace.renaming(lock) as renames:
         queue.rundir.check_reserved(staged.name)
         conflicts = queue.rundir.check_conflicts(step, overwrite=this.request.overwrite)
+        place = queue.rundir.path / layout.step_dirname(step)
+        was_pinned = pins.is_pinned(queue.rundir.path, step, place, queue.rundir.system)
         commit.commit_step(staged, parts.manifest, renames, conflicts)
-        queue.rundir.undo_part[this.staged.name] = renames
+        queue.rundir.undo_part[this.staged.name] = renames, was_pinned
     if queue.drains is not None:
         queue.drains.committed(step)
 
@@ -116,10 +118,11 @@ def finish_part(rundir: RunDirectory, this: InFlightSave, *, is_committed: bool)
 
 def _abort_part(rundir: RunDirectory, this: InFlightSave) -> None:
     """Restore all names, and remove what the save left. Independent."""
-    renames = rundir.undo_part.get(this.staged.name)
-    if renames is not None:
+    if this.staged.name in rundir.undo_part:
+        renames, was_pinned = rundir.undo_part[this.staged.name]
         rundir.workspace.undo(renames)
-        pins.unpin(rundir.path, this.request.step, files=rundir.system.files)
+        if not was_pinned:  # else the step that was to be replaced is not drained yet
+            pins.unpin(rundir.path, this.request.step, files=rundir.system.files)
     rundir.abort(this.staged)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from hpcckpt.rundir.commit import Staged
 from hpcckpt.rundir.run_directory import RunDirectory
 from hpcckpt.saving.pending import InFlightSave, Planned, Request, SaveOutcome, SaveState
 
+_log = logging.getLogger("hpcckpt")
 TASKS_PER_SAVE = 3
 """Collective tasks of one save: writing, writing again by a new plan, and the commit of the parts of each node."""
 
@@ -45,9 +47,16 @@ class Drains(Protocol):
 
 
 class Listeners:
-    """Functions that are called once with each step, even if an interrupt ends a call and it is repeated."""
+    """Functions that are called once with each step, even if an interrupt ends a call and it is repeated.
+
+    Attributes
+    ----------
+    is_calling : bool
+        Whether one of them is being called.
+    """
 
     def __init__(self) -> None:
+        self.is_calling = False
         self._functions: list[Callable[[SavedStep], None]] = []
         self._left: tuple[object, list[Callable[[SavedStep], None]]] = None, []
 
@@ -58,11 +67,21 @@ class Listeners:
         return lambda: functions.remove(function) if function in functions else None
 
     def call(self, owner: object, step: SavedStep) -> None:
-        """Call all functions with a step; if the owner's call is repeated, those that were not called. Independent."""
+        """Call all functions with a step; if the owner's call is repeated, those that were not called. Independent.
+
+        An exception of one is logged: the step is committed, and other ranks do not know of the exception.
+        """
         if self._left[0] is not owner:
             self._left = owner, list(reversed(self._functions))
         while self._left[1]:
-            self._left[1].pop()(step)
+            function = self._left[1].pop()
+            self.is_calling = True
+            try:
+                function(step)
+            except Exception:  # noqa: BLE001 - of the program
+                _log.exception("hpcckpt: a function that is called with each step failed at step %d", step.step)
+            finally:
+                self.is_calling = False
 
 
 class SaveQueue:

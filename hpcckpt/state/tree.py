@@ -200,7 +200,7 @@ def _visit_adapted(
     if leaves is None:
         else_visit(walk, value, name, container, key)
         return
-    if hasattr(value, "load_state_dict"):
+    if not hasattr(value, "shape"):  # tensors and variables are compared by their memory
         walk.enter(value, name)
     for leaf in leaves:
         walk.add(leaf)
@@ -356,7 +356,7 @@ def _visit_other(walk: Walk, value: Any, name: str, _container: Any, _key: Any) 
     if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
         raise StateError(f"{type(value).__module__}.{type(value).__qualname__} cannot be saved: {_substitute(value)}")
     walk.enter(value, name)
-    visit_state_dict(walk, value.state_dict(), name, value.load_state_dict, is_free=walk.is_free)
+    visit_state_dict(walk, walk.state_dict_of(value), name, value.load_state_dict, is_free=walk.is_free)
 
 
 def _substitute(value: Any) -> str:

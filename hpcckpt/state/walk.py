@@ -35,7 +35,8 @@ class Walk:
     lists: dict[str, ObjectLeaf] = field(default_factory=dict)
     repeated: list[tuple[str, str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    _owners: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    _owners: dict[int, tuple[Any, list[str]]] = field(default_factory=dict)
+    _state_dicts: dict[int, Any] = field(default_factory=dict)
 
     def visit(self, value: Any, name: str, container: Any, key: Any) -> None:
         """Take in the leaves of one value, which is in ``container[key]``."""
@@ -49,9 +50,15 @@ class Walk:
 
     def enter(self, owner: Any, name: str) -> None:
         """Note what restored values are put into: of one that has two names, only one value each can be restored."""
-        _, first = self._owners.setdefault(id(owner), (owner, name))
-        if first != name:
-            self.repeated.append((first, name))
+        _, names = self._owners.setdefault(id(owner), (owner, []))
+        self.repeated += [(earlier, name) for earlier in names]
+        names.append(name)
+
+    def state_dict_of(self, owner: Any) -> Any:
+        """Return what ``state_dict`` returned; the same for each name of one object, which may change with time."""
+        if id(owner) not in self._state_dicts:
+            self._state_dicts[id(owner)] = owner.state_dict()
+        return self._state_dicts[id(owner)]
 
     def add(self, leaf: Leaf) -> None:
         """Take in a leaf, or add the problem with its name."""

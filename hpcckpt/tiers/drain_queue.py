@@ -6,12 +6,14 @@ from hpcckpt.collective.background import DRAIN_NICE, BackgroundTasks
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.outcomes import Outcome
 from hpcckpt.core.results import SavedStep
-from hpcckpt.errors import CollectiveError
+from hpcckpt.errors import CollectiveError, RetiredError, StepNotFoundError
 from hpcckpt.rundir.discovery import StepInfo
 from hpcckpt.rundir.run_directory import Lineage, RunDirectory
 from hpcckpt.saving.save_queue import Listeners
 from hpcckpt.tiers.copy import Pace, Rules
 from hpcckpt.tiers.drain import CopyReport, Drain, DrainOutcome, DrainTasks
+
+_GONE = frozenset({RetiredError.kind, StepNotFoundError.kind})
 
 
 class DrainQueue:
@@ -120,6 +122,12 @@ class DrainQueue:
         """Forget a drain that failed, because the run continues without its step. Independent."""
         self._drains.remove(drain)
 
+    def drop_newer(self, step: int) -> None:
+        """Forget the drains that failed of steps after the one that the run went back to. Independent."""
+        for drain in [each for each in self._drains if each.drained is None and each.saved.step > step]:
+            if drain.task is None:
+                self.drop(drain)
+
     # -- wait --------------------------------------------------------------------------------------
 
     @property
@@ -159,20 +167,31 @@ class DrainQueue:
         while self._drains and self._drains[0].drained is not None and self._drains[0].number < n_drained:
             del self._drains[0]
 
-    def finish(self) -> None:
-        """Wait for all drains, and repeat those that failed; raise, once, the first failure. Collective.
+    def finish(self, *, is_going_back: bool = False) -> None:
+        """Wait for all drains, and repeat those that failed; raise the first failure. Collective.
 
-        Call it when no save is in flight.
+        Call it when no save is in flight. A caller that `is_going_back` to an earlier step may do so after it was told
+        once that a later one cannot be drained.
         """
         failure: CollectiveError | None = None
         for drain in list(self._drains):
-            is_reported = drain.is_reported
+            is_passed_over = is_going_back and drain.is_reported
             try:
                 self._finish(drain)
             except CollectiveError as error:
-                failure = failure or (None if is_reported else error)
+                if self._is_replaced(drain, error):
+                    self.drop(drain)
+                elif not is_passed_over:
+                    failure = failure or error
         if failure is not None:
             raise failure
+
+    def _is_replaced(self, drain: Drain, error: CollectiveError) -> bool:
+        """Return True if a drain failed because a later save of its number has replaced its step on scratch."""
+        is_gone = set(error.kinds.values()) <= _GONE
+        return is_gone and any(
+            each.saved.step == drain.saved.step for each in self._drains if each.number > drain.number
+        )
 
     def _finish(self, drain: Drain) -> None:
         try:

@@ -221,6 +221,8 @@ class ScratchTier:
         """Note which step was restored: the run resumes from it in both tiers. Independent."""
         with self.persistent.workspace.commit_mutex:
             self.persistent.lineage = lineage
+        assert lineage.step is not None
+        self.drains.drop_newer(lineage.step)
 
     # -- a save ------------------------------------------------------------------------------------
 

@@ -52,13 +52,14 @@ class ReshardPlan:
         What each rank would write.
     tensors : tuple of TensorSpec
         All tensors, sorted by name.
-    dropped : tuple of str
+    dropped, of_root : tuple of str
         Per-rank entries that are left out.
     """
 
     items: tuple[tuple[WriteItem, ...], ...]
     tensors: tuple[TensorSpec, ...]
     dropped: tuple[str, ...] = ()
+    of_root: tuple[str, ...] = ()
 
     @property
     def n_ranks(self) -> int:
@@ -97,8 +98,10 @@ def plan_reshard(reader: StepReader, n_ranks: int, *, is_dropping: bool = False)
     dropped = (
         () if is_same else tuple(s.name for s in manifest.tensors if s.kind == "per-rank" and not s.is_for_any_ranks)
     )
-    if dropped and not is_dropping:
-        shown = ", ".join(dropped[:5]) + (f" and {len(dropped) - 5} more" if len(dropped) > 5 else "")
+    of_root = () if is_same else tuple(spec.name for spec in manifest.tensors if spec.is_for_any_ranks)
+    if (dropped or of_root) and not is_dropping:
+        names = (*dropped, *of_root)
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise OptionError(
             f"step {manifest.step} has entries of each of its {manifest.n_ranks} ranks ({shown}), which mean nothing "
             f"to {n_ranks}: pass --files {manifest.n_ranks} to keep them, or --drop-per-rank to leave them out"
@@ -110,7 +113,7 @@ def plan_reshard(reader: StepReader, n_ranks: int, *, is_dropping: bool = False)
     for rank, more in split_over(range(n_ranks), shared, loads).items():
         items[rank] += more
     tensors = tuple(spec for spec in manifest.tensors if spec.name not in dropped)
-    return ReshardPlan(tuple(map(tuple, items)), tensors, dropped)
+    return ReshardPlan(tuple(map(tuple, items)), tensors, dropped, of_root)
 
 
 def _own_items(reader: StepReader, rank: int, dropped: Sequence[str]) -> list[WriteItem]:
@@ -260,7 +263,6 @@ def _write_rank(
 
 def _manifest(old: Manifest, job: SaveJob, plan: ReshardPlan, files: tuple[FileRecord, ...]) -> Manifest:
     """Return the old step's manifest with the new files: the same checkpoint in its lineage, another identity."""
-    has_lost = job.n_ranks != old.n_ranks and any(spec.kind == "per-rank" for spec in old.tensors)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     note = f"from {old.n_ranks} ranks to {job.n_ranks} at {now} by hpcckpt {__version__}; it was save {old.save_id}"
     return replace(
@@ -272,5 +274,5 @@ def _manifest(old: Manifest, job: SaveJob, plan: ReshardPlan, files: tuple[FileR
         tensors=plan.tensors,
         files=files,
         environment={**old.environment, "resharded": note},
-        level="state" if has_lost and old.level == "exact" else old.level,
+        level="state" if (plan.dropped or plan.of_root) and old.level == "exact" else old.level,
     )

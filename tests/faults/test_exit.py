@@ -123,6 +123,99 @@ def test_an_error_at_the_prompt_of_python_does_not_end_it(run_dir):
     assert "still here" in ended.stdout
 
 
+def test_a_save_of_a_run_that_an_exception_ended_is_committed_before_the_run_goes_on(run_dir):
+    ended = run(
+        run_dir,
+        """
+ckpt.close()
+
+def trial(stop_at=0):
+    with hc.Checkpointer(sys.argv[1], on_newer="aside", max_to_keep=None) as ckpt:
+        begin = ckpt.restore({"w": w}).step if ckpt.has_steps() else 0
+        for step in range(begin + 1, begin + 4):
+            ckpt.save(step, {"w": np.full(3, float(step))})
+            if step == stop_at:
+                raise KeyboardInterrupt
+
+w = np.zeros(3)
+try:
+    trial(2)
+except KeyboardInterrupt:
+    trial()
+""",
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    check_whole_or_absent(run_dir, 1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("kind", ["SystemExit(0)", "TimeoutError()"])
+def test_what_a_handler_raises_while_the_run_is_closed_costs_no_step(run_dir, kind):
+    ended = run(
+        run_dir,
+        f"""
+import signal
+
+def handle(*_):
+    raise {kind}
+
+signal.signal(signal.SIGALRM, handle)
+hold("2-written", a_while)
+try:
+    with ckpt:
+        ckpt.save(1, {{"w": np.full(3, 1.0)}})
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+except (SystemExit, TimeoutError) as error:
+    print("raised", type(error).__name__)
+""",
+    )
+    assert ended.stdout.split() == ["held", "raised", kind.partition("(")[0]]
+    assert not (run_dir / layout.LOCK).exists()
+    check_whole_or_absent(run_dir, 1)
+
+
+def test_a_checkpointer_that_is_collected_while_steps_are_removed_does_not_hang(run_dir):
+    """Python collects what is in a cycle in whichever thread makes objects, so also in the one that removes steps."""
+    ended = run(
+        run_dir,
+        """
+import shutil
+ckpt.close()
+directory, state, options = sys.argv[1], {"w": np.zeros(3)}, {"async_save": False, "recycle": False}
+with hc.Checkpointer(directory, max_to_keep=None, **options) as ckpt:
+    for step in range(4):
+        ckpt.save(step, state)
+gc.disable()
+real = shutil.rmtree
+
+def rmtree(*arguments, **options):
+    time.sleep(0.5)
+    gc.collect()
+    return real(*arguments, **options)
+
+shutil.rmtree = rmtree
+
+class Cycle:
+    pass
+
+def forgotten():
+    made = Cycle()
+    made.itself, made.ckpt = made, hc.Checkpointer(directory, max_to_keep=1, **options)
+    made.ckpt.restore(state)
+    made.ckpt.save(4, state)
+
+ckpt = hc.Checkpointer(directory, max_to_keep=1, **options)
+ckpt.restore(state)
+forgotten()
+ckpt.restore(state)
+ckpt.save(5, state)
+ckpt.close()
+print("closed")
+""",
+    )
+    assert ended.stdout.split() == ["closed"]
+    assert step_numbers(run_dir) == [5]
+
+
 def test_a_save_that_fails_when_nobody_asks_any_more_is_told_in_the_log(run_dir):
     script = """
 def fail(phase, rank):

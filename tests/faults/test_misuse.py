@@ -106,14 +106,18 @@ def test_a_rank_that_ends_during_a_save_does_not_wait_for_ranks_in_a_call(run_di
 
 
 @pytest.mark.parametrize("odd", range(N_RANKS))
-def test_a_rank_that_leaves_its_block_by_an_exception_is_named_with_it(run_dir, odd):
+@pytest.mark.parametrize("is_saving", [False, True])
+def test_a_rank_that_leaves_its_block_by_an_exception_is_named_with_it(run_dir, odd, is_saving):
     def body(comm):
         try:
             with hc.Checkpointer(run_dir, comm=comm) as ckpt:
-                ckpt.save(1, state()).result()
+                saving = ckpt.save(1, state())
+                if not is_saving:
+                    saving.result()
                 if comm.rank == odd:
                     raise ValueError("own mistake")
                 ckpt.save(2, state(2)).result()
+                ckpt.save(3, state(3)).result()
         except (ValueError, errors.CollectiveMisuseError) as error:
             return str(error)
         return "no error"
@@ -124,6 +128,40 @@ def test_a_rank_that_leaves_its_block_by_an_exception_is_named_with_it(run_dir, 
     assert all(text.startswith(start) for text in texts), texts
     with hc.Checkpointer(run_dir) as ckpt:  # the lock was released
         assert ckpt.restore(state()).step == 1
+
+
+@pytest.mark.parametrize("is_saving", [False, True])
+def test_a_checkpointer_whose_block_an_exception_ended_is_closed(run_dir, is_saving):
+    ckpt = hc.Checkpointer(run_dir)
+    saving = ckpt.save(1, state())
+    if not is_saving:
+        saving.result()
+    ckpt.__exit__(ValueError, ValueError("own"), None)
+    with pytest.raises(errors.ClosedError, match="make a new one"):
+        ckpt.save(2, state(2))
+    ckpt.close()
+    with hc.Checkpointer(run_dir) as ckpt:
+        assert ckpt.restore(state()).step == 1
+
+
+def test_a_function_that_is_called_with_each_step_cannot_break_the_saves(ranks, run_dir, caplog):
+    called = []
+
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.on_saved(lambda _: ckpt.wait())
+            ckpt.on_saved(lambda _: 1 / 0)
+            ckpt.on_saved(lambda saved: called.append(saved.step))
+            for step in (1, 2, 3):
+                ckpt.save(step, state(step))
+        return 0
+
+    ranks(body)
+    assert sorted(called) == sorted([1, 2, 3] * ranks.size)
+    shown = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert any("may not call the checkpointer" in text for text in shown)
+    assert "division by zero" in shown
+    assert hc.load(run_dir)["w"][0] == 3
 
 
 def test_the_error_names_both_ranks_and_their_calls(run_dir):

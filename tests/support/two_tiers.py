@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -104,6 +105,8 @@ class Trap:
 
     def __init__(self) -> None:
         self.phase, self.rank, self.act, self.left = "", 0, lambda: None, 0
+        self.refused: set[tuple[str, int]] = set()
+        """Phases at which ranks find no room, each time."""
         self._guard = threading.Lock()
         self._may_drain = threading.Event()
         self._may_drain.set()
@@ -128,6 +131,8 @@ class Trap:
     def __call__(self, phase: str, rank: int) -> None:
         if phase == "drain-begun":
             self._may_drain.wait(120)
+        if (phase, rank) in self.refused:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded", phase)
         with self._guard:
             if phase != self.phase or (rank != self.rank and phase not in tiers.PHASES):
                 return

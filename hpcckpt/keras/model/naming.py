@@ -15,14 +15,16 @@ class Namer:
 
     def __init__(self) -> None:
         self._used: set[str] = set()
+        self._counts: dict[str, int] = {}
 
     def take(self, name: str) -> str:
         """Return `name`, or `name` with the lowest number that makes it new."""
-        free, count = name, 0
+        free, count = name, self._counts.get(name, 0)
         while free in self._used:
             count += 1
             free = f"{name}_{count}"
         self._used.add(free)
+        self._counts[name] = count
         return free
 
 

@@ -56,6 +56,8 @@ def _contents(torch: Any, named: Mapping[Any, Any], path: Path, progress: Progre
     left: list[str] = []
     stored, claimed = path.stat().st_size, 0
     for name, value in _leaves(torch, named, ""):
+        if name in tensors or name in objects:
+            raise ForeignFormatError(f"{path}: two values in it would be called {name!r}; rename one of them")
         if not isinstance(value, torch.Tensor):
             (objects.__setitem__(name, value) if is_json(value) else left.append(f"{name} ({type(value).__name__})"))
             continue
@@ -147,7 +149,10 @@ def _renamed(torch: Any, found: Any, *, is_ours: bool) -> dict[Any, Any]:
         return dict(found)
     if found and all(isinstance(value, torch.Tensor) for value in found.values()):
         return {"model": found}
-    return {name if (alias := _ALIASES.get(name)) in {None, *found} else alias: value for name, value in found.items()}
+    aliases = [_ALIASES.get(name) for name in found]
+    taken = {None, *found, *(alias for alias in aliases if aliases.count(alias) > 1)}
+    pairs = zip(found.items(), aliases, strict=True)
+    return {name if alias in taken else alias: value for (name, value), alias in pairs}
 
 
 def _leaves(torch: Any, value: Any, name: str) -> Iterator[tuple[str, Any]]:

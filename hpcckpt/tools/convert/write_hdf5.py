@@ -79,7 +79,7 @@ def _write_array(file: Any, reader: StepReader, source: StoredArray) -> None:
         return
     dataset = file.create_dataset(source.name, source.shape, npy_dtype(source))
     if source.rank is not None:
-        dataset[...] = read_array(reader, source)
+        dataset[...] = read_array(reader, source).astype(dataset.dtype, copy=False)
         return
     for box in split(Extent.whole(source.shape), itemsize(source.spec.dtype), PIECE_BYTES):
         if box.n_elements:

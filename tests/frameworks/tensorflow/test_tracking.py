@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hpcckpt as hc
-from hpcckpt.errors import ReplicaMismatchError, StateError, StateMismatchError
+from hpcckpt.errors import OptionError, ReplicaMismatchError, StateError, StateMismatchError
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.state.tree import flatten
 from hpcckpt.tensorflow.deferred_restore import GRAPH_KEY
@@ -393,7 +393,11 @@ def test_a_resharded_step_has_rank_0s_python_state_for_each_rank(group, run_dir)
 
     group(2, save)
     reader = open_step(run_dir)
-    reshard(reader, plan_reshard(reader, 3), run_dir, is_replacing=True)
+    with pytest.raises(OptionError, match=r"count/\.py_state/\.own.* --drop-per-rank"):
+        plan_reshard(reader, 3)
+    plan = plan_reshard(reader, 3, is_dropping=True)
+    assert plan.of_root == ("count/.py_state/.own",)
+    reshard(reader, plan, run_dir, is_replacing=True)
     assert group(3, restore) == [((), 3.0, 9)] * 3
 
 

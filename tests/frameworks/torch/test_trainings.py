@@ -729,6 +729,29 @@ def test_another_form_of_a_tensors_memory_is_refused_if_the_values_differ(run_di
     assert torch.equal(new, w)
 
 
+def test_one_generator_or_optimizer_under_two_names_gets_its_state_or_is_refused(run_dir):
+    def optimizer(n_steps: int) -> torch.optim.Adam:
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        made = torch.optim.Adam([parameter], lr=0.1 * (n_steps + 1))
+        parameter.grad = torch.ones(2)
+        for _ in range(n_steps):
+            made.step()
+        return made
+
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"a": torch.Generator().manual_seed(1), "b": torch.Generator().manual_seed(7)}).result()
+        generator = torch.Generator().manual_seed(3)
+        with pytest.raises(StateMismatchError, match="'b': has the memory of 'a'"):
+            ckpt.restore({"a": generator, "b": generator})
+        assert generator.initial_seed() == 3
+        ckpt.save(2, {"a": optimizer(2), "b": optimizer(0)}).result()
+        held = optimizer(0)
+        for strict in (True, False):
+            with pytest.raises(StateMismatchError, match="has the memory of"):
+                ckpt.restore({"a": held, "b": held}, strict=strict)
+        assert held.state_dict()["state"] == {}
+
+
 # -- values in another form than they were saved in -------------------------------------------------
 
 

@@ -368,8 +368,9 @@ def test_one_object_under_two_names_gets_its_value_or_is_refused(ranks, run_dir,
             ckpt.save(1, {"a": make(1), "b": make(1)}).result()
             ckpt.save(2, {"a": make(1), "b": make(2)}).result()
             held = make(0)
-            with pytest.raises(errors.StateMismatchError, match=r"'b.*': has the memory of 'a.* give each its own"):
-                ckpt.restore({"a": held, "b": held}, step=2)
+            for strict in (True, False):
+                with pytest.raises(errors.StateMismatchError, match=r"'b.*': has the memory of 'a.* give each its own"):
+                    ckpt.restore({"a": held, "b": held}, step=2, strict=strict)
             assert _same(held, make(0))
             ckpt.restore({"a": held, "b": held}, step=1)
             assert _same(held, make(1))
@@ -378,6 +379,55 @@ def test_one_object_under_two_names_gets_its_value_or_is_refused(ranks, run_dir,
             return _same(one, make(1)) and _same(other, make(2))
 
     assert all(ranks(body))
+
+
+@pytest.mark.parametrize(
+    ("saved", "held"),
+    [
+        ({"a": {}, "b": {"x": 1}}, {}),
+        ({"a": {"x": 1}, "b": {"x": 1, "y": 2}}, {}),
+        ({"a": {"y": 1}, "b": {"x": 1}}, {}),
+        ({"b": {"x": 1}, "c": {"x": 2}}, {"x": 0}),
+    ],
+    ids=["nothing and one", "one and two", "others", "two of three"],
+)
+def test_an_object_with_other_parts_under_each_name_is_refused(run_dir, saved, held):
+    before = dict(held)
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, saved).result()
+        with pytest.raises(errors.StateMismatchError, match="has the memory of"):
+            ckpt.restore(dict.fromkeys("abc" if "c" in saved else "ab", held), strict=False)
+    assert held == before
+
+
+def test_an_object_under_two_names_is_read_once(run_dir):
+    """So that what changes with each reading is the same under both."""
+
+    class Clock:
+        def __init__(self) -> None:
+            self.n = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.n += 1
+            return {"n": self.n}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.n = state["n"]
+
+    clock = Clock()
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"a": clock, "b": {"clock": clock}}).result()
+        ckpt.restore({"a": clock, "b": {"clock": clock}})
+    assert clock.n == 1
+
+
+def test_a_list_under_two_names_that_is_replaced_as_a_whole_gets_both_values(run_dir):
+    held = [np.float64(0)]
+    state = {"a": held, "b": held}
+    with hc.Checkpointer(run_dir) as ckpt:
+        ckpt.save(1, {"a": [np.float64(1)] * 3, "b": [np.float64(2)] * 3}).result()
+        ckpt.restore(state)
+    assert state == {"a": [1, 1, 1], "b": [2, 2, 2]}
 
 
 def test_views_of_one_array_that_do_not_share_elements_are_restored(run_dir):

@@ -342,6 +342,69 @@ def test_a_failed_drain_is_the_same_error_on_all_ranks_and_repeated_at_the_end(r
     assert discovery.step_numbers(places.home) == [1, 2]
 
 
+def refuse(comm: Any, trap: Trap, *refused: tuple[str, int]) -> None:
+    """Let ranks find no room at these phases from now on."""
+    comm.barrier()
+    if comm.is_root:
+        trap.refused = set(refused)
+    comm.barrier()
+
+
+def test_a_step_that_cannot_be_drained_again_is_an_error_whenever_it_should_be_durable(ranks, places, trap):
+    def body(comm):
+        ckpt = places.open(comm)
+        ckpt.save(1, state(1, comm.rank)).durable()
+        refuse(comm, trap, ("drain-begun", 0))
+        texts = []
+        for call in (ckpt.save(2, state(2, comm.rank)).durable, lambda: ckpt.wait(durable=True), ckpt.close):
+            with pytest.raises(errors.NoSpaceError) as caught:
+                call()
+            texts.append(str(caught.value))
+        return texts
+
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+    assert all("drain step 2" in text for text in results[0])
+
+
+def test_a_run_that_went_back_forgets_the_drains_that_failed(ranks, places, trap):
+    def body(comm):
+        with places.open(comm, on_newer="aside", max_to_keep=None) as ckpt:
+            for step in (1, 2):
+                ckpt.save(step, state(step, comm.rank)).durable()
+            refuse(comm, trap, ("drain-begun", 0))
+            for step in (3, 4):
+                with pytest.raises(errors.NoSpaceError):
+                    ckpt.save(step, state(step, comm.rank)).durable()
+            ckpt.restore(state(0, comm.rank), step=2)
+            refuse(comm, trap)
+            ckpt.wait(durable=True)
+            comm.barrier()
+            steps = discovery.step_numbers(places.home)
+            comm.barrier()
+            for step in (3, 4):
+                ckpt.save(step, state(10 * step, comm.rank)).durable()
+            return steps
+
+    assert ranks(body) == [[1, 2]] * ranks.size
+    assert discovery.step_numbers(places.home) == [1, 2, 3, 4]
+    assert hc.load(places.home, step=3)["w"][0] == 30
+
+
+def test_an_error_of_a_restore_names_the_run_directory(ranks, places):
+    def body(comm):
+        with places.open(comm) as ckpt, pytest.raises(errors.NoRestorableStepError) as caught:
+            ckpt.restore(state(0, comm.rank))
+        return str(caught.value)
+
+    with hc.Checkpointer(places.home) as ckpt:
+        ckpt.save(1, state(1)).result()
+    os.truncate(places.home / layout.step_dirname(1) / "data" / "rank-00000.safetensors", 5)
+    results = ranks(body)
+    assert results == [results[0]] * ranks.size
+    assert f"no restorable step in {places.home}, " in results[0]
+
+
 def test_what_the_run_directory_does_not_give_back_is_not_published(ranks, places, trap):
     def damage():
         for path in places.home.glob(".step-*/data/*"):

@@ -562,6 +562,8 @@ def test_a_file_that_no_place_has_any_more_keeps_the_step_from_being_published(r
             holding.let_drains_go()
             with pytest.raises(errors.StorageError, match="on no node any more") as caught:
                 pending.durable()
+            with pytest.raises(errors.StorageError, match="on no node any more"):
+                ckpt.close()
         return str(caught.value)
 
     results = ranks(body)
@@ -582,6 +584,34 @@ def test_a_full_run_directory_does_not_let_a_restore_pass_over_a_whole_step(rank
     results = ranks(body)
     assert results == [results[0]] * ranks.size
     assert results[0][1] == 2
+
+
+@AT_ALL_SIZES
+def test_an_overwrite_that_fails_leaves_the_step_that_is_not_drained_its_pins(ranks, nodes, trap):
+    def refuse(comm: Any, *phases: str) -> None:
+        comm.barrier()
+        if comm.is_root:
+            trap.refused = {(phase, 0) for phase in phases}
+        comm.barrier()
+
+    def body(comm):
+        with nodes.open(comm, max_to_keep=None) as ckpt:
+            ckpt.save(1, state(1, comm.rank)).durable()
+            refuse(comm, "drain-begun")
+            with pytest.raises(errors.NoSpaceError):
+                ckpt.save(2, state(2, comm.rank)).durable()
+            refuse(comm, "drain-begun", "5-published")
+            with pytest.raises(errors.NoSpaceError, match="save step 2"):
+                ckpt.save(2, state(22, comm.rank), overwrite=True).result()
+            refuse(comm, "drain-begun")
+            ckpt.save(3, state(3, comm.rank)).result()
+            with pytest.raises(errors.NoSpaceError):
+                ckpt.wait(durable=True)
+            refuse(comm)
+            ckpt.wait(durable=True)
+
+    ranks(body)
+    assert are_whole(nodes, [1, 2, 3])
 
 
 def test_a_step_is_drained_though_no_node_can_unpin_it(ranks, nodes, monkeypatch):

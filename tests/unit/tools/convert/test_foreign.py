@@ -82,6 +82,16 @@ def test_of_several_ranks_those_of_rank_0_come_back(suffix: str, tmp_path: Path)
     assert_same(hc.load(done.path), {"w": np.ones(6), "seed#0": np.array([0])})
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+@pytest.mark.parametrize("suffix", PLAIN)
+def test_values_of_a_rank_with_dtypes_that_formats_lack_come_back(suffix: str, dtype: Any, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"a": hc.PerRank(np.arange(3).astype(dtype))})
+    done = convert(tmp_path / "run", tmp_path / f"m.{suffix}", tmp_path / "back")
+    found = hc.load(done.path)["a#0"]
+    assert found.astype(np.float32).tolist() == [0, 1, 2]
+
+
 def test_only_and_optimizer_choose_in_both_directions(saved: Path, tmp_path: Path) -> None:
     done = hc.export_checkpoint(saved, tmp_path / "a.npz", only=["model/*", "optimizer/*"], optimizer=False)
     assert (done.tensors, [len(left.names) for left in done.left_out]) == (2, [2, 4])

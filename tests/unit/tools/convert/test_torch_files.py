@@ -91,6 +91,28 @@ def test_a_whole_training_comes_back(tmp_path: Path) -> None:
     assert_same(hc.load(done.path), hc.load(again.path))
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("model_state_dict", "state_dict"), {"model_state_dict/w", "state_dict/w"}),
+        (("state_dict", "other"), {"model/w", "other/w"}),
+    ],
+)
+def test_two_parts_that_would_have_one_name_keep_theirs(
+    tmp_path: Path, names: tuple[str, ...], expected: set[str]
+) -> None:
+    torch.save({name: {"w": torch.full((2,), float(n)), "n": n} for n, name in enumerate(names)}, tmp_path / "a.pt")
+    done = hc.import_checkpoint(tmp_path / "a.pt", tmp_path / "run")
+    assert {*hc.load(done.path)} == expected
+
+
+@pytest.mark.parametrize("held", [{"a/b": 1, "a": {"b": 2}}, {1: 1, "1": 2}])
+def test_values_that_would_have_one_name_are_refused(tmp_path: Path, held: dict[Any, Any]) -> None:
+    torch.save(held, tmp_path / "a.pt")
+    with pytest.raises(ForeignFormatError, match="two values in it would be called"):
+        hc.import_checkpoint(tmp_path / "a.pt", tmp_path / "run")
+
+
 def test_dtypes_and_layouts(tmp_path: Path) -> None:
     values = {
         "bf": torch.arange(3).to(torch.bfloat16),
