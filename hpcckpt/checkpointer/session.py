@@ -14,7 +14,6 @@ from hpcckpt.rundir.run_directory import RunDirectory
 from hpcckpt.saving.save_queue import SaveQueue
 from hpcckpt.tiers import ScratchTier
 
-
 GRACE_S = 2.0
 """How long a rank whose program leaves a run waits for the reports of others about the saves in flight."""
 

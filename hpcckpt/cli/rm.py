@@ -82,6 +82,12 @@ def _plan(directory: Path, chosen: set[int]) -> PrunePlan:
 
 def _after(directory: Path, chosen: set[int]) -> str:
     """Return which step a restart uses when the chosen ones are gone."""
+    from hpcckpt.tiers.scratch_dir import OWNER_FILE
+
     left = [info for info in discovery.scan(directory) if info.step not in chosen]
     restart = discovery.first_restorable(reversed(left))[0]
-    return "nothing is left to resume from" if restart is None else f"a restart would use step {restart.step}"
+    has_scratch = (directory / OWNER_FILE).exists()
+    copies = "; a job with scratch= also looks for copies of the removed steps there" if has_scratch else ""
+    if restart is None:
+        return f"nothing is left to resume from{copies}"
+    return f"a restart would use step {restart.step}{copies}"

@@ -133,3 +133,5 @@ def test_prefixes() -> None:
     assert find_prefix(wanted, []) == "model"
     with pytest.raises(StateMismatchError, match="'critic', 'ema'"):
         find_prefix(["kernel"], ["ema/kernel", "critic/kernel"])
+    with pytest.raises(StateMismatchError, match=r"1 of 2 weights of the model fit each of 'a', 'b'; .*names='a/\*'"):
+        find_prefix(wanted, ["a/dense/kernel", "b/dense/bias"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,10 +106,10 @@ def find_prefix(wanted: Sequence[str], stored: Sequence[str]) -> str:
     Raises
     ------
     StateMismatchError
-        If the checkpoint holds several such models.
+        If the checkpoint holds several such models, or several that fit equally well.
     """
-    there = set(stored)
-    ends = [(name, one) for name in stored for one in wanted if f"/{name}".endswith(f"/{one}")]
+    there, known = set(stored), set(wanted)
+    ends = [(name, one) for name in stored for one in _ends_of(name) if one in known]
     counts: dict[str, int] = {}
     for prefix in sorted({name[: -len(one)].rstrip("/") for name, one in ends}):
         if any(part.endswith(OPTIMIZER) for part in prefix.split("/")):
@@ -119,9 +119,28 @@ def find_prefix(wanted: Sequence[str], stored: Sequence[str]) -> str:
     if MODEL in whole or len(whole) == 1:
         return MODEL if MODEL in whole else whole[0]
     if whole:
-        raise StateMismatchError(f"the model fits {', '.join(map(repr, whole))}; choose one with --only '{whole[0]}/*'")
+        raise StateMismatchError(f"the model fits {_choice(whole)}")
     places = _outside_optimizers([*counts], there)
-    return max(places, key=lambda prefix: (counts[prefix], prefix == MODEL), default=MODEL)
+    most = max((counts[prefix] for prefix in places), default=0)
+    best = [prefix for prefix in places if counts[prefix] == most]
+    if MODEL in best or not best:
+        return MODEL
+    if len(best) > 1:
+        raise StateMismatchError(f"{most} of {len(wanted)} weights of the model fit each of {_choice(best)}")
+    return best[0]
+
+
+def _choice(prefixes: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, prefixes))
+    return f"{shown}; choose one with names='{prefixes[0]}/*' (on the command line --only '{prefixes[0]}/*')"
+
+
+def _ends_of(name: str) -> Iterator[str]:
+    """Yield a name, and what is left of it without its first parts. Pure."""
+    yield name
+    while "/" in name:
+        name = name.partition("/")[2]
+        yield name
 
 
 def _outside_optimizers(prefixes: list[str], names: Iterable[str]) -> list[str]:

@@ -88,7 +88,11 @@ def _write_array(file: Any, reader: StepReader, source: StoredArray) -> None:
 
 
 def _write_value(file: Any, name: str, value: Any, *, is_json: bool = False) -> None:
-    is_scalar = isinstance(value, bool | float | str) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63)
+    is_scalar = (
+        isinstance(value, bool | float)
+        or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63)
+        or (isinstance(value, str) and "\0" not in value)  # which HDF5 takes for the end
+    )
     dataset = file.create_dataset(name, data=value if is_scalar else json.dumps(value))
     if is_json or not is_scalar:
         dataset.attrs["json"] = True
