@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,6 +48,8 @@ class Session:
         The scratch tier, if saves go to scratch, with the drains to the run directory.
     pid : int
         The process that opened it; a forked child has a copy that it must not use.
+    thread : int
+        The thread that opened it.
     is_closed : bool
         Whether it may not be used any more.
     ended_by : BlockEnd or None
@@ -59,6 +62,7 @@ class Session:
     source: RestoreSource
     scratch_tier: ScratchTier | None = None
     pid: int = field(default_factory=os.getpid)
+    thread: int = field(default_factory=threading.get_ident)
     is_closed: bool = False
     ended_by: BlockEnd | None = None
 

@@ -8,6 +8,7 @@ import functools
 import itertools
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,19 +142,25 @@ def _finish(session: Session) -> None:
 
 
 def finish_abandoned(directory: Path, comm: Communicator) -> None:
-    """Finish the saves of a run that an exception ended, before it is opened again. Collective.
+    """Finish the saves of this thread's abandoned runs in a directory, before it is opened again. Collective.
 
-    At the end of the program their steps would be committed over those of the run that went on.
+    At the end of the program their steps would be committed over those of the run that goes on.  These are runs that
+    an exception ended, as all ranks know, and of one rank also those whose checkpointer was forgotten.
     """
     for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
-        tier, size = session.scratch_tier, session.comm.size
+        tier = session.scratch_tier
         home = session.rundir.path if tier is None else tier.persistent.path
-        is_ours = home == directory and size == comm.size and session.comm.rank == comm.rank
-        if is_ours and session.ended_by is not None and not (session.is_closed or session.is_forked):
+        if home != directory or session.thread != threading.get_ident() or session.is_closed or session.is_forked:
+            continue
+        is_same_group = (session.comm.size, session.comm.rank) == (comm.size, comm.rank)
+        if session.ended_by is not None and is_same_group:
             _finish(session)
             session.close()
             release(session)
             session.comm.free()
+        elif session.comm.size == 1 and session in _orphans:
+            for save in list(session.queue.in_flight):
+                session.queue.wait(save)  # its failure is raised where it is asked for
 
 
 @contextlib.contextmanager

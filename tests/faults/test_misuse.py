@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import subprocess
@@ -142,6 +143,15 @@ def test_a_checkpointer_whose_block_an_exception_ended_is_closed(run_dir, is_sav
     ckpt.close()
     with hc.Checkpointer(run_dir) as ckpt:
         assert ckpt.restore(state()).step == 1
+
+
+def test_a_save_of_a_forgotten_checkpointer_is_committed_before_its_directory_is_opened_again(run_dir):
+    hc.Checkpointer(run_dir).save(1, state())
+    gc.collect()
+    with hc.Checkpointer(run_dir) as ckpt:
+        assert ckpt.latest_step() == 1
+        assert ckpt.restore(state()).step == 1
+        ckpt.save(2, state(2)).result()
 
 
 def test_a_function_that_is_called_with_each_step_cannot_break_the_saves(ranks, run_dir, caplog):

@@ -93,7 +93,7 @@ class Saves:
         return self.checkpointer
 
     def _oust_others(self) -> None:
-        if self._comm is not None:  # several of them may be the ranks of one job
+        if self._comm is not None and self._comm.size > 1:  # several of them may be the ranks of one job
             return
         key = os.path.realpath(self.directory)
         earlier = _writing.get(key)

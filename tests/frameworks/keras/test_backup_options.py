@@ -16,6 +16,8 @@ import tensorflow as tf
 
 import hpcckpt as hc
 from hpcckpt import tiers
+from hpcckpt.checkpointer import shutdown
+from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.errors import OptionError, StepNotFoundError
 from hpcckpt.keras import BackupAndRestore, ModelCheckpoint
 from hpcckpt.keras.callbacks import reproducibility
@@ -263,6 +265,23 @@ def test_a_fork_from_nowhere_is_refused(run_dir: Path, fit: Fit) -> None:
 
 
 # -- besides ---------------------------------------------------------------------------------------
+
+
+def test_a_save_of_a_fit_that_was_interrupted_is_over_when_the_next_one_begins(run_dir: Path, fit: Fit) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 5:
+                raise KeyboardInterrupt
+
+    def in_flight() -> list[Any]:
+        return [each for each in shutdown._open_sessions if each.rundir.path == run_dir and each.queue.in_flight]
+
+    begun, again = (backup(run_dir, comm=SerialCommunicator(), save_freq=4) for _ in range(2))
+    with pytest.raises(KeyboardInterrupt):
+        small().fit(*rows(), epochs=2, batch_size=4, verbose=0, callbacks=[begun, Stop()])
+    assert in_flight()
+    fit(small(), rows(), 2, again)
+    assert not in_flight()
 
 
 def test_state_of_the_users_own_is_saved_and_restored(run_dir: Path, fit: Fit) -> None:
