@@ -210,9 +210,16 @@ def restore(
         if not must_exist and step is None and not ckpt.has_steps():
             return None
         restored = ckpt.restore(Parts(state, values), step, strict=strict)
-    found = {name: parts.get("", parts) for name, parts in values.items() if parts}
+    found = {name: _like(objects[name], parts) for name, parts in values.items() if parts}
     found |= {name: state[name] for name, part in given.items() if state[name] is not part}  # such as a read-only array
     return replace(restored, objects={**restored.objects, **found})
+
+
+def _like(given: Any, parts: dict[str, Any]) -> Any:
+    """Return a value whose parts were found: by itself (""), as a list if one was given, or as a dict. Pure."""
+    if isinstance(given, list) and parts.keys() == {str(number) for number in range(len(parts))}:
+        return [parts[str(number)] for number in range(len(parts))]
+    return parts.get("", parts)
 
 
 def _is_plain(value: Any) -> bool:

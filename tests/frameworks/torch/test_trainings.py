@@ -755,6 +755,15 @@ def test_one_generator_or_optimizer_under_two_names_gets_its_state_or_is_refused
 # -- values in another form than they were saved in -------------------------------------------------
 
 
+@pytest.mark.parametrize("given", [[], [0.0]])
+def test_a_list_of_scalars_comes_back_as_a_list_where_the_program_has_one(run_dir, given):
+    saved = [np.float64(1), np.float32(2), 3]
+    hc.torch.save(run_dir, 1, model=torch.nn.Linear(1, 1), losses=saved).result()
+    restored = hc.torch.restore(run_dir, model=torch.nn.Linear(1, 1), losses=given)
+    assert restored is not None
+    assert restored.objects["losses"] == saved
+
+
 def test_scalars_come_back_as_objects_where_the_program_has_plain_values(run_dir):
     last = {"loss": np.float64(1.5), "acc": 0.5}
     hc.torch.save(run_dir, 1, model=net(), best=np.float64(0.2), loss=torch.tensor(0.5), last=last, epoch=3)
