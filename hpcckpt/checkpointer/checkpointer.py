@@ -219,7 +219,7 @@ class Checkpointer:
             self._options = options
             check_equal(group, Path(os.path.abspath(directory)), options, backend_options or {})
             self._directory = Path(os.path.realpath(directory))  # the lock is that of this one, wherever a link leads
-            finish_abandoned(self._directory, group)
+            finish_abandoned(self._directory)
             self._session = open_session(group, self._directory, options, backend_options or {})
         self._release = release_when_forgotten(self, self._session)
 
@@ -576,12 +576,11 @@ class Checkpointer:
         end = BlockEnd(kind.__name__, exit_code_of(error), text)
         if self._session.is_closed:
             return
-        with contextlib.suppress(HpcckptError):  # of a save, which is not asked for any more
-            self._session.let_saves_end()
+        self._session.ended_by = end  # first: what an interrupt leaves undone is finished when the program ends
+        self._session.rundir.is_abandoned = True
+        self._session.let_saves_end()
         self._session.comm.calls.end(str(end))
-        if self._session.is_saving or self.is_draining:  # finished when the run is opened again, or the program ends
-            self._session.ended_by = end
-        else:  # other ranks may not come: release what needs no peers
+        if not (self._session.is_saving or self._session.scratch_tier):  # release what needs no peers, who may not come
             self._session.rundir.journal.end(*end)
             self._release()
             self._session.close()

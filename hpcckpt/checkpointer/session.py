@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.deadlines import POLL_S
-from hpcckpt.errors import CodeError, ForkedError
+from hpcckpt.errors import CodeError, ForkedError, HpcckptError
 from hpcckpt.restoring.restore import RestoreSource
 from hpcckpt.rundir.run_directory import RunDirectory
 from hpcckpt.saving.save_queue import SaveQueue
@@ -113,10 +114,12 @@ class Session:
         """Let the saves in flight be committed, if other ranks report soon what they have written. Independent."""
         clock, background = self.comm.clock, self.queue.background
         self.queue.begin_newest()
-        self.queue.wait_for_local()
+        for task in background.tasks:
+            task.local.join(f"{task.name}: rank {self.comm.rank} has written its part")
         until = clock.monotonic() + GRACE_S
         while self.is_saving and clock.monotonic() < until:
-            background.poll()
+            with contextlib.suppress(HpcckptError):  # that other ranks have ended
+                background.poll()
             clock.sleep(POLL_S)
 
     def close(self) -> None:

@@ -89,9 +89,8 @@ def _abort(session: Session, why: str) -> None:
     """Release the locks without waiting for other ranks, after what is being committed is committed. Independent."""
     session.is_closed = True
     tiers = session.scratch_tier
-    if why == CollectiveMisuseError.__name__:  # all ranks are there, as far as known
-        with contextlib.suppress(HpcckptError):
-            session.let_saves_end()
+    if why == CollectiveMisuseError.__name__ and session.comm.calls.peers.ended:  # a rank that ends has reported before
+        session.let_saves_end()
     for background in (
         (session.queue.background,) if tiers is None else (session.queue.background, tiers.drains.background)
     ):
@@ -141,26 +140,22 @@ def _finish(session: Session) -> None:
         session.rundir.journal.end(*session.ended_by)
 
 
-def finish_abandoned(directory: Path, comm: Communicator) -> None:
-    """Finish the saves of this thread's abandoned runs in a directory, before it is opened again. Collective.
+def finish_abandoned(directory: Path) -> None:
+    """Finish the saves of this thread's abandoned runs of one rank, before the directory is opened again. Independent.
 
-    At the end of the program their steps would be committed over those of the run that goes on.  These are runs that
-    an exception ended, as all ranks know, and of one rank also those whose checkpointer was forgotten.
+    At the end of the program their steps would be committed over those of the run that goes on. An exception ended
+    these runs, or their checkpointers were forgotten. Those of several ranks are refused then; see `RunDirectory`.
     """
     for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
         tier = session.scratch_tier
         home = session.rundir.path if tier is None else tier.persistent.path
-        if home != directory or session.thread != threading.get_ident() or session.is_closed or session.is_forked:
-            continue
-        is_same_group = (session.comm.size, session.comm.rank) == (comm.size, comm.rank)
-        if session.ended_by is not None and is_same_group:
+        is_alone = session.comm.size == 1 and session.thread == threading.get_ident()
+        is_over = session.is_closed or session.is_forked
+        if home == directory and is_alone and not is_over and (session.ended_by is not None or session in _orphans):
             _finish(session)
             session.close()
             release(session)
             session.comm.free()
-        elif session.comm.size == 1 and session in _orphans:
-            for save in list(session.queue.in_flight):
-                session.queue.wait(save)  # its failure is raised where it is asked for
 
 
 @contextlib.contextmanager

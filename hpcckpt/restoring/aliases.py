@@ -100,16 +100,18 @@ def repeated_objects(tree: StateTree, names: Collection[str], values: RestoredVa
         is_replaced = isinstance(values.objects.get(name), list)  # as a whole, where the state has it
         return [*([name] if name in known and not is_replaced else []), *below]
 
-    for first, name in tree.repeated:
-        for one, another in ((name, first), (first, name)):
-            for each in parts_of(one):
-                twin = another + each[len(one) :]
-                is_restored = twin in known
-                is_other = not (is_restored or twin in tree.tensors or twin in tree.objects) or (
-                    is_restored and one == name and not _are_equal(tree, twin, each, values)
-                )
-                if is_other and each not in problems:
-                    problems[each] = _problem(each, twin)
+    for group in tree.repeated:
+        first_of: dict[str, str] = {}
+        for name in group:
+            for each in parts_of(name):
+                first = first_of.setdefault(each[len(name) :], each)
+                if first != each and each not in problems and not _are_equal(tree, first, each, values):
+                    problems[each] = _problem(each, first)
+        for part, first in first_of.items():  # what the object has under one name must be there under all
+            absent = (name + part for name in group if name + part not in known)
+            lacking = next((each for each in absent if each not in tree.tensors and each not in tree.objects), None)
+            if lacking is not None:
+                problems.setdefault(first, _problem(first, lacking))
     return list(problems.values())
 
 

@@ -34,6 +34,7 @@ from hpcckpt.errors import (
     from_os_error,
     list_problems,
 )
+from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest, problems_of_files
 from hpcckpt.native.posix_files import POSIX, REAL
 from hpcckpt.rundir import commit
@@ -162,6 +163,9 @@ class RunDirectory:
     undo_part : dict of str to (Renames, bool)
         Leaders of nodes only: the renames of a part that was committed, by its staging directory; and whether the step
         was pinned before.
+    is_abandoned : bool
+        Whether an exception ended the run while it used the directory: its saves in flight are not committed any more
+        if another `RunDirectory` of this process has committed a step since.
     """
 
     def __init__(
@@ -177,6 +181,8 @@ class RunDirectory:
         self.is_scratch = False
         self.recycling = Recycling()
         self.undo_part: dict[str, tuple[Renames, bool]] = {}
+        self.is_abandoned = False
+        self._name = layout.new_nonce()
 
     @property
     def n_ranks(self) -> int:
@@ -396,9 +402,15 @@ class RunDirectory:
             self.workspace.commit_mutex
         ):  # a later save that checks conflicts meanwhile must find this step in the lineage
             self.check_reserved(staged.name)
+            if self.is_abandoned and self.workspace.last_writer not in {None, self._name}:
+                raise NewerStepError(
+                    f"step {staged.job.step} in {self.path} is of a run that an exception ended; the run was opened "
+                    "again meanwhile, and went on without this step"
+                )
             conflicts = self.check_conflicts(staged.job.step, overwrite=overwrite)
             with self.workspace.renaming(self.lock) as renames:
                 path = commit.commit_step(staged, manifest, renames, conflicts)  # steps 4 to 6
+            self.workspace.last_writer = self._name
             self.lineage = self.lineage.after(staged.job)
             self.workspace.release(staged.name)  # a step that was replaced has this name now
         return Committed(path, len(manifest.files), *self._apply_retention(staged))

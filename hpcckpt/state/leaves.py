@@ -180,8 +180,8 @@ class StateTree:
         Tensors that need not keep their memory; see `Resolved`.
     problems : tuple of Problem
         Dynamic parts that do not fit the checkpoint.
-    repeated : tuple of (str, str)
-        Names of containers and other objects that restored values are put into, and that have two names.
+    repeated : tuple of tuple of str
+        The names of each container or other object that restored values are put into, if it has several.
     """
 
     tensors: Mapping[str, TensorLeaf]
@@ -191,7 +191,7 @@ class StateTree:
     lists: Mapping[str, ObjectLeaf] = field(default_factory=dict)
     fresh: Mapping[str, Callable[[], TensorLeaf | None]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
-    repeated: tuple[tuple[str, str], ...] = ()
+    repeated: tuple[tuple[str, ...], ...] = ()
 
     def resolved(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
         """Return the tree with its dynamic parts as a checkpoint has them. Independent."""

@@ -136,7 +136,7 @@ def flatten(state: Any, *, is_free: bool = False) -> StateTree:
         raise StateError(f"this state cannot be saved: {list_problems(walk.problems)}")
     tensors = {name: walk.tensors[name] for name in sorted(walk.tensors)}
     objects = {name: walk.objects[name] for name in sorted(walk.objects)}
-    return StateTree(tensors, objects, tuple(walk.finishes), lists=walk.lists, repeated=tuple(walk.repeated))
+    return StateTree(tensors, objects, tuple(walk.finishes), lists=walk.lists, repeated=walk.repeated)
 
 
 def _clashes(tensors: Mapping[str, TensorLeaf]) -> Iterator[Problem]:

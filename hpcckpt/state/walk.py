@@ -33,7 +33,6 @@ class Walk:
     objects: dict[str, ObjectLeaf] = field(default_factory=dict)
     finishes: list[Finish | DynamicPart] = field(default_factory=list)
     lists: dict[str, ObjectLeaf] = field(default_factory=dict)
-    repeated: list[tuple[str, str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     _owners: dict[int, tuple[Any, list[str]]] = field(default_factory=dict)
     _state_dicts: dict[int, Any] = field(default_factory=dict)
@@ -50,9 +49,12 @@ class Walk:
 
     def enter(self, owner: Any, name: str) -> None:
         """Note what restored values are put into: of one that has two names, only one value each can be restored."""
-        _, names = self._owners.setdefault(id(owner), (owner, []))
-        self.repeated += [(earlier, name) for earlier in names]
-        names.append(name)
+        self._owners.setdefault(id(owner), (owner, []))[1].append(name)
+
+    @property
+    def repeated(self) -> tuple[tuple[str, ...], ...]:
+        """The names of each owner that has several."""
+        return tuple(tuple(names) for _, names in self._owners.values() if len(names) > 1)
 
     def state_dict_of(self, owner: Any) -> Any:
         """Return what ``state_dict`` returned; the same for each name of one object, which may change with time."""

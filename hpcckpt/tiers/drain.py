@@ -70,6 +70,8 @@ class Drain:
         Whether its outcome was returned or raised already.
     warnings : tuple of str
         Root only: what went wrong on scratch meanwhile, with nothing lost.
+    is_left : bool
+        Whether the run went back to an earlier step since: then it does not continue from this one.
     """
 
     number: int
@@ -84,6 +86,7 @@ class Drain:
     is_committed: bool = False
     is_reported: bool = False
     warnings: tuple[str, ...] = ()
+    is_left: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -260,7 +263,12 @@ class DrainTasks:
         return self._persistent.check_conflicts(drain.saved.step, overwrite=drain.overwrite, is_late=is_late)
 
     def _is_late(self, drain: Drain) -> bool:
-        """Return True if a later save was drained while this one failed. Root only, under `commit_mutex`."""
+        """Return True if a later save was drained while this one failed, or the run went back. Root only.
+
+        Under `commit_mutex`.
+        """
+        if drain.is_left:
+            return True
         drains = [*self._drains]  # the calling thread may forget the first ones meanwhile
         later = drains[drains.index(drain) + 1 :]
         return any(other.is_committed and other.saved.step > drain.saved.step for other in later)

@@ -46,6 +46,9 @@ class DrainQueue:
         """Start to drain a step that was committed on scratch; once, if it is repeated; return that. Independent."""
         drain = next((drain for drain in self._drains if drain.number == number), None)
         if drain is None:
+            for each in [each for each in self._drains if each.is_left and each.saved.step >= saved.step]:
+                if each.task is None:
+                    self.drop(each)
             drain = Drain(number, saved, save_id, overwrite, self._comm.clock.monotonic() - saved.seconds)
         if not drain.is_over:
             self._start(drain)  # S2
@@ -108,7 +111,8 @@ class DrainQueue:
         """Apply root's outcome; may be repeated. Independent."""
         result = _result(outcome)
         if result.drained is not None and not self._comm.is_root:
-            self._persistent.lineage = Lineage(self._scratch.lineage.run_id, drain.save_id, drain.saved.step)
+            if not drain.is_left:
+                self._persistent.lineage = Lineage(self._scratch.lineage.run_id, drain.save_id, drain.saved.step)
             if self._scratch.is_leading:
                 self._tasks.unpin(drain)
         if not drain.is_over:
@@ -122,11 +126,10 @@ class DrainQueue:
         """Forget a drain that failed, because the run continues without its step. Independent."""
         self._drains.remove(drain)
 
-    def drop_newer(self, step: int) -> None:
-        """Forget the drains that failed of steps after the one that the run went back to. Independent."""
-        for drain in [each for each in self._drains if each.drained is None and each.saved.step > step]:
-            if drain.task is None:
-                self.drop(drain)
+    def leave_behind(self, step: int) -> None:
+        """Note that the run goes on from a step: later ones are drained until their numbers are saved. Independent."""
+        for drain in self._drains:
+            drain.is_left = drain.is_left or (drain.drained is None and drain.saved.step > step)
 
     # -- wait --------------------------------------------------------------------------------------
 

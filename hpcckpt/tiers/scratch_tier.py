@@ -222,7 +222,7 @@ class ScratchTier:
         with self.persistent.workspace.commit_mutex:
             self.persistent.lineage = lineage
         assert lineage.step is not None
-        self.drains.drop_newer(lineage.step)
+        self.drains.leave_behind(lineage.step)
 
     # -- a save ------------------------------------------------------------------------------------
 

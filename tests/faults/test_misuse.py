@@ -18,6 +18,7 @@ import hpcckpt as hc
 from hpcckpt import errors
 from hpcckpt.checkpointer import shutdown
 from hpcckpt.collective.deadlines import Patience
+from hpcckpt.rundir import discovery
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import run_ranks
 
@@ -143,6 +144,25 @@ def test_a_checkpointer_whose_block_an_exception_ended_is_closed(run_dir, is_sav
     ckpt.close()
     with hc.Checkpointer(run_dir) as ckpt:
         assert ckpt.restore(state()).step == 1
+
+
+def test_a_save_in_flight_of_a_run_that_ended_is_not_committed_over_later_ones(run_dir, monkeypatch, caplog):
+    monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 0.0)
+
+    def body(comm):
+        first = hc.Checkpointer(run_dir, comm=comm, max_to_keep=None, on_newer="aside")
+        first.save(1, state()).result()
+        first.save(2, state(2))
+        first.__exit__(ValueError, ValueError("own"), None)
+        with hc.Checkpointer(run_dir, comm=comm, max_to_keep=None, on_newer="aside") as ckpt:
+            assert ckpt.restore(state()).step == 1
+            ckpt.save(3, state(3)).result()
+        shutdown._finish(first._session)  # as at the end of the program
+
+    run_ranks(2, body, timeout_s=60.0)
+    assert discovery.step_numbers(run_dir) == [1, 3]
+    assert "step 2" in caplog.text
+    assert "went on without this step" in caplog.text
 
 
 def test_a_save_of_a_forgotten_checkpointer_is_committed_before_its_directory_is_opened_again(run_dir):

@@ -17,6 +17,7 @@ import pytest
 
 import hpcckpt as hc
 from hpcckpt import errors, tiers
+from hpcckpt.checkpointer import shutdown
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest
 from hpcckpt.rundir import discovery
@@ -367,7 +368,8 @@ def test_a_step_that_cannot_be_drained_again_is_an_error_whenever_it_should_be_d
     assert all("drain step 2" in text for text in results[0])
 
 
-def test_a_run_that_went_back_forgets_the_drains_that_failed(ranks, places, trap):
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_run_that_went_back_goes_on_whatever_becomes_of_the_drains_that_failed(ranks, places, trap, is_waiting):
     def body(comm):
         with places.open(comm, on_newer="aside", max_to_keep=None) as ckpt:
             for step in (1, 2):
@@ -378,7 +380,8 @@ def test_a_run_that_went_back_forgets_the_drains_that_failed(ranks, places, trap
                     ckpt.save(step, state(step, comm.rank)).durable()
             ckpt.restore(state(0, comm.rank), step=2)
             refuse(comm, trap)
-            ckpt.wait(durable=True)
+            if is_waiting:  # nothing that was saved is lost until the run goes on
+                ckpt.wait(durable=True)
             comm.barrier()
             steps = discovery.step_numbers(places.home)
             comm.barrier()
@@ -386,9 +389,27 @@ def test_a_run_that_went_back_forgets_the_drains_that_failed(ranks, places, trap
                 ckpt.save(step, state(10 * step, comm.rank)).durable()
             return steps
 
-    assert ranks(body) == [[1, 2]] * ranks.size
+    assert ranks(body) == [[1, 2, 3, 4] if is_waiting else [1, 2]] * ranks.size
     assert discovery.step_numbers(places.home) == [1, 2, 3, 4]
-    assert hc.load(places.home, step=3)["w"][0] == 30
+    assert [hc.load(places.home, step=step)["w"][0] for step in (3, 4)] == [30, 40]
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_drain_that_failed_is_repeated_though_an_exception_ends_the_run(ranks, places, trap, is_last):
+    def body(comm):
+        ckpt = places.open(comm)
+        ckpt.save(1, state(1, comm.rank)).durable()
+        refuse(comm, trap, ("drain-begun", 0))
+        with pytest.raises(errors.NoSpaceError):
+            ckpt.save(2, state(2, comm.rank)).durable()
+        refuse(comm, trap)
+        if is_last or comm.is_root:
+            ckpt.__exit__(ValueError, ValueError("own"), None)
+        comm.barrier()
+        shutdown._finish(ckpt._session)  # as at the end of the program
+
+    ranks(body)
+    assert discovery.step_numbers(places.home) == [1, 2]
 
 
 def test_an_error_of_a_restore_names_the_run_directory(ranks, places):
