@@ -159,13 +159,14 @@ class HaltWatch:
     def _check(self) -> None:
         now = time.monotonic()
         self._next = now + self._every_s
-        found, self.error = None, ""
+        found, self.error, is_empty = None, "", False
         for path in self.paths:
             try:
-                found = found or read_halt(path.parent)
+                if found is None:
+                    found = read_halt(path.parent)
+                    is_empty = found is not None and _is_new_and_empty(path)
             except (HpcckptError, OSError) as error:
                 self.error = f"{path}: {error}"
-        is_empty = found == Halt()
         if is_empty and not self._is_maybe_unfinished and self._found is None:
             self._is_maybe_unfinished, self._next = True, now + min(AGAIN_S, self._every_s)
             return
@@ -195,6 +196,14 @@ class HaltWatch:
                 found = read_halt(path.parent)
                 if found is not None and _is_due(found, step):
                     yield path, found
+
+
+def _is_new_and_empty(path: Path) -> bool:
+    """Return True if a file may be one that an editor or a shell is about to write. Independent."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_size == 0 and time.time() - status.st_mtime < AGAIN_S
+    return False
 
 
 def _is_due(halt: Halt | None, step: int) -> bool:

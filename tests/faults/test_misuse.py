@@ -165,7 +165,7 @@ def test_a_save_in_flight_of_a_run_that_ended_is_not_committed_over_later_ones(r
     assert "went on without this step" in caplog.text
 
 
-def test_a_save_of_a_forgotten_checkpointer_is_committed_before_its_directory_is_opened_again(run_dir):
+def test_a_save_of_a_forgotten_checkpointer_is_committed_before_the_next_is_made(run_dir):
     hc.Checkpointer(run_dir).save(1, state())
     gc.collect()
     with hc.Checkpointer(run_dir) as ckpt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -430,6 +431,19 @@ def test_a_halt_file_in_another_directory_that_is_watched_stops_the_job_too(rank
 def test_one_path_in_place_of_a_list_of_halt_directories_is_refused(run_dir):
     with hc.Checkpointer(run_dir) as ckpt, pytest.raises(OptionError, match=r"halt_directories: .* a list of"):
         preemption.watch(ckpt, halt_directories=str(run_dir))
+
+
+@pytest.mark.parametrize(("text", "age_s"), [("now", 0), ("# by hand\n", 0), ("", 60)], ids=["now", "remark", "old"])
+def test_a_halt_file_that_was_there_before_and_is_whole_is_obeyed_at_once(run_dir, text, age_s):
+    def body(comm):
+        run_dir.mkdir()
+        (run_dir / "HALT").write_text(text, encoding="utf-8")
+        os.utime(run_dir / "HALT", (time.time() - age_s,) * 2)
+        training = Training(comm, run_dir, random.Random(0), halt_every_s=3600.0)
+        assert training.guard.should_stop(1)
+        training.end()
+
+    run_ranks(1, body)
 
 
 def test_an_empty_halt_file_that_was_there_before_is_obeyed_after_a_second(run_dir, monkeypatch):

@@ -351,7 +351,7 @@ def refuse(comm: Any, trap: Trap, *refused: tuple[str, int]) -> None:
     comm.barrier()
 
 
-def test_a_step_that_cannot_be_drained_again_is_an_error_whenever_it_should_be_durable(ranks, places, trap):
+def test_a_step_that_cannot_be_drained_again_is_an_error_each_time(ranks, places, trap):
     def body(comm):
         ckpt = places.open(comm)
         ckpt.save(1, state(1, comm.rank)).durable()
