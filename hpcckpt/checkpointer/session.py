@@ -54,7 +54,7 @@ class Session:
     is_closed : bool
         Whether it may not be used any more.
     ended_by : BlockEnd or None
-        What ended the program's block while saves were in flight.
+        The exception that ended the program's block, if one did.
     """
 
     comm: Communicator

@@ -52,8 +52,10 @@ class ReshardPlan:
         What each rank would write.
     tensors : tuple of TensorSpec
         All tensors, sorted by name.
-    dropped, of_root : tuple of str
+    dropped : tuple of str
         Per-rank entries that are left out.
+    of_root : tuple of str
+        Per-rank entries of which each new rank gets what rank 0 had.
     """
 
     items: tuple[tuple[WriteItem, ...], ...]

@@ -34,6 +34,14 @@ def test_one_step_is_removed_and_the_journal_says_so(cli: Cli, saved: Path) -> N
     assert [(entry["steps"], entry["by"]) for entry in removed] == [([30], "rm")]
 
 
+def test_copies_on_scratch_that_a_restart_may_use_are_named(cli: Cli, tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run", scratch=tmp_path / "scratch") as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {"n": step}).durable()
+    result = cli("rm", tmp_path / "run", 2, "--yes")
+    assert "a restart would use step 1; a job with scratch= also looks for copies" in result.err
+
+
 def test_several_steps_are_named_by_number_and_by_rank_of_merit(cli: Cli, saved: Path) -> None:
     result = cli("rm", saved, "best", 10, "--yes", "--json")
     assert [gone["step"] for gone in result.json["removed"]] == [10, 20]

@@ -17,7 +17,9 @@ import pytest
 import hpcckpt as hc
 from hpcckpt import errors
 from hpcckpt.checkpointer import shutdown
+from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.collective.deadlines import Patience
+from hpcckpt.core import failpoints
 from hpcckpt.rundir import discovery
 from hpcckpt.testing.faults import Fault, armed
 from hpcckpt.testing.ranks import run_ranks
@@ -163,6 +165,43 @@ def test_a_save_in_flight_of_a_run_that_ended_is_not_committed_over_later_ones(r
     assert discovery.step_numbers(run_dir) == [1, 3]
     assert "step 2" in caplog.text
     assert "went on without this step" in caplog.text
+
+
+def test_an_exception_leaves_the_block_when_this_rank_has_written_its_part(run_dir, monkeypatch):
+    monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 0.3)
+    is_left = threading.Event()
+
+    def slow(phase: str, _rank: int) -> None:
+        if phase == "2-written":
+            is_left.wait(1.0)  # longer than other ranks are waited for
+
+    failpoints.install_hook(slow)
+    try:
+        ckpt = hc.Checkpointer(run_dir)
+        ckpt.save(1, state())
+        ckpt.__exit__(ValueError, ValueError("own"), None)
+    finally:
+        is_left.set()
+        failpoints.install_hook(None)
+    assert discovery.step_numbers(run_dir) == [1]
+
+
+def test_a_checkpointer_that_is_refused_frees_its_communicator(run_dir, monkeypatch):
+    freed = []
+    monkeypatch.setattr(SerialCommunicator, "free", lambda self: freed.append(self))
+    with pytest.raises(errors.OptionError):
+        hc.Checkpointer(run_dir, comm=SerialCommunicator(), max_to_keep=-1)
+    assert len(freed) == 1
+
+
+def test_only_the_newest_step_of_a_run_can_be_replaced_and_that_is_the_reason_given(run_dir):
+    with hc.Checkpointer(run_dir) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state(step)).result()
+        with pytest.raises(errors.NewerStepError, match="only the newest step can be replaced"):
+            ckpt.save(1, state(3), overwrite=True).result()
+        ckpt.save(2, state(4), overwrite=True).result()
+    assert hc.load(run_dir)["w"][0] == 4
 
 
 def test_a_save_of_a_forgotten_checkpointer_is_committed_before_the_next_is_made(run_dir):

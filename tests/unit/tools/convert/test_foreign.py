@@ -83,13 +83,20 @@ def test_of_several_ranks_those_of_rank_0_come_back(suffix: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
-@pytest.mark.parametrize("suffix", PLAIN)
-def test_values_of_a_rank_with_dtypes_that_formats_lack_come_back(suffix: str, dtype: Any, tmp_path: Path) -> None:
+def test_narrow_floats_of_one_rank_are_wider_in_plain_hdf5(dtype: Any, tmp_path: Path) -> None:
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(1, {"a": hc.PerRank(np.arange(3).astype(dtype))})
-    done = convert(tmp_path / "run", tmp_path / f"m.{suffix}", tmp_path / "back")
-    found = hc.load(done.path)["a#0"]
-    assert found.astype(np.float32).tolist() == [0, 1, 2]
+    hc.export_checkpoint(tmp_path / "run", tmp_path / "m.h5", to="hdf5")
+    with h5py.File(tmp_path / "m.h5") as file:
+        assert file["a#0"][()].astype(np.float32).tolist() == [0, 1, 2]
+
+
+def test_text_with_a_zero_is_json_in_plain_hdf5(tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"w": np.ones(1), "text": "x\0y"})
+    hc.export_checkpoint(tmp_path / "run", tmp_path / "m.h5", to="hdf5")
+    with h5py.File(tmp_path / "m.h5") as file:
+        assert (json.loads(file["text"][()]), bool(file["text"].attrs["json"])) == ("x\0y", True)
 
 
 def test_only_and_optimizer_choose_in_both_directions(saved: Path, tmp_path: Path) -> None:
