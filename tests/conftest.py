@@ -38,6 +38,7 @@ LONG_FIRST = (
 MARKERS = (
     "counts(*n): how many threads as ranks, where the number matters",
     "one_case: the tests of this file are parts of one promise, rows of one case",
+    "threads: acts on what all ranks share, or counts what they do: never on processes",
     "under_mpi: `make test-all` runs it on processes; set by conftest.py",
 )
 
@@ -129,12 +130,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def _is_for_processes(item: pytest.Item, path: str) -> bool:
     """Return whether `make test-all` runs a test on three processes, which prove what two or three threads do."""
-    if not path.startswith(levels.UNDER_MPI):
+    if not path.startswith(levels.UNDER_MPI) or _is_for_threads(item):
         return False
     taken = set(getattr(item, "fixturenames", ()))
     if "suite_ranks" in taken:
         return getattr(item.getparent(pytest.Class).cls, "counts", ()) == (levels.MPI_COUNT,)
     return "ranks" in taken and item.get_closest_marker("counts") is None
+
+
+def _is_for_threads(item: pytest.Item) -> bool:
+    """Return whether a test needs its ranks in one process."""
+    return item.get_closest_marker("threads") is not None or "trap" in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -154,9 +160,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def is_kept(item: pytest.Item) -> bool:
         if is_with_mpi(config):
-            return bool({"ranks", "group", "suite_ranks"} & set(getattr(item, "fixturenames", ()))) or any(
-                item.iter_markers("mpi")
-            )
+            return (
+                not _is_for_threads(item)
+                and bool({"ranks", "group", "suite_ranks"} & set(getattr(item, "fixturenames", ())))
+            ) or any(item.iter_markers("mpi"))
         return not any(item.iter_markers("mpi"))
 
     config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])

@@ -10,6 +10,8 @@ import pytest
 
 import hpcckpt as hc
 
+pytestmark = pytest.mark.one_case
+
 Cli = Callable[..., Any]
 KEYS = {
     "step", "epoch", "path", "save_id", "run_id", "parent", "created", "ranks", "backend", "level", "nbytes",

@@ -14,6 +14,8 @@ from hpcckpt.backends import registry
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import PosixFileSystem
 
+pytestmark = pytest.mark.one_case
+
 Cli = Callable[..., Any]
 KEYS = {
     "step", "epoch", "created", "nbytes", "ranks", "backend", "level", "metrics", "valid", "committed", "problem",

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hpcckpt.rundir.pins import pins
 from tests.cli.conftest import save_run
 from tests.support.small_disk import disk_of_size, fill
+
+pytestmark = pytest.mark.one_case
 
 Cli = Callable[..., Any]
 

@@ -13,6 +13,8 @@ import hpcckpt as hc
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import PosixFileSystem
 
+pytestmark = pytest.mark.one_case
+
 Cli = Callable[..., Any]
 
 

@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 
 import hpcckpt as hc
 
+pytestmark = pytest.mark.one_case
+
 Cli = Callable[..., Any]
 
 

@@ -16,6 +16,8 @@ from hpcckpt.cli.verbs import MEANT, find_verb
 from hpcckpt.restoring.segments import held_step
 from hpcckpt.rundir.journal import read_journal
 
+pytestmark = pytest.mark.one_case
+
 Cli = Callable[..., Any]
 
 

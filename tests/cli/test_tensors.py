@@ -12,6 +12,8 @@ import pytest
 
 import hpcckpt as hc
 
+pytestmark = pytest.mark.one_case
+
 Cli = Callable[..., Any]
 
 

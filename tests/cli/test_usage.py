@@ -15,6 +15,8 @@ from hpcckpt.core import failpoints
 from hpcckpt.format import layout
 from tests.support.listing import listed
 
+pytestmark = pytest.mark.one_case
+
 Cli = Callable[..., Any]
 
 

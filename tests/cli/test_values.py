@@ -14,6 +14,8 @@ import hpcckpt as hc
 from hpcckpt.errors import OptionError, StepNotFoundError
 from hpcckpt.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.one_case
+
 Cli = Callable[..., Any]
 
 

@@ -30,7 +30,6 @@ from hpcckpt.native import plugins
 from hpcckpt.restoring.reader import open_step
 from hpcckpt.rundir import discovery
 from hpcckpt.testing.backends import BackendSuite
-from hpcckpt.testing.groups import is_with_mpi
 from tests.support.paths import TESTS
 
 FAULTY = TESTS / "unit" / "native" / "plugins" / "faulty.cpp"
@@ -81,14 +80,10 @@ def blank() -> dict[str, Any]:
 
 
 @pytest.mark.counts(1, 2, 3)
+@pytest.mark.threads
 @pytest.mark.usefixtures("faulty")
 class TestElsewhere:
     """What is in memory only: a separate process on each rank could not read the others'."""
-
-    @pytest.fixture(autouse=True)
-    def in_one_process(self, request: pytest.FixtureRequest) -> None:
-        if is_with_mpi(request.config):
-            pytest.skip("the plugin stores in the memory of one process")
 
     def test_a_plugin_that_leaves_no_file_saves_and_restores_on_other_ranks(self, ranks: Any, run_dir: Path) -> None:
         def save(comm: Any) -> None:

@@ -23,7 +23,6 @@ from hpcckpt.rundir import discovery, lock
 from hpcckpt.rundir.discovery import StepInfo
 from hpcckpt.rundir.journal import read_journal
 from hpcckpt.rundir.workspace import Workspace
-from hpcckpt.testing.groups import is_with_mpi
 from hpcckpt.tiers import copy
 from tests.support.two_tiers import Nodes, Trap, are_whole, kill, on_one_node, raising, restored, save_steps, state
 
@@ -299,10 +298,9 @@ def test_steps_of_a_deleted_run_that_cannot_be_removed_are_not_taken_for_the_new
 
 
 @pytest.mark.counts(2)
+@pytest.mark.threads
 @pytest.mark.parametrize("run", ["places", "nodes"])
 def test_each_piece_of_a_step_is_copied_by_one_rank(ranks, request, monkeypatch, run):
-    if is_with_mpi(request.config):
-        pytest.skip("counts what all ranks do: runs on threads")
     where, pieces, copy_pieces = request.getfixturevalue(run), [], copy.copy_pieces
 
     def counted(source: Path, target: Path, mine: Any, *how: Any, **named: Any) -> int:

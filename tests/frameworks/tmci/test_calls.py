@@ -18,6 +18,8 @@ from hpcckpt.native import abi
 from hpcckpt.state.tf_hold import hold
 from hpcckpt.tmci import calls, load_variables, save_variables
 
+pytestmark = pytest.mark.one_case
+
 DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128"
 FLOAT8 = [name for name in ("float8_e5m2", "float8_e4m3fn") if hasattr(tf.dtypes.experimental, name)]
 SPARSE = tf.IndexedSlices(tf.ones((1, 3)), tf.constant([2]), tf.constant((64, 3)))

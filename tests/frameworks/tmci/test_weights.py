@@ -30,6 +30,8 @@ from hpcckpt.native import tf_ops
 from tests.support.keras.models import IS_KERAS_3, assert_equal, lenet5, small, values
 from tests.support.programs import environment
 
+pytestmark = pytest.mark.one_case
+
 N_TENSORS = 26 if IS_KERAS_3 else 25
 WEIGHTS = [
     f"model/{layer}/{weight}" for layer in ("conv2d", "conv2d_1", "dense", "dense_1") for weight in ("kernel", "bias")

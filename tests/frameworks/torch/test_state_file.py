@@ -17,6 +17,8 @@ import hpcckpt as hc
 from hpcckpt.errors import CorruptError, ForeignFormatError, NoSpaceError, OptionError, StateError, StepNotFoundError
 from tests.support.torch_trainings import assert_same, net, train
 
+pytestmark = pytest.mark.one_case
+
 
 def test_a_state_dict_is_saved_and_loaded_as_with_torch_save(tmp_path):
     path = tmp_path / "my_model.safetensors"

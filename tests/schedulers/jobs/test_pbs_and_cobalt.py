@@ -17,6 +17,8 @@ from hpcckpt.jobs.cobalt import Cobalt
 from hpcckpt.jobs.pbs import Pbs
 from hpcckpt.jobs.schedulers import detect
 
+pytestmark = pytest.mark.one_case
+
 STARTED = "Sun Nov 22 02:00:00 2026"
 JOB = {
     "Account_Name": "mine",

@@ -17,6 +17,8 @@ from hpcckpt.core.tensors import Extent, TensorSpec, itemsize
 from hpcckpt.errors import Failure, TreeMismatchError
 from hpcckpt.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.one_case
+
 DTYPES = ["bool", "float32", "bfloat16", "complex128", "|V7"]
 
 

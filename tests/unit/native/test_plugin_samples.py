@@ -13,6 +13,7 @@ from hpcckpt.native import plugins
 from hpcckpt.native.plugins import PluginContext, PluginTensor
 
 pytestmark = [
+    pytest.mark.one_case,
     pytest.mark.usefixtures("no_plugins"),
     pytest.mark.skipif("posix" not in plugins.available(), reason="the samples are not built"),
 ]

@@ -18,6 +18,8 @@ from hpcckpt.errors import CorruptError, OptionError
 from hpcckpt.format.manifest import Manifest
 from hpcckpt.restoring.reader import StepReader, select
 
+pytestmark = pytest.mark.one_case
+
 BLOCK = 16
 
 

@@ -15,6 +15,8 @@ import pytest
 from hpcckpt.errors import OptionError
 from hpcckpt.rundir.atomic_files import atomic_directory, atomic_path
 
+pytestmark = pytest.mark.one_case
+
 
 def overwrite(path: Path, text: str, **options: bool) -> None:
     with atomic_path(path, is_overwriting=True, **options) as temporary:

@@ -26,6 +26,8 @@ from hpcckpt.tiers import scratch_tier
 from hpcckpt.tools.report.read_history import read_run_history
 from hpcckpt.tools.report.watch_view import frame_of
 
+pytestmark = pytest.mark.one_case
+
 
 @pytest.fixture(autouse=True)
 def is_on(monkeypatch):

@@ -31,6 +31,8 @@ from hpcckpt.rundir.workspace import Workspace
 from hpcckpt.tiers import copy
 from hpcckpt.tools.prune import carry_out, plan_prune
 
+pytestmark = pytest.mark.one_case
+
 LIMIT_S = 60.0
 MIB = 1 << 20
 

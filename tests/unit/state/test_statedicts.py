@@ -18,6 +18,8 @@ from hpcckpt.errors import CollectiveError, StateError, StateMismatchError
 from hpcckpt.state.state_dict import TYPES
 from hpcckpt.state.tree import Parts, flatten
 
+pytestmark = pytest.mark.one_case
+
 
 class Point(NamedTuple):
     x: int

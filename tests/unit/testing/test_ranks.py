@@ -13,6 +13,8 @@ from hpcckpt.collective.connect import as_communicator
 from hpcckpt.errors import CollectiveError, StepNotFoundError
 from hpcckpt.testing.ranks import ThreadCommunicator, run_ranks
 
+pytestmark = pytest.mark.one_case
+
 
 def body_of_all(comm):
     shared = comm.bcast([1, 2] if comm.rank == 0 else None)

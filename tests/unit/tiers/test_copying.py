@@ -28,6 +28,8 @@ from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tiers import copy
 from hpcckpt.tiers.copy import Pace, Rules, copy_step, file_segments, pieces_of, share
 
+pytestmark = pytest.mark.one_case
+
 STEP = layout.step_dirname(7)
 
 

@@ -20,6 +20,8 @@ from hpcckpt.train.config.factories import Factory
 from hpcckpt.train.config.read import read
 from hpcckpt.train.config_errors import TrainConfigError
 
+pytestmark = pytest.mark.one_case
+
 Make = Callable[..., dict[str, Any]]
 
 
