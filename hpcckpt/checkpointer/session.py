@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.collective.deadlines import POLL_S
-from hpcckpt.errors import CodeError, ForkedError, HpcckptError
+from hpcckpt.errors import CodeError, ForkedError
 from hpcckpt.restoring.restore import RestoreSource
 from hpcckpt.rundir.run_directory import RunDirectory
 from hpcckpt.saving.save_queue import SaveQueue
 from hpcckpt.tiers import ScratchTier
 
 GRACE_S = 2.0
-"""How long a rank whose program leaves a run waits for the reports of others about the saves in flight."""
+"""How long a rank whose program leaves a run waits for others that are not known to write the saves in flight."""
 
 
 class BlockEnd(NamedTuple):
@@ -110,17 +108,17 @@ class Session:
                 "a function that is called with each step may not call the checkpointer: do so after `save`"
             )
 
+    def is_left_by(self, end: BlockEnd) -> None:
+        """Note the exception that ended the program's block. Independent."""
+        self.ended_by = end
+        self.rundir.is_abandoned = True
+        if self.scratch_tier is not None:
+            self.scratch_tier.persistent.is_abandoned = True
+
     def let_saves_end(self) -> None:
-        """Let the saves in flight be committed, if other ranks report soon what they have written. Independent."""
-        clock, background = self.comm.clock, self.queue.background
+        """Let the saves in flight be committed, if other ranks do the same. Independent."""
         self.queue.begin_newest()
-        for task in background.tasks:
-            task.local.join(f"{task.name}: rank {self.comm.rank} has written its part")
-        until = clock.monotonic() + GRACE_S
-        while self.is_saving and clock.monotonic() < until:
-            with contextlib.suppress(HpcckptError):  # that other ranks have ended
-                background.poll()
-            clock.sleep(POLL_S)
+        self.queue.background.let_end(GRACE_S)
 
     def close(self) -> None:
         """Let it not be used any more, and give back the memory of its snapshots. Independent."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpcckpt.checkpointer.session import Session
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.uncaught import before_abort
 from hpcckpt.errors import CollectiveError, CollectiveMisuseError, HpcckptError, PeerTimeoutError
 
 _log = logging.getLogger("hpcckpt")
@@ -108,6 +109,15 @@ def _abort(session: Session, why: str) -> None:
 def _finish_at_exit_too() -> None:
     """Finish what is in flight when the program ends, before MPI is finalized and locks are released."""
     atexit.register(_finish_all, os.getpid())
+    before_abort(functools.partial(_let_all_saves_end, os.getpid()))
+
+
+def _let_all_saves_end(pid: int) -> None:
+    """Let the saves in flight of this thread's runs be committed, if other ranks end in the same way. Independent."""
+    for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
+        is_own = os.getpid() == pid and session.thread == threading.get_ident()
+        if is_own and not session.is_closed and session.ended_by is None:
+            session.let_saves_end()
 
 
 def _finish_all(pid: int) -> None:

@@ -135,29 +135,25 @@ def _write(
     names = [spec.name for spec in specs]
     if file_format == "weights.h5":
         names = _write_weights(temporary, reader, names, model or "")
-        return _written(out, file_format, reader, sum(reader.specs[name].nbytes for name in names), len(names))
+        return _written(out, file_format, reader, names, sum(reader.specs[name].nbytes for name in names))
     wanted = stored_arrays(reader, names)
     total = sum(source.nbytes for source in wanted)
-    objects = {name: value for values in reader.manifest.objects.values() for name, value in values.items()}
     with byte_progress("writing", total, is_quiet=is_quiet) as advance:
-        if file_format == "hdf5":
-            write_hdf5.write_hdf5(temporary, reader, wanted, objects, advance)
-        else:
-            write = write_npz.write_npz if file_format == "npz" else write_safetensors.write_safetensors
-            write(temporary, reader, wanted, advance)
+        writers = {"hdf5": write_hdf5.write_hdf5, "npz": write_npz.write_npz}
+        writers.get(file_format, write_safetensors.write_safetensors)(temporary, reader, wanted, advance)
     widened = [source.name for source in wanted if file_format != "safetensors" and write_npz.is_widened(source)]
-    return _written(out, file_format, reader, total, len(wanted), widened)
+    return _written(out, file_format, reader, [each.name for each in wanted], total, widened)
 
 
 def _written(
-    out: Path, file_format: str, reader: StepReader, nbytes: int, count: int, widened: Sequence[str] = ()
+    out: Path, file_format: str, reader: StepReader, names: Sequence[str], nbytes: int, widened: Sequence[str] = ()
 ) -> RestoredFile:
     from hpcckpt.tools.convert.export import values_left_out
 
     manifest = reader.manifest
-    left = values_left_out(manifest, file_format)
+    left = values_left_out(manifest, file_format, names)
     left_out = tuple(name for each in left for name in each.names)
-    return RestoredFile(out, file_format, manifest.step, manifest.n_ranks, count, nbytes, tuple(widened), left_out)
+    return RestoredFile(out, file_format, manifest.step, manifest.n_ranks, len(names), nbytes, tuple(widened), left_out)
 
 
 def _write_weights(temporary: Path, reader: StepReader, names: Sequence[str], model: str) -> list[str]:
@@ -177,7 +173,8 @@ def _write_result(written: RestoredFile, info: StepInfo, *, is_json: bool, is_qu
         output.log(f"as float32, because .{written.format} has no narrower type for them: {shown}", is_quiet=is_quiet)
     if written.left_out:
         count = count_text(len(written.left_out), "value that is not a tensor", "values that are not tensors")
-        text = f"left out: {count}: {_some(written.left_out)} ('hpcckpt info' shows them; --to hdf5 holds them)"
+        holds = "" if written.format == "hdf5" else "; --to hdf5 holds them"
+        text = f"left out: {count}: {_some(written.left_out)} ('hpcckpt info' shows them{holds})"
         output.log(text, is_quiet=is_quiet)
     size = f"{count_text(written.tensors, 'tensor')}, {nbytes_text(written.nbytes)}"
     output.log(f"wrote {written.path} ({size}) from step {info.step} (ranks {written.ranks} -> 1)", is_quiet=is_quiet)

@@ -14,19 +14,22 @@ ends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hpcckpt.collective.communicator import Communicator
-from hpcckpt.collective.deadlines import POLL_S
+from hpcckpt.collective.deadlines import POLL_S, Waited
 from hpcckpt.collective.notes import Call
 from hpcckpt.collective.outcomes import Outcome
 from hpcckpt.collective.thread_tasks import Task
 from hpcckpt.collective.waits import wait_until
 from hpcckpt.core.system import Flag
+from hpcckpt.errors import HpcckptError
 
+LEAVES = "leaves the run, and writes its part before"
 DRAIN_NICE = 15
 """The niceness of threads that write in the background: they get about a thirtieth of a core that training uses."""
 
@@ -186,6 +189,48 @@ class BackgroundTasks:
             idle=self._idle,
         )
 
+    def let_end(self, grace_s: float) -> None:
+        """Wait until all tasks are finished, if the other ranks do the same; else give up. Independent.
+
+        A rank calls it whose program leaves the run.  It waits while it works itself, while root works, and while root
+        knows of ranks that work and call this too, at most `peer_timeout_s` after the last report; else for `grace_s`.
+        """
+        now, peers = self.comm.clock.monotonic, self.comm.calls.peers
+        waited, until, ask_at = Waited(self.comm.patience, self.comm.clock), now() + grace_s, now()
+        while self._tasks:
+            is_working = any(task.local.outcome is None for task in self.tasks)
+            with contextlib.suppress(HpcckptError):  # that other ranks have ended
+                if now() >= ask_at:
+                    ask_at = now() + grace_s / 2
+                    self.comm.calls.announce(LEAVES if is_working else "", wants_answer=True)
+                self.poll()
+            if waited.has_news(self._exchange.n_reports):
+                waited.begin_again()
+            if self.comm.is_root:
+                is_hopeful = waited.seconds < self.comm.patience.peer_timeout_s
+                peers.are_awaited = is_working or (is_hopeful and self._others_work())
+            if is_working or peers.are_awaited:
+                until = now() + grace_s
+            elif now() >= until:
+                break
+            peers.are_awaited = peers.are_awaited and self.comm.is_root  # elsewhere until root's next answer
+            if waited.is_log_due():
+                _log.warning(
+                    "hpcckpt: [rank %d] has waited for %.0f s for the saves in flight, to leave the run%s",
+                    self.comm.rank, waited.total, ": it writes its part" if is_working else "",
+                )  # fmt: skip
+            self._idle()
+        peers.are_awaited = False
+
+    def _others_work(self) -> bool:
+        """Return whether a task is reduced, or a rank works on its part and leaves the run. Root only."""
+        peers = self.comm.calls.peers
+        return any(
+            task.reduction is not None
+            or any(peers.is_doing(rank, LEAVES) for rank in self._exchange.missing(task.number))
+            for task in self.tasks
+        )
+
     def _idle(self) -> None:
         self._wake.wait(POLL_S if self.comm.size > 1 else 0.05)
 
@@ -229,6 +274,11 @@ class Exchange:
         self._reports: dict[int, dict[int, Any]] = {}
         self._results: dict[int, Any] = {}
         self._last_finished = -1
+
+    @property
+    def n_reports(self) -> int:
+        """The number of reports that have arrived, of tasks that are not finished. Root only."""
+        return sum(map(len, self._reports.values()))
 
     def report(self, number: int, value: Any, call: Call | None = None) -> None:
         """Send root this rank's outcome of a task, and the call that began it. Independent."""

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from hpcckpt.collective import launchers
 from hpcckpt.collective.communicator import Communicator, world_is
 from hpcckpt.collective.deadlines import POLL_S, Patience
-from hpcckpt.collective.uncaught import exit_with_code_of_error
+from hpcckpt.collective.uncaught import exit_with_code_of_error, finish_before_abort
 from hpcckpt.collective.waits import wait_for_all
 from hpcckpt.core.std_streams import flush_or_discard
 from hpcckpt.core.system import CLOCK
@@ -116,6 +116,7 @@ class MpiCommunicator(Communicator):
         self._sends: list[MPI.Request] = []
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
+        self._comm = comm  # which `abort` needs while it is duplicated
         with _use.lasting():
             self._comm = self._duplicated(comm)
         with _use.lock:
@@ -244,7 +245,8 @@ def abort_on_uncaught() -> None:
     """Let a rank that ends with an uncaught exception end the job; one rank alone exits. Independent.
 
     Without that the others wait for it in their next collective call, and it for them in MPI_Finalize, forever.
-    The others get `GRACE_S` to raise its error, to clean up, and to print what they know.
+    First it finishes what it can (see `before_abort`). The others get `GRACE_S` to raise its error, to clean up, and to
+    print what they know.
     """
     earlier = sys.excepthook
     if MPI.COMM_WORLD.Get_size() == 1:
@@ -256,17 +258,19 @@ def abort_on_uncaught() -> None:
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         earlier(kind, error, trace)
         flush_or_discard()
-        if not _is_usable():
-            return
-        if not isinstance(error, CollectiveError):
-            for comm in tuple(_open):
-                comm.calls.end(f"ended with {kind.__name__}: {str(error)[:200]}")
-        if _open or isinstance(error, CollectiveError):
-            CLOCK.sleep(GRACE_S)
-        if _is_usable():
-            rank = MPI.COMM_WORLD.Get_rank()
-            _log.critical("hpcckpt: [rank %d] ended with %s; the job is ended", rank, kind.__name__)
-            MPI.COMM_WORLD.Abort(getattr(error, "exit_code", 1))
+        try:
+            if _is_usable():
+                finish_before_abort()
+            if _is_usable() and not isinstance(error, CollectiveError):
+                for comm in tuple(_open):
+                    comm.calls.end(f"ended with {kind.__name__}: {str(error)[:200]}")
+            if _open or isinstance(error, CollectiveError):
+                CLOCK.sleep(GRACE_S)
+        finally:  # also if a signal's handler raises meanwhile
+            if _is_usable():
+                rank = MPI.COMM_WORLD.Get_rank()
+                _log.critical("hpcckpt: [rank %d] ended with %s; the job is ended", rank, kind.__name__)
+                MPI.COMM_WORLD.Abort(getattr(error, "exit_code", 1))
 
     report_and_abort.aborts_job = True  # type: ignore[attr-defined]
     sys.excepthook = report_and_abort

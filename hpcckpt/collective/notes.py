@@ -27,9 +27,10 @@ class Status(NamedTuple):
 
 
 class StatusSummary(NamedTuple):
-    """Where root is, and ranks that may hold up the others, by rank."""
+    """Where root is, and ranks that may hold up the others, by rank; and whether root waits for ranks that leave."""
 
     texts: dict[int, str]
+    are_awaited: bool = False
 
 
 class Left(NamedTuple):

@@ -43,12 +43,15 @@ class Peers:
         Ranks that call nothing any more.
     n_news : int
         Rises when something new is known.
+    are_awaited : bool
+        Whether root waits for ranks that leave the run as it does: on root now, elsewhere by its last answer.
     """
 
     def __init__(self, comm: _Ranks) -> None:
         self._comm = comm
         self.ended: dict[int, Ended] = {}
         self.n_news = 0
+        self.are_awaited = False
         self._seen: dict[int, Call] = {}
         self._doing: dict[int, str] = {}
         self._known: dict[int, str] = {}
@@ -75,6 +78,7 @@ class Peers:
         """Take in what root knows. Independent."""
         self.n_news += self._known != note.texts
         self._known = note.texts
+        self.are_awaited = note.are_awaited
 
     def summary(self) -> StatusSummary:
         """Return where root is, and ranks that may hold up the others; made once in a while. Root only."""
@@ -83,11 +87,15 @@ class Peers:
             others = [rank for rank in range(1, self._comm.size) if self._may_hold_up(rank, newest)]
             self._shown = {rank: self.where(rank) for rank in (0, *others[:N_NAMED])}
             self._shown_until = self._comm.clock.monotonic() + self._comm.patience.status_s
-        return StatusSummary(self._shown)
+        return StatusSummary(self._shown, self.are_awaited)
 
     def _may_hold_up(self, rank: int, number: int) -> bool:
         seen = self._seen.get(rank)
         return seen is None or seen.number < number or bool(self._doing.get(rank))
+
+    def is_doing(self, rank: int, doing: str) -> bool:
+        """Return True if a rank has reported that it does this, and has not ended. Independent."""
+        return self._doing.get(rank) == doing and rank not in self.ended
 
     def is_in(self, rank: int, call: Call) -> bool:
         """Return True if a rank is known to be in a call, or past it, and has not ended. Independent."""

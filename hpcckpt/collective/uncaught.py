@@ -1,15 +1,35 @@
-"""The exit code of a program on one rank that ends with an error of this library.
+"""The end of a program by an exception that it does not catch: the exit code, and what is finished before.
 
 Python exits with 1 for any error.  `hpcckpt supervise` has to distinguish a locked run from other failures, and on
-several ranks the job ends with the error's code too (`hpcckpt.collective.mpi`).
+several ranks the job ends with the error's code too (`hpcckpt.collective.mpi`): that ends this process at once, without
+`atexit`, so what has to be finished is registered here.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Callable
 from types import TracebackType
 
 from hpcckpt.errors import HpcckptError
+
+_log = logging.getLogger("hpcckpt")
+_finishers: list[Callable[[], None]] = []
+
+
+def before_abort(finish: Callable[[], None]) -> None:
+    """Let a function be called before an uncaught exception of this rank ends the job. Independent."""
+    _finishers.append(finish)
+
+
+def finish_before_abort() -> None:
+    """Call what was registered; log what fails. Independent."""
+    for finish in _finishers:
+        try:
+            finish()
+        except Exception as error:  # noqa: BLE001 - the job is to be ended all the same
+            _log.error("hpcckpt: %s", error)
 
 
 def exit_with_code_of_error() -> None:

@@ -402,18 +402,29 @@ class RunDirectory:
             self.workspace.commit_mutex
         ):  # a later save that checks conflicts meanwhile must find this step in the lineage
             self.check_reserved(staged.name)
-            if self.is_abandoned and self.workspace.last_writer not in {None, self._name}:
-                raise NewerStepError(
-                    f"step {staged.job.step} in {self.path} is of a run that an exception ended; the run was opened "
-                    "again meanwhile, and went on without this step"
-                )
+            self.check_current(staged.job.step)
             conflicts = self.check_conflicts(staged.job.step, overwrite=overwrite)
             with self.workspace.renaming(self.lock) as renames:
                 path = commit.commit_step(staged, manifest, renames, conflicts)  # steps 4 to 6
-            self.workspace.last_writer = self._name
+            self.has_committed()
             self.lineage = self.lineage.after(staged.job)
             self.workspace.release(staged.name)  # a step that was replaced has this name now
         return Committed(path, len(manifest.files), *self._apply_retention(staged))
+
+    def check_current(self, step: int) -> None:
+        """Raise if an exception ended this run, and another one of this process has committed here since. Root only.
+
+        Under `commit_mutex`.
+        """
+        if self.is_abandoned and self.workspace.last_writer not in {None, self._name}:
+            raise NewerStepError(
+                f"step {step} in {self.path} is of a run that an exception ended; the run was opened again meanwhile, "
+                "and went on without this step"
+            )
+
+    def has_committed(self) -> None:
+        """Note that this run has committed a step here. Root only, under `commit_mutex`."""
+        self.workspace.last_writer = self._name
 
     def _manifest(self, job: SaveJob, plan: SavePlan, content: Content, files: tuple[FileRecord, ...]) -> Manifest:
         return Manifest(

@@ -93,6 +93,9 @@ def visit_state_dict(
         raise StateError(f"its state_dict() returned a {type(held).__qualname__}, not a dict")
     part = _Part(name, held, load, is_free, default, free)
     for path, item in part.items(held, ""):
+        if path == TYPES:
+            walk.problems.append(Problem(join(name, path), "has a name that hpcckpt uses itself; rename it"))
+            continue
         part.values[path] = item
         full = join(name, path)
         walk.visit(item, full, part.values, path)

@@ -243,8 +243,10 @@ class DrainTasks:
             elif not persistent.workspace.is_reserved(staged.name):
                 raise LockLostError(f"another job held {persistent.path}; the step stays on scratch, try again")
             else:
+                persistent.check_current(manifest.step)
                 conflicts = self._check_conflicts(drain)
                 copy.commit_staged(staged, manifest, lock, conflicts, persistent.system)  # D4
+                persistent.has_committed()
                 if not self._is_late(drain):
                     persistent.lineage = Lineage(manifest.run_id, manifest.save_id, manifest.step)
             drain.is_committed = True

@@ -17,6 +17,7 @@ import pytest
 import hpcckpt as hc
 from hpcckpt import errors
 from hpcckpt.checkpointer import shutdown
+from hpcckpt.checkpointer.session import Session
 from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.collective.deadlines import Patience
 from hpcckpt.core import failpoints
@@ -149,7 +150,7 @@ def test_a_checkpointer_whose_block_an_exception_ended_is_closed(run_dir, is_sav
 
 
 def test_a_save_in_flight_of_a_run_that_ended_is_not_committed_over_later_ones(run_dir, monkeypatch, caplog):
-    monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 0.0)
+    monkeypatch.setattr(Session, "let_saves_end", lambda self: None)  # as if the others reported too late
 
     def body(comm):
         first = hc.Checkpointer(run_dir, comm=comm, max_to_keep=None, on_newer="aside")
@@ -165,6 +166,70 @@ def test_a_save_in_flight_of_a_run_that_ended_is_not_committed_over_later_ones(r
     assert discovery.step_numbers(run_dir) == [1, 3]
     assert "step 2" in caplog.text
     assert "went on without this step" in caplog.text
+
+
+@pytest.mark.parametrize("slow_rank", range(N_RANKS))
+def test_a_rank_that_writes_for_long_is_waited_for_by_those_that_leave_with_it(run_dir, monkeypatch, slow_rank):
+    monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 0.4)
+    never = threading.Event()
+
+    def slow(phase: str, rank: int) -> None:
+        if (phase, rank) == ("2-written", slow_rank):
+            never.wait(2.0)  # storage that is slower than a rank of which nothing is known is waited for
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.save(1, state())
+        ckpt.__exit__(ValueError, ValueError("own"), None)
+        return ckpt._session.is_saving
+
+    failpoints.install_hook(slow)
+    try:
+        assert run_ranks(N_RANKS, body, timeout_s=60.0) == [False] * N_RANKS
+    finally:
+        failpoints.install_hook(None)
+    assert discovery.step_numbers(run_dir) == [1]
+
+
+def test_ranks_that_leave_do_not_wait_for_long_for_one_that_does_not(run_dir, monkeypatch):
+    monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 0.2)
+    others_left = threading.Barrier(N_RANKS)
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.save(1, state())
+        if comm.rank == 1:  # trains on
+            others_left.wait(30.0)
+        ckpt.__exit__(ValueError, ValueError("own"), None)
+        if comm.rank != 1:
+            others_left.wait(30.0)
+
+    run_ranks(N_RANKS, body, timeout_s=60.0)
+
+
+def test_a_drain_of_a_run_that_ended_does_not_move_aside_the_steps_of_the_next(run_dir, tmp_path):
+    goes_on, options = threading.Event(), {"max_to_keep": None, "on_newer": "aside"}
+
+    def body(comm):
+        first = hc.Checkpointer(run_dir, comm=comm, scratch=tmp_path / "scratch", **options)
+        first.save(1, state()).durable()
+        failpoints.install_hook(lambda phase, _rank: phase == "drain-begun" and goes_on.wait(30.0))
+        first.save(2, state(2)).result()
+        first.__exit__(ValueError, ValueError("own"), None)
+        with hc.Checkpointer(run_dir, comm=comm, **options) as ckpt:
+            assert ckpt.restore(state()).step == 1
+            ckpt.save(3, state(3)).result()
+        comm.barrier()
+        goes_on.set()
+        shutdown._finish(first._session)  # as at the end of the program
+        first._session.close()
+
+    try:
+        run_ranks(2, body, timeout_s=60.0)
+    finally:
+        goes_on.set()
+        failpoints.install_hook(None)
+    assert discovery.step_numbers(run_dir) == [1, 3]
 
 
 def test_an_exception_leaves_the_block_when_this_rank_has_written_its_part(run_dir, monkeypatch):

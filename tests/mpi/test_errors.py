@@ -43,11 +43,14 @@ def test_a_rank_that_raises_elsewhere_ends_the_job(tmp_path: Path) -> None:
 
 
 LEFT = """
-import sys, numpy as np, hpcckpt as hc
+import sys, threading, numpy as np, hpcckpt as hc
+from hpcckpt.core import failpoints
 from mpi4py import MPI
 rank = MPI.COMM_WORLD.rank
 ckpt = hc.Checkpointer(sys.argv[1])
 ckpt.save(1, {"w": np.full(100_000, 1.0)}).result()
+if rank == 1 and sys.argv[2] == "raise":  # storage that is slower than others wait for a rank of which nothing is known
+    failpoints.install_hook(lambda phase, _: phase == "2-write" and threading.Event().wait(4))
 ckpt.save(2, {"w": np.full(100_000, 2.0)})
 if sys.argv[2] == "exit":
     sys.exit(0)
@@ -60,15 +63,31 @@ if sys.argv[2] == "raise" or (sys.argv[2] == "raise on one" and rank == 1):
 
 @pytest.mark.parametrize("way", ["end", "exit", "forget", "raise", "raise on one"])
 def test_a_job_that_ends_without_closing_leaves_the_step_whole_or_absent(tmp_path: Path, way: str) -> None:
-    """Whole, if all ranks end by themselves."""
+    """Whole, if all ranks end by themselves, or all by an exception."""
     ended = mpirun(2, "-c", LEFT, str(tmp_path), way)
     is_mistake = way.startswith("raise")
     assert (ended.code != 0) == is_mistake, ended.err
     assert ("own mistake" in ended.err) == is_mistake
     steps = step_numbers(tmp_path)
-    assert steps in ([[1], [1, 2]] if is_mistake else [[1, 2]])
+    assert steps in ([[1], [1, 2]] if way == "raise on one" else [[1, 2]])
     assert hc.load(tmp_path)["w"].tolist() == [float(steps[-1])] * 100_000
     assert is_mistake or listed(tmp_path) == [layout.step_dirname(1), layout.step_dirname(2)]
+
+
+ALONE = """
+import sys, hpcckpt as hc
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    hc.Checkpointer(sys.argv[1], peer_timeout_s=1)
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_a_job_whose_ranks_do_not_all_make_a_checkpointer_is_ended_with_the_reason(tmp_path: Path) -> None:
+    ended = mpirun(2, "-c", ALONE, str(tmp_path))
+    assert ended.code != 0
+    assert "not all ranks made a checkpointer; the job is ended" in ended.err
+    assert "Traceback" not in ended.err
 
 
 SILENT = """

@@ -5,7 +5,7 @@ Nothing is there before it is whole, and what is left out is said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +143,8 @@ def export_checkpoint(
             file_format = find_format("hdf5")
         job = ExportJob(reader, names, path, file_format, used, optimizer, overwrite, progress)
         done = _WRITERS[file_format.name](job)
-        left_out += [] if patterns else values_left_out(reader.manifest, file_format.name)
+        stored = [each.name for each in job.wanted]
+        left_out += [] if patterns else values_left_out(reader.manifest, file_format.name, stored)
         return _converted(job, left_out, done)
 
 
@@ -189,12 +190,16 @@ def _model_for(file_format: Format, model: Any, reader: StepReader, *, is_asked_
 
 
 VALUES = "values, not tensors ('hpcckpt info' shows them)"
+WITHOUT_ROOM = "objects whose names the state has too ('hpcckpt info' shows them)"
 """Why values are left out."""
 
 
-def values_left_out(manifest: Manifest, format_name: str) -> list[LeftOut]:
-    """Return the values that are not tensors and that readers of a format do not see. Pure."""
-    kept = {"hdf5": ("state", "user"), "pt": ("state",)}.get(format_name, ())
+def values_left_out(manifest: Manifest, format_name: str, tensors: Collection[str]) -> list[LeftOut]:
+    """Return the values that are not tensors and that readers of a format do not see beside these. Pure."""
+    if format_name == "hdf5":
+        without_room = write_hdf5.place_values(manifest, tensors)[1]
+        return [LeftOut(tuple(without_room), WITHOUT_ROOM)] if without_room else []
+    kept = ("state",) if format_name == "pt" else ()
     names = [
         name
         for place in ("state", "user")
@@ -218,9 +223,8 @@ def _widened(job: ExportJob) -> list[str]:
 
 
 def _write_hdf5(job: ExportJob) -> ExportOutcome:
-    objects = {name: value for values in job.reader.manifest.objects.values() for name, value in values.items()}
     with atomic_path(job.out, is_overwriting=job.is_overwriting) as temporary:
-        write_hdf5.write_hdf5(temporary, job.reader, job.wanted, objects, job.progress)
+        write_hdf5.write_hdf5(temporary, job.reader, job.wanted, job.progress)
     return ExportOutcome(job.names, remarks=_widened(job))
 
 

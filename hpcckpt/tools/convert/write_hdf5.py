@@ -7,13 +7,14 @@ attribute of the file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcckpt.core.results import Progress
 from hpcckpt.core.tensors import Extent, itemsize
 from hpcckpt.errors import OptionError, Problem, list_problems
+from hpcckpt.format.manifest import Manifest
 from hpcckpt.format.note import KEY, encode, note_of
 from hpcckpt.keras.files.note import MAX_ATTRIBUTE_BYTES, import_h5py
 from hpcckpt.restoring.checkpoint_info import is_rank_json
@@ -26,10 +27,9 @@ def write_hdf5(
     path: Path,
     reader: StepReader,
     wanted: Sequence[StoredArray],
-    objects: Mapping[str, Any],
     progress: Progress | None = None,
 ) -> None:
-    """Write arrays piece by piece, and JSON values. Independent.
+    """Write arrays piece by piece, and the JSON values that have room beside them (see `place_values`). Independent.
 
     bfloat16 and float8, which HDF5 readers do not know, become float32: every value stays as it is.
 
@@ -44,6 +44,7 @@ def write_hdf5(
     problems = [
         Problem(each.name, f"has no HDF5 type ({each.spec.dtype})") for each in wanted if not _has_type(h5py, each)
     ]
+    objects = place_values(reader.manifest, [each.name for each in wanted])[0]
     names = {*objects, *(each.name for each in wanted)}
     problems += [Problem(name, "is below another name") for name in sorted(names) if _is_below(name, names)]
     if problems:
@@ -58,6 +59,18 @@ def write_hdf5(
                 progress(source.nbytes)
         for name, value in objects.items():
             _write_value(file, name, value)
+
+
+def place_values(manifest: Manifest, tensors: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON values to write beside these tensors, and the names of ``objects`` that find no room. Pure.
+
+    The state and ``objects`` may have the same names, a file has each once.
+    """
+    values, user = dict(manifest.objects.get("state", {})), manifest.objects.get("user", {})
+    taken = {*values, *tensors}
+    groups = {"/".join(parts[:n]) for parts in (name.split("/") for name in taken) for n in range(1, len(parts))}
+    left_out = [name for name in user if name in taken or name in groups or _is_below(name, taken)]
+    return values | {name: value for name, value in user.items() if name not in left_out}, left_out
 
 
 def _has_type(h5py: Any, source: StoredArray) -> bool:

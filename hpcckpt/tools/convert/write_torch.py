@@ -49,9 +49,12 @@ def write_torch(
     ConfigError
         If PyTorch is not installed.
     OptionError
-        If an array has a dtype that PyTorch does not know, or a name is also the beginning of another; names all.
+        If an array has a dtype that PyTorch does not know, or a name is also the beginning of another; names all. If
+        a name is that of our note.
     """
     torch = import_torch()
+    if KEY in {*objects, *(each.name for each in wanted)}:
+        raise OptionError(f"{KEY!r} is the name of hpcckpt's own entry in a .pt file; leave it out with --only")
     unknown = [f"{each.name} ({each.spec.dtype})" for each in wanted if not _torch_dtype(torch, each.spec.dtype)]
     if unknown:
         raise OptionError(f"PyTorch has no dtype for {', '.join(unknown[:5])}; leave them out with --only")

@@ -250,6 +250,8 @@ def test_a_failing_load_state_dict_fails_alike_on_all_ranks(ranks, run_dir):
             for value in (deque([1]), range(3), date(2026, 1, 1), Path("a"), Fraction(1, 3), Decimal("0.1"), Colour.RED)
         ),
         ({"a": len}, "cannot be saved"),
+        ({".types": np.ones(1)}, "box/.types: has a name that hpcckpt uses itself"),
+        ({".types": 1}, "box/.types: has a name that hpcckpt uses itself"),
         ([1], "returned a list"),
     ],
 )

@@ -155,6 +155,14 @@ def test_names_that_cannot_nest_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "m.pt").exists()
 
 
+def test_a_name_that_our_note_has_is_refused(tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"w": np.ones(1), "hpcckpt": np.ones(1)})
+    with pytest.raises(OptionError, match="'hpcckpt' is the name of hpcckpt's own entry"):
+        hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt")
+    assert hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt", only="w").tensors == 1
+
+
 def test_damage_is_so_called(saved: Path, tmp_path: Path) -> None:
     hc.export_checkpoint(saved, tmp_path / "m.pt")
     content = (tmp_path / "m.pt").read_bytes()
