@@ -19,7 +19,7 @@ from hpcckpt.errors import (
 )
 from hpcckpt.format import layout
 from hpcckpt.native.posix_files import POSIX, REAL
-from hpcckpt.rundir.discovery import read_manifest, step_numbers
+from hpcckpt.rundir.discovery import Manifests, read_manifest, step_numbers
 
 READER_PIN_EXPIRY_S = 6 * 3600.0
 
@@ -32,15 +32,15 @@ def pins(directory: PathLike, system: OperatingSystem = REAL) -> set[int]:
         return set()
 
 
-def pins_to_obey(directory: PathLike, system: OperatingSystem = REAL) -> set[int]:
-    """Return the same for a caller that removes the other steps. Independent.
+def pins_to_obey(directory: PathLike, system: OperatingSystem = REAL, manifests: Manifests | None = None) -> set[int]:
+    """Return the same for a caller that removes the other steps; `manifests` are those it has read. Independent.
 
     Raises
     ------
     StorageError
         If they cannot be read: then nothing may be removed.
     """
-    return _pinned(directory, system, is_counted=lambda _name: True)
+    return _pinned(directory, system, is_counted=lambda _name: True, manifests=manifests)
 
 
 def pinned_by_users(
@@ -99,9 +99,11 @@ def _pinned(
     system: OperatingSystem,
     is_counted: Callable[[str], bool],
     moved_to: Mapping[int, PathLike] | None = None,
+    manifests: Manifests | None = None,
 ) -> set[int]:
+    known = manifests or Manifests(system.files)
     paths = ((path, os.path.basename(path)) for path in _files_of_pins(directory, system.files))
-    found = (_pinned_step(path, name, system, moved_to) for path, name in paths if is_counted(name))
+    found = (_pinned_step(path, name, system, known, moved_to) for path, name in paths if is_counted(name))
     return {step for step in found if step is not None}
 
 
@@ -125,7 +127,11 @@ def _pins_directory(directory: PathLike, files: FileSystem) -> str:
 
 
 def _pinned_step(
-    path: str, name: str, system: OperatingSystem, moved_to: Mapping[int, PathLike] | None = None
+    path: str,
+    name: str,
+    system: OperatingSystem,
+    manifests: Manifests,
+    moved_to: Mapping[int, PathLike] | None = None,
 ) -> int | None:
     """Return the step that a pin keeps; ``None`` if it is of another save than the step of its number now is."""
     head, _, reader = name.partition(".")
@@ -136,14 +142,14 @@ def _pinned_step(
         return None
     named = os.path.join(os.path.dirname(os.path.dirname(path)), layout.step_dirname(step))
     where = (moved_to or {}).get(step, named)
-    return None if _is_of_another_save(path, where, system.files) else step
+    return None if _is_of_another_save(path, where, system.files, manifests) else step
 
 
-def _is_of_another_save(path: str, step_path: PathLike, files: FileSystem) -> bool:
+def _is_of_another_save(path: str, step_path: PathLike, files: FileSystem, manifests: Manifests) -> bool:
     """Return True if a pin names a save, and the step is another one; if in doubt, the pin holds. Independent."""
     try:
         save_id = files.read_bounded(path, 64).decode("ascii").strip()
-        return bool(save_id) and read_manifest(step_path, files).save_id != save_id
+        return bool(save_id) and manifests.read(step_path).save_id != save_id
     except (OSError, HpcckptError, ValueError):
         return False
 
@@ -157,7 +163,8 @@ def pins_of_readers(directory: PathLike, steps: Collection[int], system: Operati
         If they cannot be read.
     """
     files = (file for file in sorted(_files_of_pins(directory, system.files)) if "." in os.path.basename(file))
-    return [file for file in files if _pinned_step(file, os.path.basename(file), system) in steps]
+    known = Manifests(system.files)
+    return [file for file in files if _pinned_step(file, os.path.basename(file), system, known) in steps]
 
 
 def reader_name(system: OperatingSystem = REAL) -> str:
@@ -255,7 +262,7 @@ def pin(directory: PathLike, step: int, reader: str = "", save_id: str = "", fil
             files.fsync_dir(directory)
             step_path = os.path.join(directory, layout.step_dirname(step))
             # retention hides a step before it reads the pins again: one that is here now is kept
-            if not files.exists(step_path) or _is_of_another_save(path, step_path, files):
+            if not files.exists(step_path) or _is_of_another_save(path, step_path, files, Manifests(files)):
                 unpin(directory, step, files=files)
                 raise absent
     except OSError as error:

@@ -69,7 +69,7 @@ def plan_retention(
         return RetentionPlan(len(step_numbers(directory, system.files)))
     known = known or StepList(directory, system.files)
     steps = tuple(map(known.mark, known.discover()))
-    kept = steps_to_keep(steps, options, pins_to_obey(directory, system) | known.kept)
+    kept = steps_to_keep(steps, options, pins_to_obey(directory, system, known.manifests) | known.kept)
     n_kept = sum(info.is_restorable and info.step in kept for info in steps)
     going = tuple(info for info in steps if info.step not in kept)
     has_metrics = any(info.manifest and info.manifest.metrics for info in steps)

@@ -63,10 +63,11 @@ def plan_prune(
     OptionError
         If no step has the metric whose best is to be kept: a misspelt name must not cost the best steps.
     """
-    steps = discovery.scan(directory)
+    manifests = discovery.Manifests()
+    steps = discovery.scan(directory, manifests)
     if options.keep_best is not None and not discovery.best_of(steps, options.keep_best):
         raise OptionError(f"{directory}: {metric_problem(steps, options.keep_best)}")
-    kept = steps_to_keep(steps, options, pins.pins_to_obey(directory))
+    kept = steps_to_keep(steps, options, pins.pins_to_obey(directory, manifests=manifests))
     if not holds_lock and is_written_now(directory):
         kinds = frozenset(kinds) - LEFT  # the running job may use them
     going = [Removal(info.path, tree_nbytes(info.path), info.step) for info in steps if info.step not in kept]

@@ -51,6 +51,19 @@ def test_the_newest_steps_are_kept(ranks, run_dir):
     assert listed(run_dir) == [layout.step_dirname(4), layout.step_dirname(5)]
 
 
+def test_a_save_parses_no_manifest_of_an_earlier_step_whether_it_is_pinned_or_not(run_dir, monkeypatch):
+    read, parsed = discovery.read_manifest, []
+    with hc.Checkpointer(run_dir, max_to_keep=2) as ckpt:
+        for step in range(1, 5):
+            ckpt.save(step, state(step)).result()
+            ckpt.pin(step)
+        monkeypatch.setattr(discovery, "read_manifest", lambda *args: parsed.append(Path(args[0]).name) or read(*args))
+        monkeypatch.setattr(run_pins, "read_manifest", discovery.read_manifest)
+        for step in (5, 6):
+            ckpt.save(step, state(step)).result()
+    assert parsed == [layout.step_dirname(step) for step in (5, 6)]
+
+
 def test_without_a_limit_all_are_kept(ranks, run_dir):
     assert save_all(ranks, run_dir, saved(1, 2, 3, 4), max_to_keep=None)[0] == ([1, 2, 3, 4], [1, 2, 3, 4])
 
