@@ -111,9 +111,9 @@ class Session:
     def is_left_by(self, end: BlockEnd) -> None:
         """Note the exception that ended the program's block. Independent."""
         self.ended_by = end
-        self.rundir.is_abandoned = True
+        self.rundir.is_left()
         if self.scratch_tier is not None:
-            self.scratch_tier.persistent.is_abandoned = True
+            self.scratch_tier.persistent.is_left()
 
     def let_saves_end(self) -> None:
         """Let the saves in flight be committed, if other ranks do the same. Independent."""

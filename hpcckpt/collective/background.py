@@ -29,7 +29,6 @@ from hpcckpt.collective.waits import wait_until
 from hpcckpt.core.system import Flag
 from hpcckpt.errors import HpcckptError
 
-LEAVES = "leaves the run, and writes its part before"
 DRAIN_NICE = 15
 """The niceness of threads that write in the background: they get about a thirtieth of a core that training uses."""
 
@@ -170,7 +169,7 @@ class BackgroundTasks:
             self.comm,
             is_finished,
             missing,
-            doing=lambda: "writes its part" if task.local.outcome is None else "",
+            doing=lambda: self._doing(task),
             is_busy=lambda: task.local.outcome is None or task.reduction is not None,
             text=text or task.name,
             give_up=lambda: self._give_up(task, missing()),
@@ -192,44 +191,37 @@ class BackgroundTasks:
     def let_end(self, grace_s: float) -> None:
         """Wait until all tasks are finished, if the other ranks do the same; else give up. Independent.
 
-        A rank calls it whose program leaves the run.  It waits while it works itself, while root works, and while root
-        knows of ranks that work and call this too, at most `peer_timeout_s` after the last report; else for `grace_s`.
+        A rank calls it whose program leaves the run.  It waits while it works itself, and while a rank has reported
+        lately that it works, to root or, by root's answer, to this rank; else for `grace_s`.
         """
         now, peers = self.comm.clock.monotonic, self.comm.calls.peers
         waited, until, ask_at = Waited(self.comm.patience, self.comm.clock), now() + grace_s, now()
-        while self._tasks:
-            is_working = any(task.local.outcome is None for task in self.tasks)
-            with contextlib.suppress(HpcckptError):  # that other ranks have ended
-                if now() >= ask_at:
-                    ask_at = now() + grace_s / 2
-                    self.comm.calls.announce(LEAVES if is_working else "", wants_answer=True)
-                self.poll()
-            if waited.has_news(self._exchange.n_reports):
-                waited.begin_again()
-            if self.comm.is_root:
-                is_hopeful = waited.seconds < self.comm.patience.peer_timeout_s
-                peers.are_awaited = is_working or (is_hopeful and self._others_work())
-            if is_working or peers.are_awaited:
-                until = now() + grace_s
-            elif now() >= until:
-                break
-            peers.are_awaited = peers.are_awaited and self.comm.is_root  # elsewhere until root's next answer
-            if waited.is_log_due():
-                _log.warning(
-                    "hpcckpt: [rank %d] has waited for %.0f s for the saves in flight, to leave the run%s",
-                    self.comm.rank, waited.total, ": it writes its part" if is_working else "",
-                )  # fmt: skip
-            self._idle()
-        peers.are_awaited = False
+        with self.comm.lasting():
+            while self._tasks and self.comm.is_usable:
+                own = next((text for text in map(self._doing, self.tasks) if text), "")
+                peers.does(self.comm.rank, own)
+                with contextlib.suppress(HpcckptError):  # that other ranks have ended
+                    if now() >= ask_at:
+                        ask_at = now() + grace_s / 2
+                        self.comm.calls.announce(own, wants_answer=True)
+                    self.poll()
+                if own or peers.others_work():
+                    until = now() + grace_s
+                elif now() >= until:
+                    return
+                if waited.is_log_due():
+                    _log.warning(
+                        "hpcckpt: [rank %d] has waited for %.0f s for the saves in flight, to leave the run%s",
+                        self.comm.rank, waited.total, f" ({own})" if own else "",
+                    )  # fmt: skip
+                self._idle()
 
-    def _others_work(self) -> bool:
-        """Return whether a task is reduced, or a rank works on its part and leaves the run. Root only."""
-        peers = self.comm.calls.peers
-        return any(
-            task.reduction is not None
-            or any(peers.is_doing(rank, LEAVES) for rank in self._exchange.missing(task.number))
-            for task in self.tasks
-        )
+    def _doing(self, task: CollectiveTask) -> str:
+        """Return what this rank does for a task, for the others. Independent."""
+        if task.local.outcome is None:
+            return "writes its part"
+        is_reduced = task.reduction is not None and task.reduction.outcome is None
+        return "commits it" if is_reduced else ""
 
     def _idle(self) -> None:
         self._wake.wait(POLL_S if self.comm.size > 1 else 0.05)
@@ -274,11 +266,6 @@ class Exchange:
         self._reports: dict[int, dict[int, Any]] = {}
         self._results: dict[int, Any] = {}
         self._last_finished = -1
-
-    @property
-    def n_reports(self) -> int:
-        """The number of reports that have arrived, of tasks that are not finished. Root only."""
-        return sum(map(len, self._reports.values()))
 
     def report(self, number: int, value: Any, call: Call | None = None) -> None:
         """Send root this rank's outcome of a task, and the call that began it. Independent."""

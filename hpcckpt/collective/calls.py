@@ -245,6 +245,8 @@ class Calls:
         CollectiveError
             The failure, in its own class.
         """
+        if self.failure is not None:  # all ranks know it, or will by root
+            raise error_of(self.failure)
         if not self._comm.is_root:
             self._comm.send(0, Broken(failure), NOTES)
             self._wait_for_root()
@@ -309,7 +311,7 @@ class Calls:
                 for call in note.calls:
                     self.compare(source, call)
         self.peers.does(source, note.doing)
-        if note.wants_answer and self.failure is None:
+        if note.wants_answer:
             self._comm.send(source, self.peers.summary(), NOTES)
 
     def _take_left(self, note: Left) -> None:

@@ -27,10 +27,10 @@ class Status(NamedTuple):
 
 
 class StatusSummary(NamedTuple):
-    """Where root is, and ranks that may hold up the others, by rank; and whether root waits for ranks that leave."""
+    """Where root is, and ranks that may hold up the others, by rank; and whether a rank works, as far as root knows."""
 
     texts: dict[int, str]
-    are_awaited: bool = False
+    is_work_seen: bool = False
 
 
 class Left(NamedTuple):

@@ -43,15 +43,14 @@ class Peers:
         Ranks that call nothing any more.
     n_news : int
         Rises when something new is known.
-    are_awaited : bool
-        Whether root waits for ranks that leave the run as it does: on root now, elsewhere by its last answer.
     """
 
     def __init__(self, comm: _Ranks) -> None:
         self._comm = comm
         self.ended: dict[int, Ended] = {}
         self.n_news = 0
-        self.are_awaited = False
+        self._worked_at: dict[int, float] = {}
+        self._has_root_seen_work = False
         self._seen: dict[int, Call] = {}
         self._doing: dict[int, str] = {}
         self._known: dict[int, str] = {}
@@ -69,6 +68,10 @@ class Peers:
         """Take in what a rank, or this one, does in its call. Independent."""
         self.n_news += self._doing.get(rank, "") != doing
         self._doing[rank] = doing
+        if doing:
+            self._worked_at[rank] = self._comm.clock.monotonic()
+        else:
+            self._worked_at.pop(rank, None)
 
     def begins_call(self) -> None:
         """Take in that this rank has come to another call. Independent."""
@@ -78,7 +81,7 @@ class Peers:
         """Take in what root knows. Independent."""
         self.n_news += self._known != note.texts
         self._known = note.texts
-        self.are_awaited = note.are_awaited
+        self._has_root_seen_work = note.is_work_seen
 
     def summary(self) -> StatusSummary:
         """Return where root is, and ranks that may hold up the others; made once in a while. Root only."""
@@ -87,15 +90,23 @@ class Peers:
             others = [rank for rank in range(1, self._comm.size) if self._may_hold_up(rank, newest)]
             self._shown = {rank: self.where(rank) for rank in (0, *others[:N_NAMED])}
             self._shown_until = self._comm.clock.monotonic() + self._comm.patience.status_s
-        return StatusSummary(self._shown, self.are_awaited)
+        return StatusSummary(self._shown, self._is_work_seen((0, *self._worked_at)))
 
     def _may_hold_up(self, rank: int, number: int) -> bool:
         seen = self._seen.get(rank)
         return seen is None or seen.number < number or bool(self._doing.get(rank))
 
-    def is_doing(self, rank: int, doing: str) -> bool:
-        """Return True if a rank has reported that it does this, and has not ended. Independent."""
-        return self._doing.get(rank) == doing and rank not in self.ended
+    def others_work(self) -> bool:
+        """Return whether another rank has reported lately that it works; not on root: once for each answer."""
+        if self._comm.rank == 0:
+            return self._is_work_seen([rank for rank in self._worked_at if rank != 0])
+        seen, self._has_root_seen_work = self._has_root_seen_work, False
+        return seen
+
+    def _is_work_seen(self, ranks: Sequence[int]) -> bool:
+        """Return whether one of these ranks has reported lately that it works, and has not ended. Root only."""
+        since = self._comm.clock.monotonic() - 2 * self._comm.patience.status_every_s
+        return any(self._worked_at.get(rank, since) > since and rank not in self.ended for rank in ranks)
 
     def is_in(self, rank: int, call: Call) -> bool:
         """Return True if a rank is known to be in a call, or past it, and has not ended. Independent."""

@@ -163,9 +163,6 @@ class RunDirectory:
     undo_part : dict of str to (Renames, bool)
         Leaders of nodes only: the renames of a part that was committed, by its staging directory; and whether the step
         was pinned before.
-    is_abandoned : bool
-        Whether an exception ended the run while it used the directory: its saves in flight are not committed any more
-        if another `RunDirectory` of this process has committed a step since.
     """
 
     def __init__(
@@ -181,8 +178,8 @@ class RunDirectory:
         self.is_scratch = False
         self.recycling = Recycling()
         self.undo_part: dict[str, tuple[Renames, bool]] = {}
-        self.is_abandoned = False
         self._name = layout.new_nonce()
+        self._left_at: tuple[str, int] | None = None
 
     @property
     def n_ranks(self) -> int:
@@ -416,15 +413,23 @@ class RunDirectory:
 
         Under `commit_mutex`.
         """
-        if self.is_abandoned and self.workspace.last_writer not in {None, self._name}:
+        last = self.workspace.last_commit
+        if self._left_at not in {None, last} and last[0] != self._name:
             raise NewerStepError(
                 f"step {step} in {self.path} is of a run that an exception ended; the run was opened again meanwhile, "
                 "and went on without this step"
             )
 
+    def is_left(self) -> None:
+        """Note that an exception ended the run: what another one commits here from now on is not undone. Independent.
+
+        See `check_current`.
+        """
+        self._left_at = self._left_at or self.workspace.last_commit
+
     def has_committed(self) -> None:
         """Note that this run has committed a step here. Root only, under `commit_mutex`."""
-        self.workspace.last_writer = self._name
+        self.workspace.last_commit = self._name, self.workspace.last_commit[1] + 1
 
     def _manifest(self, job: SaveJob, plan: SavePlan, content: Content, files: tuple[FileRecord, ...]) -> Manifest:
         return Manifest(

@@ -81,8 +81,8 @@ class Workspace:
         A lock that is held while names in the directory change.
     journal_mutex : context manager
         A lock that is held while lines are written to the journal.
-    last_writer : str or None
-        Who of this process committed a step last; read and set under `commit_mutex`.
+    last_commit : (str, int)
+        Who of this process committed a step last, and how many were committed; read and set under `commit_mutex`.
     """
 
     def __init__(self, directory: Path, system: OperatingSystem = REAL) -> None:
@@ -90,7 +90,7 @@ class Workspace:
         self.system = system
         self.commit_mutex = system.executor.lock()
         self.journal_mutex = system.executor.lock()
-        self.last_writer: str | None = None
+        self.last_commit: tuple[str, int] = "", 0
         self._reserved: dict[str, _Reservation] = {}
         self._failed: list[Renames] = []  # of commits that failed, and not undone yet
         self._kept: set[str] = set()

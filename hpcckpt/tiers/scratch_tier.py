@@ -246,19 +246,20 @@ class ScratchTier:
         """Move aside in the run directory what is newer, while the block commits a step on scratch. Root only.
 
         From the commit on a restart must find the step, and no newer one that the run went back from.  If the block
-        fails, all is as it was.
+        fails, all is as it was. An abandoned run moves nothing (see `RunDirectory.check_current`).
         """
         persistent = self.persistent
         with contextlib.ExitStack() as held:
-            if persistent.options.on_newer == "aside":
-                held.enter_context(persistent.workspace.commit_mutex)
-                newer = persistent.check_conflicts(step, overwrite=True).aside
-                if newer:
-                    lock = persistent.open()  # checks it: if it was lost, newer steps may be another job's
-                    renames = held.enter_context(persistent.workspace.renaming(lock))
-                    held.enter_context(commit.moved_aside(renames, newer, step))
-                else:
-                    held.close()  # a drain may be committed meanwhile
+            held.enter_context(persistent.workspace.commit_mutex)
+            persistent.check_current(step)
+            is_moving = persistent.options.on_newer == "aside"
+            newer = persistent.check_conflicts(step, overwrite=True).aside if is_moving else ()
+            if newer:
+                lock = persistent.open()  # checks it: if it was lost, newer steps may be another job's
+                renames = held.enter_context(persistent.workspace.renaming(lock))
+                held.enter_context(commit.moved_aside(renames, newer, step))
+            else:
+                held.close()  # a drain may be committed meanwhile
             yield
 
     def durable(self, save: InFlightSave) -> SavedStep:

@@ -191,6 +191,86 @@ def test_a_rank_that_writes_for_long_is_waited_for_by_those_that_leave_with_it(r
     assert discovery.step_numbers(run_dir) == [1]
 
 
+@pytest.mark.parametrize("slow_rank", range(2))
+def test_a_rank_that_leaves_waits_for_one_that_writes_within_a_call(run_dir, monkeypatch, slow_rank):
+    monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 0.4)
+    never = threading.Event()
+
+    def slow(phase: str, rank: int) -> None:
+        if (phase, rank) == ("2-written", slow_rank):
+            never.wait(2.0)
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        saving = ckpt.save(1, state())
+        if comm.rank == slow_rank:
+            assert saving.result().step == 1
+        ckpt.__exit__(ValueError, ValueError("own"), None)
+        return ckpt._session.is_saving
+
+    failpoints.install_hook(slow)
+    try:
+        assert run_ranks(2, body, timeout_s=60.0, patience=SOON) == [False, False]
+    finally:
+        failpoints.install_hook(None)
+    assert discovery.step_numbers(run_dir) == [1]
+
+
+def test_ranks_that_leave_wait_for_a_commit_however_long_it_lasts(run_dir, monkeypatch):
+    monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 0.4)
+    never = threading.Event()
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm, peer_timeout_s=1)
+        ckpt.save(1, state())
+        ckpt.__exit__(ValueError, ValueError("own"), None)
+        return ckpt._session.is_saving
+
+    failpoints.install_hook(lambda phase, _rank: phase == "4-sealed" and never.wait(3.0))
+    try:
+        assert run_ranks(2, body, timeout_s=60.0) == [False, False]
+    finally:
+        failpoints.install_hook(None)
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+def test_the_first_save_of_a_run_that_an_exception_ends_is_committed_over_earlier_runs(run_dir, tmp_path, scratch):
+    where = {"scratch": tmp_path / "scratch"} if scratch else {}
+    with hc.Checkpointer(run_dir, **where) as ckpt:
+        ckpt.save(1, state())
+    is_left = threading.Event()
+    failpoints.install_hook(lambda phase, _rank: phase == "2-written" and is_left.wait(0.5))
+    try:
+        ckpt = hc.Checkpointer(run_dir, **where)
+        ckpt.restore(state())
+        ckpt.save(2, state(2))
+        ckpt.__exit__(ValueError, ValueError("own"), None)
+        with hc.Checkpointer(run_dir, **where) as ckpt:
+            assert ckpt.restore(state()).step == 2
+    finally:
+        failpoints.install_hook(None)
+    assert discovery.step_numbers(run_dir) == [1, 2]
+
+
+def test_a_save_on_scratch_of_a_run_that_ended_moves_no_step_of_the_next_aside(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(Session, "let_saves_end", lambda self: None)  # as if the others reported too late
+    options: dict[str, Any] = {"max_to_keep": None, "on_newer": "aside"}
+
+    def body(comm):
+        first = hc.Checkpointer(run_dir, comm=comm, scratch=tmp_path / "scratch", **options)
+        first.save(1, state()).durable()
+        first.save(2, state(2))
+        first.__exit__(ValueError, ValueError("own"), None)
+        with hc.Checkpointer(run_dir, comm=comm, **options) as ckpt:
+            assert ckpt.restore(state()).step == 1
+            ckpt.save(3, state(3)).result()
+        shutdown._finish(first._session)  # as at the end of the program
+        first._session.close()
+
+    run_ranks(2, body, timeout_s=60.0)
+    assert discovery.step_numbers(run_dir) == [1, 3]
+
+
 def test_ranks_that_leave_do_not_wait_for_long_for_one_that_does_not(run_dir, monkeypatch):
     monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 0.2)
     others_left = threading.Barrier(N_RANKS)

@@ -14,7 +14,7 @@ from typing import Any
 from hpcckpt.core.results import Progress
 from hpcckpt.errors import ConfigError, OptionError
 from hpcckpt.format.manifest import Manifest
-from hpcckpt.format.note import ARCHITECTURE, encode, note_of
+from hpcckpt.format.note import ARCHITECTURE, KEY, encode, note_of
 from hpcckpt.keras.files.note import put_note
 from hpcckpt.keras.files.tf_files import atomic_bundle
 from hpcckpt.restoring.reader import Array, StepReader, rank_name
@@ -199,13 +199,11 @@ def values_left_out(manifest: Manifest, format_name: str, tensors: Collection[st
     if format_name == "hdf5":
         without_room = write_hdf5.place_values(manifest, tensors)[1]
         return [LeftOut(tuple(without_room), WITHOUT_ROOM)] if without_room else []
-    kept = ("state",) if format_name == "pt" else ()
     names = [
         name
         for place in ("state", "user")
-        if place not in kept
         for name in manifest.objects.get(place, {})
-        if name.rpartition("/")[2] != ARCHITECTURE
+        if name.rpartition("/")[2] != ARCHITECTURE and not (format_name == "pt" and place == "state" and name != KEY)
     ]
     return [LeftOut(tuple(names), VALUES)] if names else []
 

@@ -66,11 +66,24 @@ def place_values(manifest: Manifest, tensors: Collection[str]) -> tuple[dict[str
 
     The state and ``objects`` may have the same names, a file has each once.
     """
-    values, user = dict(manifest.objects.get("state", {})), manifest.objects.get("user", {})
-    taken = {*values, *tensors}
-    groups = {"/".join(parts[:n]) for parts in (name.split("/") for name in taken) for n in range(1, len(parts))}
-    left_out = [name for name in user if name in taken or name in groups or _is_below(name, taken)]
-    return values | {name: value for name, value in user.items() if name not in left_out}, left_out
+    values, left_out = dict(manifest.objects.get("state", {})), []
+    taken = {_path(name) for name in (*values, *tensors)}
+    groups = {path[:n] for path in taken for n in range(1, len(path))}
+    for name, value in manifest.objects.get("user", {}).items():
+        path = _path(name)
+        above = {path[:n] for n in range(1, len(path))}
+        if not path or path in taken or path in groups or above & taken:
+            left_out.append(name)
+            continue
+        values[name] = value
+        taken.add(path)
+        groups |= above
+    return values, left_out
+
+
+def _path(name: str) -> tuple[str, ...]:
+    """Return the parts of a name, as HDF5 reads it. Pure."""
+    return tuple(part for part in name.split("/") if part not in {"", "."})
 
 
 def _has_type(h5py: Any, source: StoredArray) -> bool:

@@ -53,12 +53,12 @@ def write_torch(
         a name is that of our note.
     """
     torch = import_torch()
-    if KEY in {*objects, *(each.name for each in wanted)}:
+    if KEY in {each.name for each in wanted}:
         raise OptionError(f"{KEY!r} is the name of hpcckpt's own entry in a .pt file; leave it out with --only")
     unknown = [f"{each.name} ({each.spec.dtype})" for each in wanted if not _torch_dtype(torch, each.spec.dtype)]
     if unknown:
         raise OptionError(f"PyTorch has no dtype for {', '.join(unknown[:5])}; leave them out with --only")
-    values: dict[str, Any] = dict(objects)
+    values: dict[str, Any] = {name: value for name, value in objects.items() if name != KEY}
     for source in wanted:
         values[source.name] = _tensor(torch, read_array(reader, source), source.spec.dtype)
         if progress:

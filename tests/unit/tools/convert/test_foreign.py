@@ -102,9 +102,9 @@ def test_text_with_a_zero_is_json_in_plain_hdf5(tmp_path: Path) -> None:
 def test_objects_with_names_of_the_state_are_left_out_of_plain_hdf5_and_reported(tmp_path: Path) -> None:
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         state = {"w": np.ones(1), "model": {"a": np.ones(1)}, "epoch": 3}
-        ckpt.save(1, state, objects={"epoch": 4, "w": 1, "model": 2, "w/x": 3, "seed": 5})
+        ckpt.save(1, state, objects={"epoch": 4, "w": 1, "./w": 1, "model": 2, "w/x": 3, "seed": 5, "seed/y": 6})
     done = hc.export_checkpoint(tmp_path / "run", tmp_path / "m.h5", to="hdf5")
-    assert [set(left.names) for left in done.left_out] == [{"epoch", "w", "model", "w/x"}]
+    assert [set(left.names) for left in done.left_out] == [{"epoch", "w", "./w", "model", "w/x", "seed/y"}]
     with h5py.File(tmp_path / "m.h5") as file:
         assert (file["epoch"][()], file["seed"][()], file["w"][()].tolist()) == (3, 5, [1.0])
 

@@ -163,6 +163,14 @@ def test_a_name_that_our_note_has_is_refused(tmp_path: Path) -> None:
     assert hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt", only="w").tensors == 1
 
 
+def test_a_value_with_the_name_of_our_note_is_left_out_and_reported(tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"w": np.ones(1), "hpcckpt": 5, "epoch": 3})
+    done = hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt")
+    assert [left.names for left in done.left_out] == [("hpcckpt",)]
+    assert torch.load(tmp_path / "m.pt", weights_only=True)["epoch"] == 3
+
+
 def test_damage_is_so_called(saved: Path, tmp_path: Path) -> None:
     hc.export_checkpoint(saved, tmp_path / "m.pt")
     content = (tmp_path / "m.pt").read_bytes()
