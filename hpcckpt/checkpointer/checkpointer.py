@@ -576,7 +576,7 @@ class Checkpointer:
         end = BlockEnd(kind.__name__, exit_code_of(error), text)
         if self._session.is_closed:
             return
-        self._session.is_left_by(end)  # first: what an interrupt leaves undone is finished when the program ends
+        self._session.note_end(end)  # first: what an interrupt leaves undone is finished when the program ends
         self._session.let_saves_end()
         self._session.comm.calls.end(str(end))
         if not (self._session.is_saving or self._session.scratch_tier):  # release what needs no peers, who may not come

@@ -108,12 +108,12 @@ class Session:
                 "a function that is called with each step may not call the checkpointer: do so after `save`"
             )
 
-    def is_left_by(self, end: BlockEnd) -> None:
+    def note_end(self, end: BlockEnd) -> None:
         """Note the exception that ended the program's block. Independent."""
         self.ended_by = end
-        self.rundir.is_left()
+        self.rundir.note_end()
         if self.scratch_tier is not None:
-            self.scratch_tier.persistent.is_left()
+            self.scratch_tier.persistent.note_end()
 
     def let_saves_end(self) -> None:
         """Let the saves in flight be committed, if other ranks do the same. Independent."""

@@ -403,7 +403,7 @@ class RunDirectory:
             conflicts = self.check_conflicts(staged.job.step, overwrite=overwrite)
             with self.workspace.renaming(self.lock) as renames:
                 path = commit.commit_step(staged, manifest, renames, conflicts)  # steps 4 to 6
-            self.has_committed()
+            self.note_commit()
             self.lineage = self.lineage.after(staged.job)
             self.workspace.release(staged.name)  # a step that was replaced has this name now
         return Committed(path, len(manifest.files), *self._apply_retention(staged))
@@ -420,14 +420,14 @@ class RunDirectory:
                 "and went on without this step"
             )
 
-    def is_left(self) -> None:
+    def note_end(self) -> None:
         """Note that an exception ended the run: what another one commits here from now on is not undone. Independent.
 
         See `check_current`.
         """
         self._left_at = self._left_at or self.workspace.last_commit
 
-    def has_committed(self) -> None:
+    def note_commit(self) -> None:
         """Note that this run has committed a step here. Root only, under `commit_mutex`."""
         self.workspace.last_commit = self._name, self.workspace.last_commit[1] + 1
 

@@ -246,7 +246,7 @@ class DrainTasks:
                 persistent.check_current(manifest.step)
                 conflicts = self._check_conflicts(drain)
                 copy.commit_staged(staged, manifest, lock, conflicts, persistent.system)  # D4
-                persistent.has_committed()
+                persistent.note_commit()
                 if not self._is_late(drain):
                     persistent.lineage = Lineage(manifest.run_id, manifest.save_id, manifest.step)
             drain.is_committed = True

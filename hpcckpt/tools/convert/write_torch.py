@@ -49,8 +49,8 @@ def write_torch(
     ConfigError
         If PyTorch is not installed.
     OptionError
-        If an array has a dtype that PyTorch does not know, or a name is also the beginning of another; names all. If
-        a name is that of our note.
+        If arrays have dtypes that PyTorch does not know, or names are also the beginning of others; names all. Also if
+        an array has the name of hpcckpt's own entry.
     """
     torch = import_torch()
     if KEY in {each.name for each in wanted}:
