@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import logging
 import os
 import threading
@@ -16,12 +15,12 @@ from pathlib import Path
 from hpcckpt.checkpointer.session import Session
 from hpcckpt.collective.communicator import Communicator
 from hpcckpt.collective.uncaught import before_abort
+from hpcckpt.core.weak import living
 from hpcckpt.errors import CollectiveError, CollectiveMisuseError, HpcckptError, PeerTimeoutError
 
 _log = logging.getLogger("hpcckpt")
-_open_sessions: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-"""Those that were opened, numbered in that order: it is the same on all ranks."""
-_numbers = itertools.count()
+_open_sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
+"""Those that were opened, by their `id`, in an order that is the same on all ranks."""
 _orphans: list[Session] = []
 ENDED = "ended its program"
 
@@ -31,7 +30,7 @@ def release_when_forgotten(owner: object, session: Session) -> weakref.finalize[
 
     The owner may be collected while saves are in flight: these are finished when the program ends.
     """
-    _open_sessions[session] = next(_numbers)
+    _open_sessions[id(session)] = session
     _finish_at_exit_too()
     return weakref.finalize(owner, _release, session, os.getpid())
 
@@ -114,7 +113,7 @@ def _finish_at_exit_too() -> None:
 
 def _let_all_saves_end(pid: int) -> None:
     """Let the saves in flight of this thread's runs be committed, if other ranks end in the same way. Independent."""
-    for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
+    for session in living(_open_sessions):
         is_own = os.getpid() == pid and session.thread == threading.get_ident()
         if is_own and not session.is_closed and session.ended_by is None:
             session.let_saves_end()
@@ -127,12 +126,12 @@ def _finish_all(pid: int) -> None:
     """
     if os.getpid() != pid:
         return
-    for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
+    for session in living(_open_sessions):
         if not session.is_closed and (session.queue.in_flight or session.scratch_tier is not None):
             session.comm.calls.ending = _end_of(session)
             _finish(session)
             _release(session, pid)
-    for session in _open_sessions:
+    for session in living(_open_sessions):
         if not session.is_closed and session.comm.is_usable:
             session.comm.calls.end(_end_of(session))
 
@@ -156,7 +155,7 @@ def finish_abandoned(directory: Path) -> None:
     At the end of the program their steps would be committed over those of the run that goes on. An exception ended
     these runs, or their checkpointers were forgotten. Those of several ranks are refused then; see `RunDirectory`.
     """
-    for session in sorted(_open_sessions, key=_open_sessions.__getitem__):
+    for session in living(_open_sessions):
         tier = session.scratch_tier
         home = session.rundir.path if tier is None else tier.persistent.path
         is_alone = session.comm.size == 1 and session.thread == threading.get_ident()

@@ -24,10 +24,12 @@ from hpcckpt.collective.uncaught import exit_with_code_of_error, finish_before_a
 from hpcckpt.collective.waits import wait_for_all
 from hpcckpt.core.std_streams import flush_or_discard
 from hpcckpt.core.system import CLOCK
+from hpcckpt.core.weak import living
 from hpcckpt.errors import CollectiveError, MpiError
 
 _log = logging.getLogger("hpcckpt")
-_open: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, MpiCommunicator] = weakref.WeakValueDictionary()
+"""Those that are not freed, by their `id`."""
 GRACE_S = 1.0
 EXIT_S = 10.0
 """How long the end of the program waits for messages that have not left."""
@@ -73,7 +75,7 @@ class _Use:
         with self.lock:
             self._none_lasts.wait_for(lambda: self._n_lasting == 0)
             _send_all()
-            for comm in tuple(_open):
+            for comm in living(_open):
                 comm.take_in_all()
             self.is_over = True
 
@@ -120,7 +122,7 @@ class MpiCommunicator(Communicator):
         with _use.lasting():
             self._comm = self._duplicated(comm)
         with _use.lock:
-            _open.add(self)
+            _open[id(self)] = self
         weakref.finalize(self, _unsent.extend, self._sends).atexit = False
 
     def _duplicated(self, comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -187,7 +189,7 @@ class MpiCommunicator(Communicator):
     def free(self) -> None:
         """Free the duplicate, unless MPI is finalized already. Collective."""
         with _use.lock:
-            _open.discard(self)
+            _open.pop(id(self), None)
             if self.calls.failure is not None:
                 return  # messages that other ranks will never receive cannot be waited for
             if _is_usable() and self._comm != MPI.COMM_NULL:
@@ -210,7 +212,7 @@ def _drop_sent() -> None:
 def _send_all() -> None:
     """Let messages leave before the program ends: afterwards their buffers are gone. Independent."""
     until = CLOCK.monotonic() + EXIT_S
-    for comm in tuple(_open):
+    for comm in living(_open):
         if comm.calls.failure is None:
             _unsent.extend(comm._sends)
             comm._sends.clear()
@@ -262,7 +264,7 @@ def abort_on_uncaught() -> None:
             if _is_usable():
                 finish_before_abort()
             if _is_usable() and not isinstance(error, CollectiveError):
-                for comm in tuple(_open):
+                for comm in living(_open):
                     comm.calls.end(f"ended with {kind.__name__}: {str(error)[:200]}")
             if _open or isinstance(error, CollectiveError):
                 CLOCK.sleep(GRACE_S)

@@ -12,6 +12,8 @@
     Sizes and times as people write them.
 `failpoints`
     Named phases of saving and restoring, for fault injection.
+`weak`
+    Tables of objects that are forgotten with their last user.
 `lazy`, `moved`
     Names that are loaded on first use; module paths of earlier releases.
 """

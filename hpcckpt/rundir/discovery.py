@@ -82,17 +82,23 @@ class Manifests:
 
     def read(self, path: PathLike) -> Manifest:
         """Read and check the manifest of a step directory, as `read_manifest` does. Independent."""
-        key = os.fspath(path)
-        try:
-            found = self._files.lstat(os.path.join(key, layout.MANIFEST))
-        except OSError:
-            self._read.pop(key, None)
-            return read_manifest(path, self._files)
-        identity = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+        key, identity = os.fspath(path), self._identity(path)
         known = self._read.get(key)  # once: another thread may forget it
-        if known is None or known[0] != identity:
-            known = self._read[key] = (identity, read_manifest(path, self._files))
-        return known[1]
+        if known is not None and known[0] == identity:
+            return known[1]
+        self._read.pop(key, None)
+        manifest = read_manifest(path, self._files)
+        if identity is not None and identity == self._identity(path):  # else a commit has given the name to another
+            self._read[key] = (identity, manifest)
+        return manifest
+
+    def _identity(self, path: PathLike) -> tuple[int, ...] | None:
+        """Return what changes with the manifest's file, if there is one. Independent."""
+        try:
+            found = self._files.lstat(os.path.join(path, layout.MANIFEST))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
     def forget_others(self, directory: PathLike, steps: Iterable[int]) -> None:
         """Forget the manifests of all other steps. Independent."""

@@ -343,6 +343,26 @@ ckpt.save(3, {'w': w}).result()
     check_whole_or_absent(run_dir, 1, 2, 3)
 
 
+def test_threads_of_one_program_can_open_checkpointers_at_the_same_time(run_dir):
+    """Each one that is opened looks through those that are open already."""
+    script = """
+sys.setswitchinterval(1e-5)
+made = []
+
+def work(name):
+    made.extend(hc.Checkpointer(f"{sys.argv[1]}/{name}-{number}") for number in range(400))
+
+threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(made) == 1600, len(made)
+"""
+    ended = run(run_dir, script)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_an_exception_that_leaves_the_block_during_a_save_is_in_the_journal(tmp_path):
     script = """
 ckpt.close()

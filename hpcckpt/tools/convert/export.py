@@ -14,7 +14,7 @@ from typing import Any
 from hpcckpt.core.results import Progress
 from hpcckpt.errors import ConfigError, OptionError
 from hpcckpt.format.manifest import Manifest
-from hpcckpt.format.note import ARCHITECTURE, KEY, encode, note_of
+from hpcckpt.format.note import ARCHITECTURE, encode, note_of
 from hpcckpt.keras.files.note import put_note
 from hpcckpt.keras.files.tf_files import atomic_bundle
 from hpcckpt.restoring.reader import Array, StepReader, rank_name
@@ -22,7 +22,7 @@ from hpcckpt.restoring.segments import StoredArray, held_step, read_array, store
 from hpcckpt.rundir.atomic_files import atomic_directory, atomic_path, check_free
 from hpcckpt.rundir.discovery import PathLike
 from hpcckpt.state.tree import TensorLeaf
-from hpcckpt.tools.convert import write_hdf5, write_npz, write_safetensors
+from hpcckpt.tools.convert import write_hdf5, write_npz, write_safetensors, write_torch
 from hpcckpt.tools.convert.formats import OWN, Format, find_format, target_format
 from hpcckpt.tools.convert.result import Converted, LeftOut, choose, count_parts, is_of_optimizer
 
@@ -190,22 +190,24 @@ def _model_for(file_format: Format, model: Any, reader: StepReader, *, is_asked_
 
 
 VALUES = "values, not tensors ('hpcckpt info' shows them)"
-WITHOUT_ROOM = "objects whose names the state has too ('hpcckpt info' shows them)"
+WITHOUT_ROOM = "values whose names have no place beside others in the file ('hpcckpt info' shows them)"
 """Why values are left out."""
 
 
 def values_left_out(manifest: Manifest, format_name: str, tensors: Collection[str]) -> list[LeftOut]:
     """Return the values that are not tensors and that readers of a format do not see beside these. Pure."""
+    of_state, of_user = (manifest.objects.get(place, {}) for place in ("state", "user"))
+    names: list[str] = []
+    without_room: list[str] = []
     if format_name == "hdf5":
         without_room = write_hdf5.place_values(manifest, tensors)[1]
-        return [LeftOut(tuple(without_room), WITHOUT_ROOM)] if without_room else []
-    names = [
-        name
-        for place in ("state", "user")
-        for name in manifest.objects.get(place, {})
-        if name.rpartition("/")[2] != ARCHITECTURE and not (format_name == "pt" and place == "state" and name != KEY)
-    ]
-    return [LeftOut(tuple(names), VALUES)] if names else []
+    elif format_name == "pt":
+        names, without_room = list(of_user), write_torch.place_values(of_state, tensors)[1]
+    else:
+        names = [*of_state, *of_user]
+    names = [name for name in names if name.rpartition("/")[2] != ARCHITECTURE]
+    found = ((names, VALUES), (without_room, WITHOUT_ROOM))
+    return [LeftOut(tuple(each), why) for each, why in found if each]
 
 
 def _write_npz(job: ExportJob) -> ExportOutcome:
@@ -233,12 +235,10 @@ def _write_safetensors(job: ExportJob) -> ExportOutcome:
 
 
 def _write_torch(job: ExportJob) -> ExportOutcome:
-    from hpcckpt.tools.convert.write_torch import write_torch
-
     objects = job.reader.manifest.objects.get("state", {})
     kept = {name: value for name, value in objects.items() if job.with_optimizer or not is_of_optimizer(name)}
     with atomic_path(job.out, is_overwriting=job.is_overwriting) as temporary:
-        write_torch(temporary, job.reader, job.wanted, kept, job.progress)
+        write_torch.write_torch(temporary, job.reader, job.wanted, kept, job.progress)
     return ExportOutcome(job.names)
 
 

@@ -7,7 +7,7 @@ attribute of the file.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hpcckpt.keras.files.note import MAX_ATTRIBUTE_BYTES, import_h5py
 from hpcckpt.restoring.checkpoint_info import is_rank_json
 from hpcckpt.restoring.reader import StepReader
 from hpcckpt.restoring.segments import PIECE_BYTES, StoredArray, read_array, split
+from hpcckpt.tools.convert.places import Places
 from hpcckpt.tools.convert.write_npz import is_widened, npy_dtype
 
 
@@ -38,15 +39,14 @@ def write_hdf5(
     ConfigError
         If h5py is not installed.
     OptionError
-        If HDF5 has no type for an array, or a name is also the beginning of another; names all.
+        If HDF5 has no type for an array, or no place for its name beside another; names all.
     """
     h5py = import_h5py()
     problems = [
         Problem(each.name, f"has no HDF5 type ({each.spec.dtype})") for each in wanted if not _has_type(h5py, each)
     ]
+    problems += Places(_parts_of).take_all(each.name for each in wanted)
     objects = place_values(reader.manifest, [each.name for each in wanted])[0]
-    names = {*objects, *(each.name for each in wanted)}
-    problems += [Problem(name, "is below another name") for name in sorted(names) if _is_below(name, names)]
     if problems:
         raise OptionError(f"these cannot be in an HDF5 file: {list_problems(problems, 5)}; leave them out with --only")
     with h5py.File(path, "x") as file:
@@ -61,27 +61,19 @@ def write_hdf5(
             _write_value(file, name, value)
 
 
-def place_values(manifest: Manifest, tensors: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the JSON values to write beside these tensors, and the names of ``objects`` that find no room. Pure.
+def place_values(manifest: Manifest, tensors: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON values to write beside these tensors, and the names of those that find no room. Pure.
 
     The state and ``objects`` may have the same names, a file has each once.
     """
-    values, left_out = dict(manifest.objects.get("state", {})), []
-    taken = {_path(name) for name in (*values, *tensors)}
-    groups = {path[:n] for path in taken for n in range(1, len(path))}
-    for name, value in manifest.objects.get("user", {}).items():
-        path = _path(name)
-        above = {path[:n] for n in range(1, len(path))}
-        if not path or path in taken or path in groups or above & taken:
-            left_out.append(name)
-            continue
-        values[name] = value
-        taken.add(path)
-        groups |= above
-    return values, left_out
+    places = Places(_parts_of)
+    places.take_all(tensors)
+    values, left_out = places.room_for(manifest.objects.get("state", {}))
+    objects, more = places.room_for(manifest.objects.get("user", {}))
+    return values | objects, left_out + more
 
 
-def _path(name: str) -> tuple[str, ...]:
+def _parts_of(name: str) -> tuple[str, ...]:
     """Return the parts of a name, as HDF5 reads it. Pure."""
     return tuple(part for part in name.split("/") if part not in {"", "."})
 
@@ -92,11 +84,6 @@ def _has_type(h5py: Any, source: StoredArray) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _is_below(name: str, names: set[str]) -> bool:
-    parts = name.split("/")
-    return any("/".join(parts[:n]) in names for n in range(1, len(parts)))
 
 
 def _write_array(file: Any, reader: StepReader, source: StoredArray) -> None:

@@ -7,7 +7,7 @@ have them.  JSON values of the state keep their places; the note is under ``"hpc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hpcckpt.format.note import KEY, note_of
 from hpcckpt.restoring.reader import Array, StepReader
 from hpcckpt.restoring.segments import StoredArray, read_array
 from hpcckpt.state.tree import as_bytes
+from hpcckpt.tools.convert.places import Places
 
 
 def import_torch() -> Any:
@@ -49,16 +50,19 @@ def write_torch(
     ConfigError
         If PyTorch is not installed.
     OptionError
-        If arrays have dtypes that PyTorch does not know, or names are also the beginning of others; names all. Also if
-        an array has the name of hpcckpt's own entry.
+        If arrays have dtypes that PyTorch does not know, or no place beside others, or the name of hpcckpt's own entry;
+        names all.
     """
     torch = import_torch()
-    if KEY in {each.name for each in wanted}:
-        raise OptionError(f"{KEY!r} is the name of hpcckpt's own entry in a .pt file; leave it out with --only")
-    unknown = [f"{each.name} ({each.spec.dtype})" for each in wanted if not _torch_dtype(torch, each.spec.dtype)]
-    if unknown:
-        raise OptionError(f"PyTorch has no dtype for {', '.join(unknown[:5])}; leave them out with --only")
-    values: dict[str, Any] = {name: value for name, value in objects.items() if name != KEY}
+    problems = [
+        Problem(each.name, f"has no PyTorch dtype ({each.spec.dtype})")
+        for each in wanted
+        if not _torch_dtype(torch, each.spec.dtype)
+    ]
+    problems += _places().take_all(each.name for each in wanted)
+    if problems:
+        raise OptionError(f"these cannot be in a .pt file: {list_problems(problems, 5)}; leave them out with --only")
+    values: dict[str, Any] = place_values(objects, [each.name for each in wanted])[0]
     for source in wanted:
         values[source.name] = _tensor(torch, read_array(reader, source), source.spec.dtype)
         if progress:
@@ -83,18 +87,22 @@ def _tensor(torch: Any, array: Array, token: str) -> Any:
     return torch.from_numpy(as_bytes(array)).view(dtype).reshape(array.shape)
 
 
-def nested(values: Mapping[str, Any]) -> dict[Any, Any]:
-    """Return a dict of dicts, from names whose parts are joined with '/'. Pure.
+def place_values(objects: Mapping[str, Any], tensors: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON values of the state to write beside these tensors, and the names of those without room. Pure."""
+    places = _places()
+    places.take_all(tensors)
+    return places.room_for(objects)
 
-    Raises
-    ------
-    OptionError
-        If a name is also the beginning of another; names all.
-    """
-    names = set(values)
-    problems = [Problem(name, "is below another one") for name in sorted(names) if _is_below(name, names)]
-    if problems:
-        raise OptionError(f"these cannot nest in one dict: {list_problems(problems, 5)}; leave them out with --only")
+
+def _places() -> Places:
+    """Return the places of a file that has hpcckpt's own entry. Pure."""
+    places = Places(lambda name: tuple(name.split("/")))
+    places.take(KEY, "hpcckpt's own entry")
+    return places
+
+
+def nested(values: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return a dict of dicts, from names whose parts are joined with '/', and of which none is below another. Pure."""
     tree: dict[Any, Any] = {}
     for name, value in values.items():
         *parts, last = name.split("/")
@@ -103,11 +111,6 @@ def nested(values: Mapping[str, Any]) -> dict[Any, Any]:
             place = place.setdefault(part, {})
         place[last] = value
     return {key: _numbered(value) for key, value in tree.items()}
-
-
-def _is_below(name: str, names: set[str]) -> bool:
-    parts = name.split("/")
-    return any("/".join(parts[:n]) in names for n in range(1, len(parts)))
 
 
 def _numbered(value: Any) -> Any:

@@ -18,6 +18,7 @@ import hpcckpt as hc
 from hpcckpt import tiers
 from hpcckpt.checkpointer import shutdown
 from hpcckpt.collective.communicator import SerialCommunicator
+from hpcckpt.core.weak import living
 from hpcckpt.errors import OptionError, StepNotFoundError
 from hpcckpt.keras import BackupAndRestore, ModelCheckpoint
 from hpcckpt.keras.callbacks import reproducibility
@@ -274,7 +275,9 @@ def test_a_save_of_a_fit_that_was_interrupted_is_over_when_the_next_one_begins(r
                 raise KeyboardInterrupt
 
     def in_flight() -> list[Any]:
-        return [each for each in shutdown._open_sessions if each.rundir.path == run_dir and each.queue.in_flight]
+        return [
+            each for each in living(shutdown._open_sessions) if each.rundir.path == run_dir and each.queue.in_flight
+        ]
 
     begun, again = (backup(run_dir, comm=SerialCommunicator(), save_freq=4) for _ in range(2))
     with pytest.raises(KeyboardInterrupt):

@@ -15,6 +15,7 @@ import pytest
 import hpcckpt as hc
 from hpcckpt import errors
 from hpcckpt.format import layout
+from hpcckpt.rundir import discovery
 from hpcckpt.rundir.discovery import read_manifest
 from hpcckpt.rundir.renames import Renames
 from hpcckpt.rundir.run_directory import RunDirectory
@@ -132,6 +133,27 @@ def test_a_job_killed_while_it_replaces_a_step_leaves_the_old_or_the_new_one(
         ckpt.restore(state, step=1)
     assert state["x"].tolist() == [n_renames - 1.0] * 4
     assert not [path.name for path in run_dir.iterdir() if path.name.startswith(".")]
+
+
+def test_a_step_that_is_listed_while_an_overwrite_fails_is_the_old_one_afterwards(run_dir, tmp_path, monkeypatch):
+    for where in (run_dir, tmp_path / "other"):
+        with hc.Checkpointer(where) as ckpt:
+            ckpt.save(1, state(1))
+    step = run_dir / layout.step_dirname(1)
+    other, away = tmp_path / "other" / step.name, tmp_path / "away"
+    own, manifests = read_manifest(step), discovery.Manifests()
+
+    def read_after_exchange(path, files):
+        step.rename(away)
+        other.rename(step)
+        return read_manifest(path, files)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(discovery, "read_manifest", read_after_exchange)
+        assert manifests.read(step).save_id != own.save_id
+    step.rename(other)
+    away.rename(step)
+    assert manifests.read(step) == own
 
 
 def test_overwrite_that_fails_half_way_through_gives_the_name_back(run_dir, no_exchange, monkeypatch):

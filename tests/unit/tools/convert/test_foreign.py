@@ -109,6 +109,29 @@ def test_objects_with_names_of_the_state_are_left_out_of_plain_hdf5_and_reported
         assert (file["epoch"][()], file["seed"][()], file["w"][()].tolist()) == (3, 5, [1.0])
 
 
+@pytest.mark.parametrize(("to", "place"), [("hdf5", "state"), ("hdf5", "user"), ("pt", "state")])
+def test_values_whose_names_are_in_the_way_of_tensors_are_left_out_and_reported(
+    tmp_path: Path, to: str, place: str
+) -> None:
+    values = {"a": 1, "a/b/c": 2, "other": 3}
+    of_state, of_user = (values, {}) if place == "state" else ({}, values)
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"a/b": np.ones(1), **of_state}, objects=of_user)
+    done = hc.export_checkpoint(tmp_path / "run", tmp_path / "m", to=to)
+    assert [(set(left.names), "no place beside others" in left.reason) for left in done.left_out] == [
+        ({"a", "a/b/c"}, True)
+    ]
+    assert done.tensors == 1
+
+
+def test_tensors_that_are_in_the_way_of_others_are_named(tmp_path: Path) -> None:
+    with hc.Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"a": np.ones(1), "a/b": np.ones(1)})
+    with pytest.raises(OptionError, match="a/b: is below a;"):
+        hc.export_checkpoint(tmp_path / "run", tmp_path / "m.h5", to="hdf5")
+    assert hc.export_checkpoint(tmp_path / "run", tmp_path / "m.h5", to="hdf5", only="a").tensors == 1
+
+
 def test_only_and_optimizer_choose_in_both_directions(saved: Path, tmp_path: Path) -> None:
     done = hc.export_checkpoint(saved, tmp_path / "a.npz", only=["model/*", "optimizer/*"], optimizer=False)
     assert (done.tensors, [len(left.names) for left in done.left_out]) == (2, [2, 4])

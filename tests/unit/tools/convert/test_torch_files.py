@@ -150,7 +150,7 @@ def test_names_that_cannot_nest_are_named(tmp_path: Path) -> None:
         ckpt.save(1, {"a": np.ones(1), "a/b": np.ones(1), "text": np.array(["x"])})
     with pytest.raises(OptionError, match="text"):
         hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt")
-    with pytest.raises(OptionError, match="a/b: is below another one"):
+    with pytest.raises(OptionError, match="a/b: is below a;"):
         hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt", only="a*")
     assert not (tmp_path / "m.pt").exists()
 
@@ -158,7 +158,7 @@ def test_names_that_cannot_nest_are_named(tmp_path: Path) -> None:
 def test_a_name_that_our_note_has_is_refused(tmp_path: Path) -> None:
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(1, {"w": np.ones(1), "hpcckpt": np.ones(1)})
-    with pytest.raises(OptionError, match="'hpcckpt' is the name of hpcckpt's own entry"):
+    with pytest.raises(OptionError, match="hpcckpt: has the same place as hpcckpt's own entry"):
         hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt")
     assert hc.export_checkpoint(tmp_path / "run", tmp_path / "m.pt", only="w").tensors == 1
 
