@@ -144,7 +144,8 @@ def export_checkpoint(
         job = ExportJob(reader, names, path, file_format, used, optimizer, overwrite, progress)
         done = _WRITERS[file_format.name](job)
         stored = [each.name for each in job.wanted]
-        left_out += [] if patterns else values_left_out(reader.manifest, file_format.name, stored)
+        values = values_left_out(reader.manifest, file_format.name, stored)
+        left_out += [each for each in values if each.reason == WITHOUT_ROOM or not patterns]
         return _converted(job, left_out, done)
 
 

@@ -109,15 +109,16 @@ def test_objects_with_names_of_the_state_are_left_out_of_plain_hdf5_and_reported
         assert (file["epoch"][()], file["seed"][()], file["w"][()].tolist()) == (3, 5, [1.0])
 
 
+@pytest.mark.parametrize("only", [None, "a/*"])
 @pytest.mark.parametrize(("to", "place"), [("hdf5", "state"), ("hdf5", "user"), ("pt", "state")])
 def test_values_whose_names_are_in_the_way_of_tensors_are_left_out_and_reported(
-    tmp_path: Path, to: str, place: str
+    tmp_path: Path, to: str, place: str, only: str | None
 ) -> None:
     values = {"a": 1, "a/b/c": 2, "other": 3}
     of_state, of_user = (values, {}) if place == "state" else ({}, values)
     with hc.Checkpointer(tmp_path / "run") as ckpt:
         ckpt.save(1, {"a/b": np.ones(1), **of_state}, objects=of_user)
-    done = hc.export_checkpoint(tmp_path / "run", tmp_path / "m", to=to)
+    done = hc.export_checkpoint(tmp_path / "run", tmp_path / "m", to=to, only=only)
     assert [(set(left.names), "no place beside others" in left.reason) for left in done.left_out] == [
         ({"a", "a/b/c"}, True)
     ]
