@@ -9,8 +9,10 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 from hpcckpt.checkpointer.session import Session
 from hpcckpt.collective.communicator import Communicator
@@ -25,20 +27,93 @@ _orphans: list[Session] = []
 ENDED = "ended its program"
 
 
-def release_when_forgotten(owner: object, session: Session) -> weakref.finalize[[Session, int], object]:
-    """Release the lock with its owner, or when the program ends; return a function that does so now. Independent.
+class _Forgotten:
+    """Sessions whose checkpointers were collected, and the thread that releases them.
+
+    Python collects in whichever thread makes objects, which may hold a lock that a release needs. So a finalizer does
+    no more than note the session, and takes no lock.
+
+    Attributes
+    ----------
+    guard : threading.RLock
+        Held while sessions are released or finished that their checkpointers do not close.
+    """
+
+    def __init__(self) -> None:
+        self.guard = threading.RLock()
+        self._sessions: deque[Session] = deque()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # its `put` may interrupt itself
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread; without it sessions are released when the next one is opened, or at exit. Independent."""
+        with self.guard, contextlib.suppress(RuntimeError):
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._release_each, name="hpcckpt-release", daemon=True)
+                self._thread.start()
+
+    def note(self, session: Session) -> None:
+        """Note a session to be released. Independent."""
+        self._sessions.append(session)
+        self._wake.put(None)
+
+    def release(self) -> None:
+        """Release what was noted. Independent."""
+        with self.guard:
+            while self._sessions:
+                try:
+                    _release(self._sessions.popleft())
+                except Exception as error:  # noqa: BLE001 - others are left to release
+                    _log.error("hpcckpt: %s", error)
+
+    def _release_each(self) -> None:
+        while True:
+            self._wake.get()
+            self.release()
+
+
+_forgotten = _Forgotten()
+
+
+def _become_child() -> None:
+    """Let a forked child, which has no copy of the thread, begin with no sessions."""
+    global _forgotten
+    _forgotten = _Forgotten()
+    _open_sessions.clear()
+    _finish_at_exit_too.cache_clear()
+
+
+os.register_at_fork(after_in_child=_become_child)
+
+
+def release_when_forgotten(owner: object, session: Session) -> Callable[[], None]:
+    """Release the lock soon after its owner is collected; return a function that does so now. Independent.
 
     The owner may be collected while saves are in flight: these are finished when the program ends.
     """
     _open_sessions[id(session)] = session
     _finish_at_exit_too()
-    return weakref.finalize(owner, _release, session, os.getpid())
+    if session.rundir.is_leading:
+        _forgotten.start()
+    pid = os.getpid()
+    finalizer = weakref.finalize(owner, _note, session, pid)
+    finalizer.atexit = False  # see `_finish_all`
+
+    def release_now() -> None:
+        if finalizer.detach() is not None and os.getpid() == pid:
+            _release(session)
+
+    return release_now
 
 
-def _release(session: Session, pid: int) -> None:
-    """Release the lock, unless this is a forked child: it has a copy of all this, and nothing of it is its own."""
-    if os.getpid() != pid:
-        return
+def _note(session: Session, pid: int) -> None:
+    """Note a session, unless this is a forked child: it has a copy of all this, and nothing of it is its own."""
+    if os.getpid() == pid:
+        _forgotten.note(session)
+
+
+def _release(session: Session) -> None:
+    """Release the lock."""
     if not session.is_closed and session.comm.size > 1:
         _orphans.append(session)  # other ranks may wait for this one, which reports its end when the program ends
     release(session)
@@ -126,14 +201,19 @@ def _finish_all(pid: int) -> None:
     """
     if os.getpid() != pid:
         return
-    for session in living(_open_sessions):
-        if not session.is_closed and (session.queue.in_flight or session.scratch_tier is not None):
-            session.comm.calls.ending = _end_of(session)
-            _finish(session)
-            _release(session, pid)
-    for session in living(_open_sessions):
-        if not session.is_closed and session.comm.is_usable:
-            session.comm.calls.end(_end_of(session))
+    with _forgotten.guard:
+        _forgotten.release()
+        sessions = living(_open_sessions)
+        for session in sessions:
+            if not session.is_closed and (session.queue.in_flight or session.scratch_tier is not None):
+                session.comm.calls.ending = _end_of(session)
+                _finish(session)
+                _release(session)
+        for session in sessions:
+            if not session.is_closed and session.comm.is_usable:
+                session.comm.calls.end(_end_of(session))
+        for session in sessions:
+            release(session)
 
 
 def _finish(session: Session) -> None:
@@ -155,16 +235,18 @@ def finish_abandoned(directory: Path) -> None:
     At the end of the program their steps would be committed over those of the run that goes on. An exception ended
     these runs, or their checkpointers were forgotten. Those of several ranks are refused then; see `RunDirectory`.
     """
-    for session in living(_open_sessions):
-        tier = session.scratch_tier
-        home = session.rundir.path if tier is None else tier.persistent.path
-        is_alone = session.comm.size == 1 and session.thread == threading.get_ident()
-        is_over = session.is_closed or session.is_forked
-        if home == directory and is_alone and not is_over and (session.ended_by is not None or session in _orphans):
-            _finish(session)
-            session.close()
-            release(session)
-            session.comm.free()
+    with _forgotten.guard:
+        _forgotten.release()
+        for session in living(_open_sessions):
+            tier = session.scratch_tier
+            home = session.rundir.path if tier is None else tier.persistent.path
+            is_alone = session.comm.size == 1 and session.thread == threading.get_ident()
+            is_over = session.is_closed or session.is_forked
+            if home == directory and is_alone and not is_over and (session.ended_by is not None or session in _orphans):
+                _finish(session)
+                session.close()
+                release(session)
+                session.comm.free()
 
 
 @contextlib.contextmanager

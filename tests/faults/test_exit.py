@@ -216,6 +216,34 @@ print("closed")
     assert step_numbers(run_dir) == [5]
 
 
+def test_a_checkpointer_that_is_collected_in_a_thread_that_begins_does_not_hang(run_dir):
+    """Another thread waits until it has begun, and holds the lock that the checkpointer's end needs."""
+    ended = run(
+        run_dir,
+        """
+ckpt.close()
+gc.disable()
+forgotten = {"ckpt": hc.Checkpointer(sys.argv[1])}
+forgotten["itself"] = forgotten
+forgotten["ckpt"].save(5, {"w": w}).result()
+del forgotten
+real, seen, main = threading.Event.set, [], threading.get_ident()
+
+def set_late(event):
+    if threading.get_ident() != main:
+        seen.append(gc.collect())
+    real(event)
+
+threading.Event.set = set_late
+with hc.Checkpointer(sys.argv[1] + "/other") as ckpt:
+    ckpt.save(1, {"w": w})
+assert seen
+print("closed")
+""",
+    )
+    assert ended.stdout.split() == ["closed"]
+
+
 def test_a_save_that_fails_when_nobody_asks_any_more_is_told_in_the_log(run_dir):
     script = """
 def fail(phase, rank):

@@ -23,6 +23,7 @@ from hpcckpt.errors import ForkedError
 from hpcckpt.format import layout
 from hpcckpt.native import plugins
 from hpcckpt.native.posix_files import REAL
+from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.rundir.lock import RunLock, _HeldLocks
 from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tmci import calls
@@ -158,8 +159,39 @@ def test_a_child_forked_while_a_lock_is_being_taken_can_use_another_directory(ru
         assert in_child(body) == {"value": 7}
 
 
+OWN = """
+import os, sys, numpy as np, hpcckpt as hc
+ckpt = hc.Checkpointer(sys.argv[1])
+ckpt.save(1, {"w": np.ones(10)}).result()
+pid = os.fork()
+if pid == 0:
+    own = hc.Checkpointer(sys.argv[2])
+    own.save(1, {"w": np.ones(1_000_000)})
+    sys.exit(0)
+assert os.waitpid(pid, 0) == (pid, 0)
+ckpt.save(2, {"w": np.ones(10)}).result()
+"""
+
+
+def test_a_save_of_a_child_is_committed_when_the_child_ends(run_dir, tmp_path):
+    places = [str(run_dir), str(tmp_path / "other")]
+    ended = subprocess.run(
+        [sys.executable, "-c", OWN, *places], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [step_numbers(Path(place)) for place in places] == [[1, 2], [1]]
+    assert [(Path(place) / layout.LOCK).exists() for place in places] == [False, False]
+
+
+def use_own(run_dir: Path) -> Any:
+    ckpt = hc.Checkpointer(run_dir.with_name(f"own-{os.getpid()}"))
+    ckpt.save(1, {"w": np.arange(3.0)}).result()
+    return hc.load(ckpt.directory)["w"].tolist()
+
+
 LOCKS: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
     "known headers": (lambda: backend._known._guard, lambda run_dir: hc.load(run_dir)["w"].tolist()),
+    "forgotten checkpointers": (lambda: shutdown._forgotten.guard, use_own),
     "loaded plugins": (lambda: plugins._lock, lambda _: len(plugins.loaded()) * [0]),
     "open plugins of TMCI": (lambda: calls._lock, lambda _: calls.close_all()),
 }

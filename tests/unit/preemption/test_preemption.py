@@ -748,7 +748,7 @@ assert not guard.should_stop(1)
     "a handler of native code that passes signals on hears each once": (
         """
 out = open(sys.argv[1] + "-trace", "w+")
-faulthandler.register(signal.SIGUSR1, file=out, chain=True)
+faulthandler.register(signal.SIGUSR1, file=out, all_threads=False, chain=True)
 process = worker()
 send(signal.SIGUSR1)
 assert guard.should_stop(1)
