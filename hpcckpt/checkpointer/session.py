@@ -80,6 +80,12 @@ class Session:
         """Whether a save is in flight whose outcome is not known here."""
         return any(not this.has_ended for this in self.queue.in_flight)
 
+    @property
+    def rundirs(self) -> tuple[RunDirectory, ...]:
+        """The directories whose locks it may hold: first the run directory that steps are drained to, if they are."""
+        tier = self.scratch_tier
+        return (self.rundir,) if tier is None else (tier.persistent, self.rundir)
+
     def check_process(self) -> None:
         """Raise if this process is not the one that opened the session. Independent.
 
@@ -111,9 +117,8 @@ class Session:
     def note_end(self, end: BlockEnd) -> None:
         """Note the exception that ended the program's block. Independent."""
         self.ended_by = end
-        self.rundir.note_end()
-        if self.scratch_tier is not None:
-            self.scratch_tier.persistent.note_end()
+        for rundir in self.rundirs:
+            rundir.note_end()
 
     def let_saves_end(self) -> None:
         """Let the saves in flight be committed, if other ranks do the same. Independent."""

@@ -107,8 +107,9 @@ def release_when_forgotten(owner: object, session: Session) -> Callable[[], None
 
 
 def _note(session: Session, pid: int) -> None:
-    """Note a session, unless this is a forked child: it has a copy of all this, and nothing of it is its own."""
-    if os.getpid() == pid:
+    """Note a session, unless nothing is held any more, or this is a forked child, whose copy holds nothing."""
+    is_over = session.is_closed and all(rundir.lock is None for rundir in session.rundirs)
+    if os.getpid() == pid and not is_over:
         _forgotten.note(session)
 
 
@@ -175,7 +176,7 @@ def _abort(session: Session, why: str) -> None:
     session.rundir.journal.end(why)
     session.queue.in_flight.clear()
     session.queue.arenas.close()
-    for rundir in (session.rundir,) if tiers is None else (tiers.persistent, session.rundir):
+    for rundir in session.rundirs:
         rundir.close()
 
 

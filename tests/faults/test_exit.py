@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import hpcckpt as hc
 from hpcckpt.format import layout
 from hpcckpt.rundir.discovery import step_numbers
 from hpcckpt.rundir.journal import read_journal
+from hpcckpt.testing.ranks import run_ranks
 from hpcckpt.tools.report.read_history import read_run_history
 from tests.support.listing import listed
 
@@ -214,6 +217,17 @@ print("closed")
     )
     assert ended.stdout.split() == ["closed"]
     assert step_numbers(run_dir) == [5]
+
+
+def test_nothing_of_a_closed_checkpointer_stays_in_memory(run_dir):
+    def body(comm):
+        with hc.Checkpointer(run_dir, comm=comm) as ckpt:
+            ckpt.save(1, {"w": np.zeros(3)})
+        return weakref.ref(ckpt._session)
+
+    left = run_ranks(2, body)
+    gc.collect()
+    assert [session() for session in left] == [None, None]
 
 
 def test_a_checkpointer_that_is_collected_in_a_thread_that_begins_does_not_hang(run_dir):
