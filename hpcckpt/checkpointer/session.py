@@ -121,9 +121,12 @@ class Session:
             rundir.note_end()
 
     def let_saves_end(self) -> None:
-        """Let the saves in flight be committed, if other ranks do the same. Independent."""
+        """Let the saves in flight be committed, if other ranks do the same. Independent.
+
+        A rank that has ended has waited before; soon it may end the job, and this rank's error is to be printed before.
+        """
         self.queue.begin_newest()
-        self.queue.background.let_end(GRACE_S)
+        self.queue.background.let_end(GRACE_S / 4 if self.comm.calls.peers.ended else GRACE_S)
 
     def close(self) -> None:
         """Let it not be used any more, and give back the memory of its snapshots. Independent."""

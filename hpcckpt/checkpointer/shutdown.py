@@ -123,9 +123,10 @@ def _release(session: Session) -> None:
 def release(session: Session) -> None:
     """Remove what was prepared for saves that will not come, and release the locks; may be repeated. Root only."""
     tiers, is_busy = session.scratch_tier, session.is_saving or session.is_draining
-    if tiers is not None and not tiers.drains.is_draining:
+    is_left = tiers is not None and not (session.is_closed or tiers.drains.is_drained)
+    if tiers is not None and not (is_left or tiers.drains.is_draining):  # else another rank may be draining there again
         tiers.persistent.close()
-    if is_busy or not (session.is_closed or tiers is None or tiers.drains.is_drained):
+    if is_busy or is_left:
         _orphans.append(session)  # also after a failure: another rank may not know it yet, and tries again at the end
     if not is_busy:
         session.rundir.close()
@@ -214,6 +215,7 @@ def _finish_all(pid: int) -> None:
             if not session.is_closed and session.comm.is_usable:
                 session.comm.calls.end(_end_of(session))
         for session in sessions:
+            session.is_closed = True  # nothing will be drained again
             release(session)
 
 

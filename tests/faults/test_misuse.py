@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -285,6 +286,27 @@ def test_ranks_that_leave_do_not_wait_for_long_for_one_that_does_not(run_dir, mo
             others_left.wait(30.0)
 
     run_ranks(N_RANKS, body, timeout_s=60.0)
+
+
+def test_a_save_that_a_rank_which_ended_never_began_delays_no_error(run_dir):
+    """Under mpirun the rank that ended ends the job a second later."""
+    have_saved = threading.Barrier(N_RANKS)
+
+    def body(comm):
+        ckpt = hc.Checkpointer(run_dir, comm=comm)
+        ckpt.save(1, state()).result()
+        if comm.rank == 1:
+            have_saved.wait(30.0)
+            ckpt.comm.calls.end("ended with ValueError: own")
+            return 0.0
+        ckpt.save(2, state())
+        have_saved.wait(30.0)
+        began = time.monotonic()
+        with pytest.raises(errors.CollectiveMisuseError, match="own"):
+            ckpt.close()
+        return time.monotonic() - began
+
+    assert max(run_ranks(N_RANKS, body, timeout_s=60.0, patience=SOON)) < 1.5
 
 
 def test_a_drain_of_a_run_that_ended_does_not_move_aside_the_steps_of_the_next(run_dir, tmp_path):

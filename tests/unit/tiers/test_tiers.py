@@ -110,6 +110,22 @@ def test_the_program_ends_without_a_word_and_everything_is_drained(tmp_path):
     assert os.path.lexists(tmp_path / "run" / layout.LOCK) is False
 
 
+def test_the_program_ends_with_a_step_that_cannot_be_drained_and_leaves_no_lock(tmp_path):
+    text = (
+        "import numpy as np, hpcckpt as hc\n"
+        "from hpcckpt.core import failpoints\n"
+        "def refuse(phase, rank):\n"
+        "    if phase == 'drain-begun':\n"
+        "        raise OSError(122, 'Disk quota exceeded')\n"
+        "failpoints.install_hook(refuse)\n"
+        f"run, scratch = {str(tmp_path / 'run')!r}, {str(tmp_path / 'scratch')!r}\n"
+        "hc.Checkpointer(run, scratch=scratch).save(1, {'w': np.ones(10)}).result()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, "drain step 1" in done.stderr) == (0, True)
+    assert not list(tmp_path.glob(f"run/{layout.LOCK}")) + list(tmp_path.glob(f"scratch/*/{layout.LOCK}"))
+
+
 def test_scratch_keeps_the_newest_and_what_is_not_drained(ranks, places, gate):
     def body(comm):
         with places.open(comm) as ckpt:
