@@ -16,6 +16,8 @@ from hpcckpt.tiers import ScratchTier
 
 GRACE_S = 2.0
 """How long a rank whose program leaves a run waits for others that are not known to write the saves in flight."""
+ERROR_GRACE_S = 0.5
+"""The same before it raises that a rank has ended: under mpirun that rank ends the job a second later."""
 
 
 class BlockEnd(NamedTuple):
@@ -120,13 +122,10 @@ class Session:
         for rundir in self.rundirs:
             rundir.note_end()
 
-    def let_saves_end(self) -> None:
-        """Let the saves in flight be committed, if other ranks do the same. Independent.
-
-        A rank that has ended has waited before; soon it may end the job, and this rank's error is to be printed before.
-        """
+    def let_saves_end(self, *, is_error_due: bool = False) -> None:
+        """Let the saves in flight be committed, if other ranks do the same. Independent."""
         self.queue.begin_newest()
-        self.queue.background.let_end(GRACE_S / 4 if self.comm.calls.peers.ended else GRACE_S)
+        self.queue.background.let_end(ERROR_GRACE_S if is_error_due else GRACE_S)
 
     def close(self) -> None:
         """Let it not be used any more, and give back the memory of its snapshots. Independent."""

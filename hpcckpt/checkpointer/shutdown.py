@@ -42,7 +42,7 @@ class _Forgotten:
     def __init__(self) -> None:
         self.guard = threading.RLock()
         self._sessions: deque[Session] = deque()
-        self._wake: SimpleQueue[None] = SimpleQueue()  # its `put` may interrupt itself
+        self._wake: SimpleQueue[None] = SimpleQueue()  # its `put` is reentrant
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -167,7 +167,7 @@ def _abort(session: Session, why: str) -> None:
     session.is_closed = True
     tiers = session.scratch_tier
     if why == CollectiveMisuseError.__name__ and session.comm.calls.peers.ended:  # a rank that ends has reported before
-        session.let_saves_end()
+        session.let_saves_end(is_error_due=True)
     for background in (
         (session.queue.background,) if tiers is None else (session.queue.background, tiers.drains.background)
     ):
@@ -244,8 +244,8 @@ def finish_abandoned(directory: Path) -> None:
             tier = session.scratch_tier
             home = session.rundir.path if tier is None else tier.persistent.path
             is_alone = session.comm.size == 1 and session.thread == threading.get_ident()
-            is_over = session.is_closed or session.is_forked
-            if home == directory and is_alone and not is_over and (session.ended_by is not None or session in _orphans):
+            is_abandoned = session.ended_by is not None or session in _orphans
+            if home == directory and is_alone and is_abandoned and not session.is_closed:
                 _finish(session)
                 session.close()
                 release(session)

@@ -160,15 +160,21 @@ def test_a_child_forked_while_a_lock_is_being_taken_can_use_another_directory(ru
 
 
 OWN = """
-import os, sys, numpy as np, hpcckpt as hc
+import os, sys, threading, numpy as np, hpcckpt as hc
+from hpcckpt.core import failpoints
+goes_on = threading.Event()
+failpoints.install_hook(lambda phase, _rank: phase == "2-write" and goes_on.wait())
 ckpt = hc.Checkpointer(sys.argv[1])
-ckpt.save(1, {"w": np.ones(10)}).result()
+in_flight = ckpt.save(1, {"w": np.ones(10)})
 pid = os.fork()
 if pid == 0:
+    failpoints.install_hook(None)
     own = hc.Checkpointer(sys.argv[2])
     own.save(1, {"w": np.ones(1_000_000)})
     sys.exit(0)
 assert os.waitpid(pid, 0) == (pid, 0)
+assert not in_flight.done()
+goes_on.set()
 ckpt.save(2, {"w": np.ones(10)}).result()
 """
 

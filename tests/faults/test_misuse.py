@@ -235,7 +235,7 @@ def test_ranks_that_leave_wait_for_a_commit_however_long_it_lasts(run_dir, monke
 
 
 @pytest.mark.parametrize("scratch", [False, True])
-def test_the_first_save_of_a_run_that_an_exception_ends_is_committed_over_earlier_runs(run_dir, tmp_path, scratch):
+def test_a_first_save_is_committed_over_earlier_runs_though_its_run_is_ended(run_dir, tmp_path, scratch):
     where = {"scratch": tmp_path / "scratch"} if scratch else {}
     with hc.Checkpointer(run_dir, **where) as ckpt:
         ckpt.save(1, state())
@@ -288,8 +288,9 @@ def test_ranks_that_leave_do_not_wait_for_long_for_one_that_does_not(run_dir, mo
     run_ranks(N_RANKS, body, timeout_s=60.0)
 
 
-def test_a_save_that_a_rank_which_ended_never_began_delays_no_error(run_dir):
+def test_a_save_that_a_rank_which_ended_never_began_delays_no_error(run_dir, monkeypatch):
     """Under mpirun the rank that ended ends the job a second later."""
+    monkeypatch.setattr("hpcckpt.checkpointer.session.GRACE_S", 60.0)
     have_saved = threading.Barrier(N_RANKS)
 
     def body(comm):
@@ -306,7 +307,7 @@ def test_a_save_that_a_rank_which_ended_never_began_delays_no_error(run_dir):
             ckpt.close()
         return time.monotonic() - began
 
-    assert max(run_ranks(N_RANKS, body, timeout_s=60.0, patience=SOON)) < 1.5
+    assert max(run_ranks(N_RANKS, body, timeout_s=100.0, patience=SOON)) < 30.0
 
 
 def test_a_drain_of_a_run_that_ended_does_not_move_aside_the_steps_of_the_next(run_dir, tmp_path):

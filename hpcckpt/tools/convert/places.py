@@ -29,7 +29,7 @@ class Places:
         path = self._path_of(name)
         above = [path[:n] for n in range(1, len(path))]
         if not path:
-            return "is no name there"
+            return "is not a name in this format"
         if path in self._names:
             return f"has the same place as {self._names[path]}"
         if path in self._groups:
@@ -37,7 +37,8 @@ class Places:
         if other := next((self._names[each] for each in above if each in self._names), ""):
             return f"is below {other}"
         self._names[path] = label or name
-        self._groups |= {each: self._groups.get(each, label or name) for each in above}
+        for each in above:
+            self._groups.setdefault(each, label or name)
         return ""
 
     def take_all(self, names: Iterable[str]) -> list[Problem]:
@@ -46,7 +47,5 @@ class Places:
 
     def room_for(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return the values that have a place, which is taken, and the names of the others. Independent."""
-        left_out = {problem.loc for problem in self.take_all(values)}
-        return {name: value for name, value in values.items() if name not in left_out}, [
-            name for name in values if name in left_out
-        ]
+        left_out = {problem.loc: None for problem in self.take_all(values)}
+        return {name: value for name, value in values.items() if name not in left_out}, list(left_out)

@@ -18,6 +18,7 @@ import pytest
 import hpcckpt as hc
 from hpcckpt import errors, tiers
 from hpcckpt.checkpointer import shutdown
+from hpcckpt.collective.communicator import SerialCommunicator
 from hpcckpt.format import layout
 from hpcckpt.format.manifest import Manifest
 from hpcckpt.rundir import discovery
@@ -428,6 +429,23 @@ def test_a_drain_that_failed_is_repeated_though_an_exception_ends_the_run(ranks,
 
     ranks(body)
     assert discovery.step_numbers(places.home) == [1, 2]
+
+
+def test_a_forgotten_run_keeps_its_lock_until_its_steps_are_drained(places, trap):
+    """Other ranks may be draining them again, and the copies would be swept."""
+    ckpt = places.open(SerialCommunicator())
+    trap.refused = {("drain-begun", 0)}
+    with pytest.raises(errors.NoSpaceError):
+        ckpt.save(1, state(1)).durable()
+    del ckpt
+    gc.collect()
+    shutdown._forgotten.release()
+    assert (places.home / layout.LOCK).exists()
+    trap.refused = set()
+    with places.open(SerialCommunicator()) as ckpt:
+        assert discovery.step_numbers(places.home) == [1]
+        assert ckpt.restore(state(0)).step == 1
+    assert not (places.home / layout.LOCK).exists()
 
 
 def test_an_error_of_a_restore_names_the_run_directory(ranks, places):
