@@ -221,7 +221,7 @@ class Checkpointer:
             self._directory = Path(os.path.realpath(directory))  # the lock is that of this one, wherever a link leads
             finish_abandoned(self._directory)
             self._session = open_session(group, self._directory, options, backend_options or {})
-        self._release = release_when_forgotten(self, self._session)
+        self._forget = release_when_forgotten(self, self._session)
 
     @property
     def directory(self) -> Path:
@@ -265,7 +265,8 @@ class Checkpointer:
         """Register a function to be called with each committed step. Independent.
 
         The thread that polls or waits calls it. It may not call the checkpointer (`CodeError`); what it raises is
-        logged. The function that is returned here removes the registration.
+        logged. The function that is returned here removes the registration. A function that refers to the checkpointer
+        keeps it open until `close`, or the end of the program.
         """
         self._session.check_process()
         return self._session.queue.listeners.add(callback)
@@ -556,6 +557,7 @@ class Checkpointer:
             return  # nothing can be called any more, and all was released
         self._session.close()
         self._release_lock(failure)
+        self._forget()
         self._session.comm.free()
 
     def _release_lock(self, failure: str = "") -> None:
@@ -581,8 +583,8 @@ class Checkpointer:
         self._session.comm.calls.end(str(end))
         if not (self._session.is_saving or self._session.scratch_tier):  # release what needs no peers, who may not come
             self._session.rundir.journal.end(*end)
-            self._release()
             self._session.close()
+            self._forget()
             if self._session.comm.size == 1:
                 self._session.comm.free()
 

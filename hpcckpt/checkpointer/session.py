@@ -55,6 +55,8 @@ class Session:
         Whether it may not be used any more.
     ended_by : BlockEnd or None
         The exception that ended the program's block, if one did.
+    is_ending : bool
+        Whether it is finished and released without its checkpointer, which may be collected meanwhile.
     """
 
     comm: Communicator
@@ -66,6 +68,7 @@ class Session:
     thread: int = field(default_factory=threading.get_ident)
     is_closed: bool = False
     ended_by: BlockEnd | None = None
+    is_ending: bool = False
 
     @property
     def is_forked(self) -> bool:

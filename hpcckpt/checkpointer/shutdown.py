@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -16,6 +17,7 @@ from queue import SimpleQueue
 
 from hpcckpt.checkpointer.session import Session
 from hpcckpt.collective.communicator import Communicator
+from hpcckpt.collective.deadlines import wait_and_log
 from hpcckpt.collective.uncaught import before_abort
 from hpcckpt.core.weak import living
 from hpcckpt.errors import CollectiveError, CollectiveMisuseError, HpcckptError, PeerTimeoutError
@@ -23,8 +25,10 @@ from hpcckpt.errors import CollectiveError, CollectiveMisuseError, HpcckptError,
 _log = logging.getLogger("hpcckpt")
 _open_sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
 """Those that were opened, by their `id`, in an order that is the same on all ranks."""
-_orphans: list[Session] = []
+_orphans: set[Session] = set()
+"""Those whose checkpointers were collected too early: they are finished at the end of the program, or before."""
 ENDED = "ended its program"
+_LOOK_S = 0.1
 
 
 class _Forgotten:
@@ -32,44 +36,66 @@ class _Forgotten:
 
     Python collects in whichever thread makes objects, which may hold a lock that a release needs. So a finalizer does
     no more than note the session, and takes no lock.
-
-    Attributes
-    ----------
-    guard : threading.RLock
-        Held while sessions are released or finished that their checkpointers do not close.
     """
 
     def __init__(self) -> None:
-        self.guard = threading.RLock()
+        self._guard = threading.RLock()
         self._sessions: deque[Session] = deque()
-        self._wake: SimpleQueue[None] = SimpleQueue()  # its `put` is reentrant
+        self._requests: SimpleQueue[threading.Event | None] = SimpleQueue()  # its `put` is reentrant
+        self._unused: deque[Communicator] = deque()  # of single ranks; those of several are freed by all together
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread; without it sessions are released when the next one is opened, or at exit. Independent."""
-        with self.guard, contextlib.suppress(RuntimeError):
+        if self._thread is not None:
+            return
+        with self._guard, contextlib.suppress(RuntimeError):
             if self._thread is None:
-                self._thread = threading.Thread(target=self._release_each, name="hpcckpt-release", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._release_when_asked, name="hpcckpt-release", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def note(self, session: Session) -> None:
         """Note a session to be released. Independent."""
         self._sessions.append(session)
-        self._wake.put(None)
+        self._requests.put(None)
 
     def release(self) -> None:
-        """Release what was noted. Independent."""
-        with self.guard:
+        """Release what was noted until now; log now and then that this lasts. Independent."""
+        if not self._sessions:  # each stays there until it is released
+            return
+        if self._thread is None:
+            self._release_all()
+            return
+        is_done = threading.Event()
+        self._requests.put(is_done)
+        wait_and_log(lambda: is_done.wait(_LOOK_S), "runs whose checkpointers were not closed are released")
+
+    def free_communicators(self) -> None:
+        """Free the communicators of what was released, in a thread of the program: it may call MPI. Independent."""
+        with contextlib.suppress(IndexError):  # there is none left
+            while True:
+                self._unused.popleft().free()
+
+    def _release_when_asked(self) -> None:
+        while True:
+            is_done = self._requests.get()
+            self._release_all()
+            if is_done is not None:
+                is_done.set()
+
+    def _release_all(self) -> None:
+        with self._guard:
             while self._sessions:
+                session = self._sessions[0]
                 try:
-                    _release(self._sessions.popleft())
+                    _release(session)
                 except Exception as error:  # noqa: BLE001 - others are left to release
                     _log.error("hpcckpt: %s", error)
-
-    def _release_each(self) -> None:
-        while True:
-            self._wake.get()
-            self.release()
+                if session.comm.size == 1 and session not in _orphans:
+                    self._unused.append(session.comm)
+                if self._sessions and self._sessions[0] is session:
+                    self._sessions.popleft()  # last: an interrupted release is repeated
 
 
 _forgotten = _Forgotten()
@@ -92,12 +118,12 @@ def release_when_forgotten(owner: object, session: Session) -> Callable[[], None
     The owner may be collected while saves are in flight: these are finished when the program ends.
     """
     _open_sessions[id(session)] = session
-    _finish_at_exit_too()
     if session.rundir.is_leading:
         _forgotten.start()
     pid = os.getpid()
     finalizer = weakref.finalize(owner, _note, session, pid)
     finalizer.atexit = False  # see `_finish_all`
+    _finish_at_exit_too()  # after the first finalizer: what is registered last is called first, while those still work
 
     def release_now() -> None:
         if finalizer.detach() is not None and os.getpid() == pid:
@@ -109,14 +135,14 @@ def release_when_forgotten(owner: object, session: Session) -> Callable[[], None
 def _note(session: Session, pid: int) -> None:
     """Note a session, unless nothing is held any more, or this is a forked child, whose copy holds nothing."""
     is_over = session.is_closed and all(rundir.lock is None for rundir in session.rundirs)
-    if os.getpid() == pid and not is_over:
+    if os.getpid() == pid and not (is_over or session.is_ending):
         _forgotten.note(session)
 
 
 def _release(session: Session) -> None:
     """Release the lock."""
     if not session.is_closed and session.comm.size > 1:
-        _orphans.append(session)  # other ranks may wait for this one, which reports its end when the program ends
+        _orphans.add(session)  # other ranks may wait for this one, which reports its end when the program ends
     release(session)
 
 
@@ -127,8 +153,11 @@ def release(session: Session) -> None:
     if tiers is not None and not (is_left or tiers.drains.is_draining):  # else another rank may be draining there again
         tiers.persistent.close()
     if is_busy or is_left:
-        _orphans.append(session)  # also after a failure: another rank may not know it yet, and tries again at the end
+        _orphans.add(session)  # also after a failure: another rank may not know it yet, and tries again at the end
     if not is_busy:
+        if session.ended_by is not None and not is_left:
+            session.rundir.journal.end(*session.ended_by)
+        session.queue.arenas.close()
         session.rundir.close()
 
 
@@ -185,6 +214,9 @@ def _abort(session: Session, why: str) -> None:
 def _finish_at_exit_too() -> None:
     """Finish what is in flight when the program ends, before MPI is finalized and locks are released."""
     atexit.register(_finish_all, os.getpid())
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:  # it may end without what `atexit` calls
+        sys.modules["multiprocessing.util"].Finalize(None, _finish_all, (os.getpid(),), exitpriority=0)
     before_abort(functools.partial(_let_all_saves_end, os.getpid()))
 
 
@@ -203,20 +235,23 @@ def _finish_all(pid: int) -> None:
     """
     if os.getpid() != pid:
         return
-    with _forgotten.guard:
-        _forgotten.release()
-        sessions = living(_open_sessions)
-        for session in sessions:
-            if not session.is_closed and (session.queue.in_flight or session.scratch_tier is not None):
-                session.comm.calls.ending = _end_of(session)
-                _finish(session)
-                _release(session)
-        for session in sessions:
-            if not session.is_closed and session.comm.is_usable:
-                session.comm.calls.end(_end_of(session))
-        for session in sessions:
-            session.is_closed = True  # nothing will be drained again
-            release(session)
+    sessions = living(_open_sessions)
+    for session in sessions:
+        session.is_ending = True
+    _forgotten.release()
+    for session in sessions:
+        if not session.is_closed and (session.queue.in_flight or session.scratch_tier is not None):
+            session.comm.calls.ending = _end_of(session)
+            _finish(session)
+            _release(session)
+    for session in sessions:
+        if not session.is_closed and session.comm.is_usable:
+            session.comm.calls.end(_end_of(session))
+    for session in sessions:
+        session.is_closed = True  # nothing will be drained again
+        release(session)
+        if not session.is_draining:
+            session.rundir.close()  # also after a save that this rank could not finish
 
 
 def _finish(session: Session) -> None:
@@ -237,19 +272,23 @@ def finish_abandoned(directory: Path) -> None:
 
     At the end of the program their steps would be committed over those of the run that goes on. An exception ended
     these runs, or their checkpointers were forgotten. Those of several ranks are refused then; see `RunDirectory`.
+    Of other directories, runs are released whose saves have ended: until then they keep their lock and memory.
     """
-    with _forgotten.guard:
-        _forgotten.release()
-        for session in living(_open_sessions):
-            tier = session.scratch_tier
-            home = session.rundir.path if tier is None else tier.persistent.path
-            is_alone = session.comm.size == 1 and session.thread == threading.get_ident()
-            is_abandoned = session.ended_by is not None or session in _orphans
-            if home == directory and is_alone and is_abandoned and not session.is_closed:
-                _finish(session)
-                session.close()
-                release(session)
-                session.comm.free()
+    _forgotten.release()
+    _forgotten.free_communicators()
+    for session in living(_open_sessions):
+        is_alone = session.comm.size == 1 and session.thread == threading.get_ident()
+        is_abandoned = session.ended_by is not None or session in _orphans
+        is_idle = session.scratch_tier is None and not session.is_saving
+        is_due = is_idle or session.rundirs[0].path == directory
+        if is_alone and is_abandoned and is_due and not session.is_closed:
+            session.is_ending = True
+            _forgotten.release()  # if it was noted meanwhile
+            _finish(session)
+            session.close()
+            release(session)
+            session.comm.free()
+            _orphans.discard(session)
 
 
 @contextlib.contextmanager

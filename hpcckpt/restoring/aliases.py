@@ -7,7 +7,6 @@ other object under two names, and for arrays that share a part of their memory, 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +18,11 @@ from hpcckpt.core.tensors import Extent, TensorSpec
 from hpcckpt.errors import Problem
 from hpcckpt.restoring.reader import Array, StepReader
 from hpcckpt.state.arrays import PerRankArrayLeaf
-from hpcckpt.state.leaves import StateTree, TensorLeaf
+from hpcckpt.state.leaves import StateTree, TensorLeaf, names_below
 
 _BOX_BYTES = 64 << 20
 """How much of each of two tensors is compared at once."""
 OTHER_VALUE = "another value in the checkpoint"
-_AFTER_SLASH = chr(ord("/") + 1)
 
 
 class RestoredValues(NamedTuple):
@@ -96,9 +94,8 @@ def repeated_objects(tree: StateTree, names: Collection[str], values: RestoredVa
     known, ordered = {*names}, sorted(names)
 
     def parts_of(name: str) -> list[str]:
-        below = ordered[bisect_left(ordered, f"{name}/") : bisect_left(ordered, f"{name}{_AFTER_SLASH}")]
         is_replaced = isinstance(values.objects.get(name), list)  # as a whole, where the state has it
-        return [*([name] if name in known and not is_replaced else []), *below]
+        return [*([name] if name in known and not is_replaced else []), *names_below(name, ordered)]
 
     for group in tree.repeated:
         first_of: dict[str, str] = {}

@@ -278,17 +278,25 @@ class RunDirectory:
 
     def close(self) -> None:
         """Remove the staging directories that were prepared, and release the lock; may be repeated. Root only."""
-        if self.lock is None:
+        lock = None if self.lock is None else self._give_up_lock()
+        if lock is None:
             return
-        with contextlib.suppress(OSError, LockLostError):
-            if self.lock.is_mine():
-                self.workspace.release_all(self)
-                self.workspace.sweep(self.lock)
-        problem = self.workspace.finish_removal()
-        if problem:
-            _log.warning("hpcckpt: %s: a retired step could not be removed: %s", self.path, problem)
-        self.lock.release()
-        self.lock = None
+        try:
+            with contextlib.suppress(OSError, LockLostError):
+                if lock.is_mine():
+                    self.workspace.release_all(self)
+                    self.workspace.sweep(lock)
+            problem = self.workspace.finish_removal()
+            if problem:
+                _log.warning("hpcckpt: %s: a retired step could not be removed: %s", self.path, problem)
+        finally:
+            lock.release()
+
+    def _give_up_lock(self) -> RunLock | None:
+        """Return the lock, for the caller to release: of two threads that do so at the same time one gets it."""
+        with self.workspace.commit_mutex:
+            lock, self.lock = self.lock, None
+        return lock
 
     # -- conflicts ------
 

@@ -236,7 +236,7 @@ class Workspace:
         recycler : object, optional
             The owner for which the name of the last retired step is reserved: it writes over its files.
         """
-        problem = self.finish_removal()  # not under the mutex, which a finalizer in the thread that removes may need
+        problem = self.finish_removal()  # not under the mutex: it may last
         with self.commit_mutex:
             self.restore_names()
             problem = problem or self.finish_removal()  # if another checkpointer has begun one meanwhile

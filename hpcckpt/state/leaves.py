@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from hpcckpt.errors import Problem, StateError
 from hpcckpt.native.arena import Arena
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
+_AFTER_SLASH = chr(ord("/") + 1)
 
 
 Holder = Callable[[Sequence[Any]], list[Array]]
@@ -146,9 +149,12 @@ class DynamicPart:
     ----------
     resolve : callable
         Returns what becomes of the part's leaves, given the tensors and the JSON values of a checkpoint by name.
+    name : str
+        It is given what is called so in the checkpoint, and all below it. If empty: all.
     """
 
     resolve: Callable[[Mapping[str, TensorSpec], Mapping[str, Any]], Resolved]
+    name: str = ""
 
 
 Leaf = TensorLeaf | ObjectLeaf | Finish | DynamicPart
@@ -160,6 +166,22 @@ def put(container: Any, key: Any, new: Any) -> None:
     if not isinstance(container, list | MutableMapping):
         raise StateError("a bare value cannot be restored in place: put it into a dict, or use a NumPy array")
     container[key] = new
+
+
+class _ByName(Generic[T]):
+    """What a checkpoint has by name: many parts of a state find their own without each looking at all names."""
+
+    def __init__(self, items: Mapping[str, T]) -> None:
+        self._items = items
+        self._places = {name: place for place, name in enumerate(items)}
+        self._sorted = sorted(items)
+
+    def of(self, name: str) -> Mapping[str, T]:
+        """Return what is called `name`, and all below it, in the order of the checkpoint."""
+        if not name:
+            return self._items
+        found = [*([name] if name in self._places else []), *names_below(name, self._sorted)]
+        return {each: self._items[each] for each in sorted(found, key=self._places.__getitem__)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,6 +218,7 @@ class StateTree:
     def resolved(self, specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> StateTree:
         """Return the tree with its dynamic parts as a checkpoint has them. Independent."""
         leaves: dict[str, TensorLeaf | ObjectLeaf] = {**self.tensors, **self.objects}
+        specs_by_name, objects_by_name = _ByName(specs), _ByName(objects)
         finishes: list[Finish | DynamicPart] = []
         ignored: set[str] = set()
         fresh: dict[str, Callable[[], TensorLeaf | None]] = {}
@@ -204,7 +227,7 @@ class StateTree:
             if isinstance(part, Finish):
                 finishes.append(part)
                 continue
-            resolved = part.resolve(specs, objects)
+            resolved = part.resolve(specs_by_name.of(part.name), objects_by_name.of(part.name))
             for name in resolved.dropped:
                 leaves.pop(name, None)
             leaves |= {leaf_name(leaf): leaf for leaf in resolved.leaves}
@@ -240,6 +263,16 @@ def leaf_name(leaf: TensorLeaf | ObjectLeaf) -> str:
 def join(name: str, part: str) -> str:
     """Join two parts of a tensor name with '/'."""
     return f"{name}/{part}" if name else part
+
+
+def is_below(name: str, parents: Container[str]) -> bool:
+    """Return True if a tensor name is below one of `parents`. Pure."""
+    return any(name[:end] in parents for end, character in enumerate(name) if character == "/")
+
+
+def names_below(name: str, ordered: Sequence[str]) -> Sequence[str]:
+    """Return those of sorted tensor names that are below a name. Pure."""
+    return ordered[bisect_left(ordered, f"{name}/") : bisect_left(ordered, f"{name}{_AFTER_SLASH}")]
 
 
 # -- containers in the types that a state has -----------------------------------------------------

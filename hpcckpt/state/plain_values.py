@@ -27,7 +27,7 @@ def filled_when_empty(name: str, container: MutableMapping[Any, Any]) -> Dynamic
         leaves = value_leaves(name, specs, objects, container, takes_arrays=True)
         return Resolved(leaves, [name]) if leaves else Resolved()
 
-    return DynamicPart(resolve)
+    return DynamicPart(resolve, name)
 
 
 def value_leaves(

@@ -40,6 +40,7 @@ from hpcckpt.state.leaves import (
     TensorLeaf,
     cast_like,
     dict_like,
+    is_below,
     item_of,
     join,
     tuple_like,
@@ -102,11 +103,11 @@ def visit_state_dict(
         if full in walk.tensors:
             part.tensors[path] = walk.tensors[full]
         elif full not in walk.objects:
-            part.foreign.add(f"{full}/")
+            part.foreign.add(full)
     walk.problems += [Problem(join(name, path), text) for path, text in part.problems]
     if part.types:
         walk.add(ObjectLeaf(join(name, TYPES), part.types, {}, TYPES))
-    walk.add(DynamicPart(part.resolve))
+    walk.add(DynamicPart(part.resolve, name))
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +123,7 @@ class _Part:
     types : dict of str to object
         The value of ``.types``.
     foreign : set of str
-        What names begin with that belong to objects with leaves of their own.
+        Names of objects with leaves of their own, which are below these names.
     """
 
     name: str
@@ -215,11 +216,7 @@ class _Part:
         """Return the names of a checkpoint that this part takes, by path."""
         start = f"{self.name}/" if self.name else ""
         ours = {name[len(start) :]: name for name in names if name.startswith(start)}
-        taken = {
-            path: name
-            for path, name in ours.items()
-            if not any(name.startswith(prefix) for prefix in self.foreign) and path != TYPES
-        }
+        taken = {path: name for path, name in ours.items() if path != TYPES and not is_below(name, self.foreign)}
         if self.is_free:
             return taken
         tops = set(map(_top, self.values))
@@ -240,7 +237,7 @@ class _Part:
         tops = set(map(_top, paths))
         own = {path for path, leaf in self.tensors.items() if leaf.declaration.spec.kind == "per-rank"}
         found = {*paths, *(path for path in own if join(path, JSON_SUFFIX) in paths)}
-        foreign = {path for path in self.values if f"{join(self.name, path)}/" in self.foreign}
+        foreign = {path for path in self.values if join(self.name, path) in self.foreign}
         return {p for p in self.values if p not in found and p not in foreign and (self.is_free or _top(p) in tops)}
 
 

@@ -49,6 +49,7 @@ from hpcckpt.state.leaves import (
     Stager,
     StateTree,
     TensorLeaf,
+    is_below,
     join,
     leaf_name,
     put,
@@ -85,6 +86,7 @@ __all__ = [
     "as_bytes",
     "declare",
     "flatten",
+    "is_below",
     "is_json",
     "join",
     "leaf_name",
@@ -303,11 +305,11 @@ def _visit_parts(walk: Walk, value: Parts, name: str, container: Any, key: Any) 
             _log.warning(
                 "hpcckpt: %s is more than plain values in the checkpoint, and is not restored: %s", full, _GIVE
             )
-        asked = (*parts, *(full for full, leaves in made.items() if leaves))
-        ignored = [n for n in (*specs, *objects) if n not in asked and not _is_below(n, asked)]
+        asked = {*parts, *(full for full, leaves in made.items() if leaves)}
+        ignored = [n for n in (*specs, *objects) if n not in asked and not is_below(n, asked)]
         return Resolved([leaf for leaves in made.values() for leaf in leaves or ()], ignored=ignored)
 
-    walk.add(DynamicPart(resolve))
+    walk.add(DynamicPart(resolve, name))
 
 
 def _visit_per_rank_arrays(walk: Walk, value: PerRankArrays, name: str, _container: Any, _key: Any) -> None:
@@ -318,22 +320,18 @@ def _visit_per_rank_arrays(walk: Walk, value: PerRankArrays, name: str, _contain
 
     def resolve(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
         del objects
-        found = {path: spec for path, spec in specs.items() if spec.kind == "per-rank" and _is_below(path, [name])}
+        found = {path: spec for path, spec in specs.items() if spec.kind == "per-rank" and is_below(path, [name])}
         return Resolved(
             [_leaf_into(value.arrays, path, path[len(name) + 1 :], spec) for path, spec in found.items()], own
         )
 
-    walk.add(DynamicPart(resolve))
+    walk.add(DynamicPart(resolve, name))
 
 
 def _leaf_into(arrays: dict[str, Array], path: str, part: str, spec: TensorSpec) -> TensorLeaf:
     """Return the leaf of a per-rank array of a checkpoint that is put into `arrays`."""
     room = np.empty(0, numpy_dtype(spec.dtype))
     return TensorLeaf(declare(room, path, "per-rank"), lambda: room, functools.partial(arrays.__setitem__, part))
-
-
-def _is_below(name: str, parents: Sequence[str]) -> bool:
-    return any(name.startswith(f"{parent}/") for parent in parents)
 
 
 def _visit_scalar(walk: Walk, value: np.generic, name: str, container: Any, key: Any) -> None:

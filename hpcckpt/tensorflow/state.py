@@ -110,7 +110,7 @@ class _Part:
             for value_name, value in node.values.items():
                 for key in value.parts:
                     yield from self._tensor_leaves(gathered, number, value_name, key)
-        yield DynamicPart(lambda specs, objects: self._fit(gathered, specs, objects))
+        yield DynamicPart(lambda specs, objects: self._fit(gathered, specs, objects), self.name)
 
     def _tensor_leaves(self, gathered: Gathered, number: int, value_name: str, key: str) -> Iterator[TensorLeaf]:
         full = join(self.name, tensor_name(key))

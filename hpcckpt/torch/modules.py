@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,6 +30,7 @@ from hpcckpt.state.tree import (
     StateTree,
     TensorLeaf,
     declare,
+    is_below,
     join,
     leaf_name,
     state_dict_leaves,
@@ -146,12 +147,12 @@ def _as_01_named_them(wrapped_leaves: Mapping[str, TensorLeaf], specs: Mapping[s
 def _others_as_01_named_them(
     now: Iterable[Leaf],
     then: Iterable[Leaf],
-    with_prefix: Iterable[str],
+    with_prefix: Container[str],
     specs: Mapping[str, TensorSpec],
     objects: Mapping[str, Any],
 ) -> Resolved:
     """Return the same of what a module has made for its ``state_dict``, in place of the leaves of `now`."""
-    if not any(f"{each}/".startswith(f"{full}/") for full in with_prefix for each in (*specs, *objects)):
+    if not any(each in with_prefix or is_below(each, with_prefix) for each in (*specs, *objects)):
         return Resolved()
     leaves = {leaf_name(leaf): leaf for leaf in then if isinstance(leaf, TensorLeaf | ObjectLeaf)}
     parts = tuple(leaf for leaf in then if isinstance(leaf, DynamicPart | Finish))
@@ -203,8 +204,12 @@ def _other_leaves(
         yield from now
         if own.keys() != others.keys():
             then = list(state_dict_leaves(others, name, load, default="torch", free=_EXTRA))
-            with_prefix = [join(name, key) for key in others if key != keys[key]]
-            yield DynamicPart(lambda specs, objects: _others_as_01_named_them(now, then, with_prefix, specs, objects))
+            with_prefix = {join(name, key) for key in others if key != keys[key]}
+
+            def resolve(specs: Mapping[str, TensorSpec], objects: Mapping[str, Any]) -> Resolved:
+                return _others_as_01_named_them(now, then, with_prefix, specs, objects)
+
+            yield DynamicPart(resolve, name)
     elif any(map(_loads_in_its_own_way, module.modules())):
         yield Finish(lambda: load({}))
 

@@ -64,7 +64,7 @@ def _with_group_check(
         theirs = [full for full in (*specs, *objects) if full.startswith(f"{name}/")]
         return Resolved(dropped=own, ignored=theirs, problems=[problem] if is_told else [])
 
-    return DynamicPart(resolve)
+    return DynamicPart(resolve, name)
 
 
 def stateful_leaves(obj: Any, name: str) -> Iterator[Leaf]:

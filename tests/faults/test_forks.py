@@ -112,7 +112,7 @@ def _forget(ckpt: hc.Checkpointer) -> None:
 ENDS: dict[str, Callable[[hc.Checkpointer], Any]] = {
     "with": _leave_with,
     "with and an error": _leave_with_error,
-    "finalizer": lambda ckpt: ckpt._release(),
+    "finalizer": lambda ckpt: ckpt._forget(),
     "atexit": lambda _: shutdown._finish_all(os.getppid()),
     "journal": lambda ckpt: ckpt.journal.end("child"),
     "collected": _forget,
@@ -197,7 +197,7 @@ def use_own(run_dir: Path) -> Any:
 
 LOCKS: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
     "known headers": (lambda: backend._known._guard, lambda run_dir: hc.load(run_dir)["w"].tolist()),
-    "forgotten checkpointers": (lambda: shutdown._forgotten.guard, use_own),
+    "forgotten checkpointers": (lambda: shutdown._forgotten._guard, use_own),
     "loaded plugins": (lambda: plugins._lock, lambda _: len(plugins.loaded()) * [0]),
     "open plugins of TMCI": (lambda: calls._lock, lambda _: calls.close_all()),
 }

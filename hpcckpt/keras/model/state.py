@@ -114,7 +114,7 @@ def _leaves_of(
         return Resolved(leaves, absent | untrained, ignored=unknown)
 
     yield from own.values()
-    yield DynamicPart(resolve)
+    yield DynamicPart(resolve, name)
 
 
 def _untrained(own: Collection[str], stored: Collection[str], name: str, weights: Sequence[Weight]) -> set[str]:

@@ -493,7 +493,7 @@ def test_a_thread_that_vanishes_is_a_failure_on_all_ranks(run_dir, monkeypatch, 
 
 def test_a_rank_that_waits_too_long_for_a_peer_says_for_whom_and_ends_the_job(run_dir, gate, caplog, monkeypatch):
     """Also while its own part is done and the peer's is not; `abort` of threads is an exception."""
-    monkeypatch.setattr(shutdown, "_orphans", [])  # what the job leaves is not for this process to finish
+    monkeypatch.setattr(shutdown, "_orphans", set())  # what the job leaves is not for this process to finish
     closed = gate("2-write", rank=2)
 
     def body(comm):

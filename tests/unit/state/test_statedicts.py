@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
 from enum import Enum
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import hpcckpt as hc
+from hpcckpt.core.tensors import TensorSpec
 from hpcckpt.errors import CollectiveError, StateError, StateMismatchError
 from hpcckpt.state.state_dict import TYPES
 from hpcckpt.state.tree import Parts, flatten
@@ -217,6 +219,38 @@ def test_objects_within_a_state_dict_are_asked_themselves(ranks, run_dir):
         return outer.held["own"].value[0]
 
     assert ranks(body) == [rank + 1.0 for rank in range(ranks.size)]
+
+
+class Counting(dict[str, Any]):
+    """Counts how many names are looked at one after the other."""
+
+    n_looked_at = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for name in super().__iter__():
+            self.n_looked_at += 1
+            yield name
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {str(number): Box(w=np.zeros(2), n=1) for number in range(100)},
+        {"box": Box(**{str(number): Box(w=np.zeros(2), n=1) for number in range(100)})},
+        {str(number): {} for number in range(100)},
+    ],
+    ids=["state_dicts", "state_dicts within one", "empty dicts"],
+)
+def test_the_cost_of_a_restore_grows_with_the_names_not_with_their_square(state):
+    def names(kind: str, each: int) -> str:
+        return f"{'box/' if 'box' in state else ''}{each}/{kind}"
+
+    specs = Counting({names("w", each): TensorSpec(names("w", each), "float64", (2,)) for each in range(100)})
+    objects = Counting({names("n", each): 2 for each in range(100)})
+    found = flatten(state).resolved(specs, objects)
+    assert {*found.tensors} == {*specs.keys()}
+    assert {*found.objects} == {*objects.keys()}
+    assert specs.n_looked_at + objects.n_looked_at <= 10 * (len(specs) + len(objects))
 
 
 def test_a_failing_load_state_dict_fails_alike_on_all_ranks(ranks, run_dir):
