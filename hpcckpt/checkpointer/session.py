@@ -86,6 +86,12 @@ class Session:
         return any(not this.has_ended for this in self.queue.in_flight)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no save is in flight, and no step is left to be drained, as far as known here."""
+        is_drained = self.scratch_tier is None or self.scratch_tier.drains.is_drained
+        return is_drained and not (self.is_saving or self.is_draining)
+
+    @property
     def rundirs(self) -> tuple[RunDirectory, ...]:
         """The directories whose locks it may hold: first the run directory that steps are drained to, if they are."""
         tier = self.scratch_tier

@@ -279,8 +279,7 @@ def finish_abandoned(directory: Path) -> None:
     for session in living(_open_sessions):
         is_alone = session.comm.size == 1 and session.thread == threading.get_ident()
         is_abandoned = session.ended_by is not None or session in _orphans
-        is_idle = session.scratch_tier is None and not session.is_saving
-        is_due = is_idle or session.rundirs[0].path == directory
+        is_due = session.is_idle or session.rundirs[0].path == directory
         if is_alone and is_abandoned and is_due and not session.is_closed:
             session.is_ending = True
             _forgotten.release()  # if it was noted meanwhile

@@ -146,8 +146,10 @@ def test_a_function_called_with_a_late_step_may_wait_for_a_thread_that_opens_a_r
 # -- a program that goes on --------------------------------------------------------------------------
 
 
-def test_a_run_whose_save_ends_after_its_checkpointer_is_collected_is_released(run_dir):
-    hc.Checkpointer(run_dir).save(1, STATE).result()
+@pytest.mark.parametrize("has_scratch", [False, True])
+def test_a_run_whose_save_ends_after_its_checkpointer_is_collected_is_released(run_dir, tmp_path, has_scratch):
+    options = {"scratch": tmp_path / "scratch"} if has_scratch else {}
+    hc.Checkpointer(run_dir, **options).save(1, STATE).durable()
     session = session_of(run_dir)
     open_elsewhere(run_dir)
     gc.collect()

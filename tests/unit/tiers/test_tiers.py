@@ -440,6 +440,7 @@ def test_a_forgotten_run_keeps_its_lock_until_its_steps_are_drained(places, trap
     del ckpt
     gc.collect()
     shutdown._forgotten.release()
+    hc.Checkpointer(places.home.with_name("elsewhere")).close()
     assert (places.home / layout.LOCK).exists()
     trap.refused = set()
     with places.open(SerialCommunicator()) as ckpt:
