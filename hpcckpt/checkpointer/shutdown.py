@@ -194,20 +194,23 @@ def shortening() -> Iterator[None]:
 def _abort(session: Session, why: str) -> None:
     """Release the locks without waiting for other ranks, after what is being committed is committed. Independent."""
     session.is_closed = True
-    tiers = session.scratch_tier
     if why == CollectiveMisuseError.__name__ and session.comm.calls.peers.ended:  # a rank that ends has reported before
         session.let_saves_end(is_error_due=True)
-    for background in (
-        (session.queue.background,) if tiers is None else (session.queue.background, tiers.drains.background)
-    ):
-        for task in background.tasks:
-            if task.reduction is not None:
-                task.reduction.join(f"{task.name} is committed")
+    _let_commits_end(session)
     session.rundir.journal.end(why)
     session.queue.in_flight.clear()
     session.queue.arenas.close()
     for rundir in session.rundirs:
         rundir.close()
+
+
+def _let_commits_end(session: Session) -> None:
+    """Wait until what is being committed is committed. Root only."""
+    tiers = session.scratch_tier
+    for background in (session.queue.background, *(() if tiers is None else (tiers.drains.background,))):
+        for task in background.tasks:
+            if task.reduction is not None:
+                task.reduction.join(f"{task.name} is committed")
 
 
 @functools.cache
@@ -250,8 +253,9 @@ def _finish_all(pid: int) -> None:
     for session in sessions:
         session.is_closed = True  # nothing will be drained again
         release(session)
-        if not session.is_draining:
-            session.rundir.close()  # also after a save that this rank could not finish
+        if session.is_saving:  # this rank could not finish it
+            _let_commits_end(session)
+            session.rundir.close()
 
 
 def _finish(session: Session) -> None:
@@ -272,15 +276,15 @@ def finish_abandoned(directory: Path) -> None:
 
     At the end of the program their steps would be committed over those of the run that goes on. An exception ended
     these runs, or their checkpointers were forgotten. Those of several ranks are refused then; see `RunDirectory`.
-    Of other directories, runs are released whose saves have ended: until then they keep their lock and memory.
+    In other directories, and of several ranks, those are released whose saves have ended: they kept lock and memory.
     """
     _forgotten.release()
     _forgotten.free_communicators()
     for session in living(_open_sessions):
-        is_alone = session.comm.size == 1 and session.thread == threading.get_ident()
         is_abandoned = session.ended_by is not None or session in _orphans
-        is_due = session.is_idle or session.rundirs[0].path == directory
-        if is_alone and is_abandoned and is_due and not session.is_closed:
+        if session.is_closed or session.thread != threading.get_ident() or not is_abandoned:
+            continue
+        if session.comm.size == 1 and (session.is_idle or session.rundirs[0].path == directory):
             session.is_ending = True
             _forgotten.release()  # if it was noted meanwhile
             _finish(session)
@@ -288,6 +292,8 @@ def finish_abandoned(directory: Path) -> None:
             release(session)
             session.comm.free()
             _orphans.discard(session)
+        elif session.is_idle:
+            release(session)
 
 
 @contextlib.contextmanager

@@ -214,8 +214,7 @@ class RunDirectory:
             If another job has taken it over: nothing in the directory is changed then.
         """
         if self.lock is not None:
-            self.lock.check()
-            return self.lock
+            return self.held_lock()
         try:
             make_directory(self.path, self.system.files)
             self.lock = RunLock.take(self.path, self.options.lock_expiry_s, system=self.system)
@@ -225,6 +224,19 @@ class RunDirectory:
         self.recycling.is_allowed = self._may_recycle()
         with contextlib.suppress(OSError):  # what cannot be removed is tried again, and reported, after the save
             self.workspace.sweep(self.lock)
+        return self.lock
+
+    def held_lock(self) -> RunLock:
+        """Return the lock that was taken when the save began. Root only, or the leader of each node.
+
+        Raises
+        ------
+        LockLostError
+            If another job has taken it over, or the run was closed meanwhile: it is not taken again then.
+        """
+        if self.lock is None:
+            raise LockLostError(f"{self.path} was closed meanwhile; nothing was committed")
+        self.lock.check()
         return self.lock
 
     def _may_recycle(self) -> bool:
@@ -355,7 +367,7 @@ class RunDirectory:
     def check_before_writing(self, plan: SavePlan, staged: Staged, *, overwrite: bool, may_link: bool) -> None:
         """Raise before the first byte is written if the step could not be committed. Root only."""
         failpoints.reached("1-begin", 0)
-        self.open()
+        self.held_lock()
         with self.workspace.commit_mutex:
             self.check_conflicts(staged.job.step, overwrite=overwrite)
         self.check_space(plan, self.workspace.nbytes_of(staged.name), may_link=may_link)
@@ -383,7 +395,7 @@ class RunDirectory:
             Whatever prevents the commit.
         """
         self.check_reserved(staged.name)
-        self.open()
+        self.held_lock()
         check_reports(staged.job, content, reports)
         written = [report.written for report in reports]
         commit.check_coverage(plan, written)  # step 4
@@ -465,7 +477,7 @@ class RunDirectory:
         self.recycling.reusable, n_kept, problem = None, 0, ""
         try:
             failpoints.reached("8-retention", 0)
-            lock = self.open()  # it may have been lost since step 4: then another job has written here
+            lock = self.held_lock()  # lost since step 4, another job has written here
             n_kept, problem = self._retain(lock)
             self.workspace.sweep(lock)  # the step that was replaced, if any
         except Exception as error:  # noqa: BLE001 - whatever it is, the step exists
@@ -486,7 +498,7 @@ class RunDirectory:
         reusable, self.recycling.reusable = self.recycling.reusable, None
         try:
             with contextlib.suppress(Exception):  # the step before is committed: the next save plans again
-                self.open()
+                self.held_lock()
                 with self.workspace.commit_mutex:
                     is_ours = reusable is not None and self.workspace.is_reserved(reusable.name)
                     return self.prepare_slot(file_layout, reusable if is_ours else None)

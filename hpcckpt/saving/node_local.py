@@ -68,7 +68,7 @@ def commit_part(queue: SaveQueue, this: InFlightSave, parts: NodeParts) -> None:
     """Commit the part of this rank's node, unless that is root's to do. Independent."""
     if not queue.rundir.is_leading_other_node:
         return
-    lock = queue.rundir.open()  # it may have been lost
+    lock = queue.rundir.held_lock()
     check_part(queue.rundir, this, parts)  # step 4b
     step = parts.manifest.step
     staged = replace(this.staged, rank=queue.comm.rank)
@@ -131,7 +131,7 @@ def retain_parts(rundir: RunDirectory) -> tuple[str, ...]:
     if not rundir.is_leading_other_node:
         return ()
     try:
-        lock = rundir.open()
+        lock = rundir.held_lock()
         problem = rundir.workspace.retain(lock, rundir.options, rundir.steps).problem
         rundir.workspace.sweep(lock, layout.is_retired)
     except Exception as error:  # noqa: BLE001 - whatever it is, the steps are there

@@ -339,8 +339,69 @@ def test_a_save_that_a_failing_close_left_keeps_no_lock_at_the_end(run_dir, monk
     assert not is_locked(run_dir)
 
 
+def test_a_run_that_is_being_finished_is_not_released_beside(run_dir, tmp_path, threadless, monkeypatch):
+    real, noted = shutdown._finish, []
+
+    def finish(session: Session) -> None:
+        gc.collect()
+        noted.append(list(shutdown._forgotten._sessions))
+        real(session)
+
+    scratch = tmp_path / "scratch"
+    gc.disable()
+    try:
+        left = {"ckpt": hc.Checkpointer(run_dir, scratch=scratch)}
+        left["itself"] = left
+        left["ckpt"].save(1, STATE).durable()
+        left["ckpt"].__exit__(ValueError, ValueError("own"), None)
+        del left
+        monkeypatch.setattr(shutdown, "_finish", finish)
+        hc.Checkpointer(run_dir, scratch=scratch).close()
+    finally:
+        gc.enable()
+    assert noted == [[]]
+
+
+def test_the_memory_of_snapshots_is_given_back_where_ranks_forget_their_checkpointers(run_dir, monkeypatch):
+    monkeypatch.setattr(shutdown, "_orphans", set())
+
+    def body(comm: Any) -> None:
+        hc.Checkpointer(run_dir, comm=comm).save(1, STATE).result()
+        if comm.is_root:
+            open_elsewhere(run_dir)  # a save was in flight when it was collected
+            wait_until(lambda: not is_locked(run_dir))
+            (session,) = (each for each in shutdown._orphans if each.comm.is_root)
+            assert not session.queue.arenas._free
+
+    run_ranks(2, body)
+
+
+def test_a_run_that_was_closed_by_a_time_out_is_not_locked_again_by_its_save(run_dir):
+    goes_on, arrivals = threading.Event(), []
+
+    def hold(phase: str, _: int) -> None:
+        if phase == "1-begin":
+            arrivals.append(phase)
+            goes_on.wait(LIMIT_S)
+
+    ckpt = hc.Checkpointer(run_dir)
+    ckpt.save(1, STATE).result()
+    failpoints.install_hook(hold)
+    try:
+        ckpt.save(2, STATE)
+        (task,) = ckpt._session.queue.background.tasks
+        wait_until(lambda: bool(arrivals))
+        shutdown._abort(ckpt._session, "PeerTimeoutError")
+        goes_on.set()
+        task.local.join()
+    finally:
+        failpoints.install_hook(None)
+    assert not is_locked(run_dir)
+
+
 FREED = """
 from mpi4py import MPI
+from hpcckpt.core import failpoints
 from hpcckpt.collective.mpi import MpiCommunicator
 real, freed = MpiCommunicator.free, []
 MpiCommunicator.free = lambda self: (freed.append(self), real(self))
@@ -352,6 +413,14 @@ for step in range(3):
 hc.Checkpointer(sys.argv[2], comm=MPI.COMM_SELF).close()
 assert pending.done() and pending.result().step == 2
 print(len(freed))
+goes_on = threading.Event()
+failpoints.install_hook(lambda phase, _: phase == "2-write" and goes_on.wait())
+ckpt = hc.Checkpointer(sys.argv[1], comm=MPI.COMM_SELF)
+ckpt.restore({"w": w})
+ckpt.save(9, {"w": w})
+del ckpt
+hc.Checkpointer(sys.argv[2], comm=MPI.COMM_SELF).close()
+goes_on.set()
 """
 
 
@@ -359,3 +428,4 @@ def test_communicators_of_one_rank_are_freed_without_close(run_dir, tmp_path):
     """MPI has only some thousand of them."""
     ended = run(FREED, run_dir, tmp_path / "other")
     assert (ended.returncode, ended.stderr, ended.stdout) == (0, "", "4\n")
+    assert step_numbers(run_dir) == [1, 2, 9]
