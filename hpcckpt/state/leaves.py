@@ -173,15 +173,14 @@ class _ByName(Generic[T]):
 
     def __init__(self, items: Mapping[str, T]) -> None:
         self._items = items
-        self._places = {name: place for place, name in enumerate(items)}
         self._sorted = sorted(items)
 
     def of(self, name: str) -> Mapping[str, T]:
-        """Return what is called `name`, and all below it, in the order of the checkpoint."""
+        """Return what is called `name`, and all below it."""
         if not name:
             return self._items
-        found = [*([name] if name in self._places else []), *names_below(name, self._sorted)]
-        return {each: self._items[each] for each in sorted(found, key=self._places.__getitem__)}
+        own = [name] if name in self._items else []
+        return {each: self._items[each] for each in (*own, *names_below(name, self._sorted))}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

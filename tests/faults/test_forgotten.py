@@ -366,7 +366,7 @@ def test_the_memory_of_snapshots_is_given_back_where_ranks_forget_their_checkpoi
     monkeypatch.setattr(shutdown, "_orphans", set())
 
     def body(comm: Any) -> None:
-        hc.Checkpointer(run_dir, comm=comm).save(1, STATE).result()
+        hc.Checkpointer(run_dir, comm=comm).save(1, {"w": np.ones(1_000_000)}).result()
         if comm.is_root:
             open_elsewhere(run_dir)  # a save was in flight when it was collected
             wait_until(lambda: not is_locked(run_dir))

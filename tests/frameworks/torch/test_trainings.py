@@ -406,21 +406,22 @@ def test_a_step_with_the_names_of_wrapped_submodules_can_be_restored(run_dir):
 class Extra(torch.nn.Linear):
     """Has state beside its tensors."""
 
-    n = 0
+    own: Any = None
 
     def get_extra_state(self) -> Any:
-        return {"n": self.n}
+        return self.own
 
     def set_extra_state(self, state: Any) -> None:
-        self.n = state["n"]
+        self.own = state
 
 
-def test_extra_state_of_wrapped_submodules_is_restored_from_the_names_of_01(run_dir):
+@pytest.mark.parametrize("extra", [{"n": 7}, 7])
+def test_extra_state_of_wrapped_submodules_is_restored_from_the_names_of_01(run_dir, extra):
     saved, blank = (torch.nn.Sequential(torch.nn.DataParallel(Extra(2, 2))) for _ in range(2))
-    saved[0].module.n = 7
+    blank[0].module.own = {"n": 0} if isinstance(extra, dict) else 0
     tensors = {f"model/{key}": value for key, value in saved.state_dict().items() if torch.is_tensor(value)}
-    save_and_restore(run_dir, {**tensors, "model/0.module._extra_state": {"n": 7}}, {"model": blank})
-    assert blank[0].module.n == 7
+    save_and_restore(run_dir, {**tensors, "model/0.module._extra_state": extra}, {"model": blank})
+    assert blank[0].module.own == extra
     assert_same(dict(blank[0].module.named_parameters()), dict(saved[0].module.named_parameters()))
 
 
