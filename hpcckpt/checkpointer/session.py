@@ -92,6 +92,12 @@ class Session:
         return is_drained and not (self.is_saving or self.is_draining)
 
     @property
+    def is_calling(self) -> bool:
+        """Whether a function is being called with a step."""
+        tiers = () if self.scratch_tier is None else (self.scratch_tier.drains,)
+        return any(each.listeners.is_calling for each in (self.queue, *tiers))
+
+    @property
     def rundirs(self) -> tuple[RunDirectory, ...]:
         """The directories whose locks it may hold: first the run directory that steps are drained to, if they are."""
         tier = self.scratch_tier
@@ -119,8 +125,7 @@ class Session:
         CodeError
             There: other ranks may not do so at that moment.
         """
-        tiers = () if self.scratch_tier is None else (self.scratch_tier.drains,)
-        if any(each.listeners.is_calling for each in (self.queue, *tiers)):
+        if self.is_calling:
             raise CodeError(
                 "a function that is called with each step may not call the checkpointer: do so after `save`"
             )

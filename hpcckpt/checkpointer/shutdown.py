@@ -64,12 +64,15 @@ class _Forgotten:
         """Release what was noted until now; log now and then that this lasts. Independent."""
         if not self._sessions:  # each stays there until it is released
             return
-        if self._thread is None:
+        is_done, thread = threading.Event(), self._thread
+        if thread is not None:
+            self._requests.put(is_done)
+            wait_and_log(
+                lambda: is_done.wait(_LOOK_S) or not thread.is_alive(),
+                "runs whose checkpointers were not closed are released",
+            )
+        if not is_done.is_set():
             self._release_all()
-            return
-        is_done = threading.Event()
-        self._requests.put(is_done)
-        wait_and_log(lambda: is_done.wait(_LOOK_S), "runs whose checkpointers were not closed are released")
 
     def free_communicators(self) -> None:
         """Free the communicators of what was released, in a thread of the program: it may call MPI. Independent."""
@@ -88,23 +91,32 @@ class _Forgotten:
         with self._guard:
             while self._sessions:
                 session = self._sessions[0]
-                try:
-                    _release(session)
-                except Exception as error:  # noqa: BLE001 - others are left to release
-                    _log.error("hpcckpt: %s", error)
-                if session.comm.size == 1 and session not in _orphans:
-                    self._unused.append(session.comm)
+                if not session.is_ending:
+                    with _logging():
+                        _release(session)
+                    if session.comm.size == 1 and session not in _orphans:
+                        self._unused.append(session.comm)
                 if self._sessions and self._sessions[0] is session:
                     self._sessions.popleft()  # last: an interrupted release is repeated
 
 
+@contextlib.contextmanager
+def _logging() -> Iterator[None]:
+    """Log what the block raises: others are left to release or to finish."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        _log.error("hpcckpt: %s", error)
+
+
 _forgotten = _Forgotten()
+_is_forked = False
 
 
 def _become_child() -> None:
     """Let a forked child, which has no copy of the thread, begin with no sessions."""
-    global _forgotten
-    _forgotten = _Forgotten()
+    global _forgotten, _is_forked
+    _forgotten, _is_forked = _Forgotten(), True
     _open_sessions.clear()
     _finish_at_exit_too.cache_clear()
 
@@ -135,29 +147,30 @@ def release_when_forgotten(owner: object, session: Session) -> Callable[[], None
 def _note(session: Session, pid: int) -> None:
     """Note a session, unless nothing is held any more, or this is a forked child, whose copy holds nothing."""
     is_over = session.is_closed and all(rundir.lock is None for rundir in session.rundirs)
-    if os.getpid() == pid and not (is_over or session.is_ending):
+    if os.getpid() == pid and not is_over:
         _forgotten.note(session)
 
 
 def _release(session: Session) -> None:
-    """Release the lock."""
+    """Release the lock, and the memory of snapshots."""
     if not session.is_closed and session.comm.size > 1:
         _orphans.add(session)  # other ranks may wait for this one, which reports its end when the program ends
     release(session)
+    if not session.is_saving:
+        session.queue.arenas.close()
 
 
 def release(session: Session) -> None:
     """Remove what was prepared for saves that will not come, and release the locks; may be repeated. Root only."""
     tiers, is_busy = session.scratch_tier, session.is_saving or session.is_draining
     is_left = tiers is not None and not (session.is_closed or tiers.drains.is_drained)
+    if session.ended_by is not None and not (is_busy or is_left):
+        session.rundir.journal.end(*session.ended_by)
     if tiers is not None and not (is_left or tiers.drains.is_draining):  # else another rank may be draining there again
         tiers.persistent.close()
     if is_busy or is_left:
         _orphans.add(session)  # also after a failure: another rank may not know it yet, and tries again at the end
     if not is_busy:
-        if session.ended_by is not None and not is_left:
-            session.rundir.journal.end(*session.ended_by)
-        session.queue.arenas.close()
         session.rundir.close()
 
 
@@ -217,10 +230,25 @@ def _let_commits_end(session: Session) -> None:
 def _finish_at_exit_too() -> None:
     """Finish what is in flight when the program ends, before MPI is finalized and locks are released."""
     atexit.register(_finish_all, os.getpid())
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:  # it may end without what `atexit` calls
-        sys.modules["multiprocessing.util"].Finalize(None, _finish_all, (os.getpid(),), exitpriority=0)
+    if _ends_without_atexit():
+        threading.Thread(target=_finish_after_threads, args=[os.getpid()], name="hpcckpt-exit").start()
     before_abort(functools.partial(_let_all_saves_end, os.getpid()))
+
+
+def _ends_without_atexit() -> bool:
+    """Return True in a child of `multiprocessing` that was forked, by the program or by its fork server."""
+    process = sys.modules.get("multiprocessing.process")
+    is_spawned = "--multiprocessing-fork" in sys.orig_argv and not _is_forked
+    return process is not None and process.parent_process() is not None and not is_spawned
+
+
+def _finish_after_threads(pid: int) -> None:
+    """Finish all runs when all other threads of the program have ended; the process waits for this one."""
+    main, this = threading.main_thread(), threading.current_thread()
+    main.join()
+    while others := [each for each in threading.enumerate() if not each.daemon and each not in (main, this)]:
+        others[0].join()
+    _finish_all(pid)
 
 
 def _let_all_saves_end(pid: int) -> None:
@@ -260,13 +288,8 @@ def _finish_all(pid: int) -> None:
 
 def _finish(session: Session) -> None:
     """Finish what a run has in flight; log what fails. Collective."""
-    try:
-        with raising(session):
-            session.finish()
-    except CollectiveError:
-        pass  # root has logged it already
-    except Exception as error:  # noqa: BLE001 - others are left to finish
-        _log.error("hpcckpt: %s", error)
+    with _logging(), contextlib.suppress(CollectiveError), raising(session):  # those root has logged already
+        session.finish()
     if session.ended_by is not None:
         session.rundir.journal.end(*session.ended_by)
 
@@ -282,18 +305,25 @@ def finish_abandoned(directory: Path) -> None:
     _forgotten.free_communicators()
     for session in living(_open_sessions):
         is_abandoned = session.ended_by is not None or session in _orphans
-        if session.is_closed or session.thread != threading.get_ident() or not is_abandoned:
-            continue
-        if session.comm.size == 1 and (session.is_idle or session.rundirs[0].path == directory):
-            session.is_ending = True
-            _forgotten.release()  # if it was noted meanwhile
-            _finish(session)
-            session.close()
-            release(session)
-            session.comm.free()
-            _orphans.discard(session)
-        elif session.is_idle:
-            release(session)
+        is_own = session.thread == threading.get_ident() and not session.is_calling
+        if is_abandoned and is_own and not session.is_closed:
+            with _logging():
+                _finish_if_due(session, directory)
+
+
+def _finish_if_due(session: Session, directory: Path) -> None:
+    """Finish an abandoned run of one rank in a directory, or one that is idle; of several ranks, release it then."""
+    if session.comm.size == 1 and (session.is_idle or session.rundirs[0].path == directory):
+        _orphans.add(session)  # it must not be lost by an interrupt
+        session.is_ending = True
+        _forgotten.release()  # if it was noted meanwhile
+        _finish(session)
+        session.close()
+        release(session)
+        session.comm.free()
+        _orphans.discard(session)
+    elif session.is_idle:
+        _release(session)
 
 
 @contextlib.contextmanager

@@ -274,7 +274,8 @@ class RunLock:
             self._users -= 1
             if self._users > 0:
                 return
-            held.locks.pop(str(self.path.parent), None)
+            if held.locks.get(str(self.path.parent)) is self:
+                held.locks.pop(str(self.path.parent))
             self._stop.set()
             with contextlib.suppress(OSError):  # it expires: a job that is done must not fail over this
                 if self.is_mine():

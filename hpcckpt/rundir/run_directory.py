@@ -290,7 +290,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Remove the staging directories that were prepared, and release the lock; may be repeated. Root only."""
-        lock = None if self.lock is None else self._give_up_lock()
+        lock = self.lock
         if lock is None:
             return
         try:
@@ -302,13 +302,10 @@ class RunDirectory:
             if problem:
                 _log.warning("hpcckpt: %s: a retired step could not be removed: %s", self.path, problem)
         finally:
-            lock.release()
-
-    def _give_up_lock(self) -> RunLock | None:
-        """Return the lock, for the caller to release: of two threads that do so at the same time one gets it."""
-        with self.workspace.commit_mutex:
-            lock, self.lock = self.lock, None
-        return lock
+            with self.workspace.commit_mutex:
+                if self.lock is lock:  # of two threads that do so at the same time one releases it
+                    lock.release()
+                    self.lock = None  # last: an interrupted release is repeated
 
     # -- conflicts ------
 

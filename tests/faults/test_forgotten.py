@@ -25,7 +25,8 @@ from hpcckpt.core import failpoints
 from hpcckpt.core.weak import living
 from hpcckpt.format import layout
 from hpcckpt.rundir.discovery import step_numbers
-from hpcckpt.rundir.journal import read_journal
+from hpcckpt.rundir.journal import Journal, read_journal
+from hpcckpt.rundir.lock import RunLock
 from hpcckpt.rundir.run_directory import RunDirectory
 from hpcckpt.rundir.workspace import Workspace
 from hpcckpt.testing.ranks import run_ranks
@@ -34,7 +35,7 @@ STATE = {"w": np.ones(10)}
 LIMIT_S = 60.0
 
 
-def run(script: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: Path | str) -> subprocess.CompletedProcess[str]:
     begin = "import gc, os, sys, threading\nimport numpy as np\nimport hpcckpt as hc\nw = np.ones(100_000)\n"
     command = [sys.executable, "-c", begin + script, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -97,35 +98,50 @@ shutdown.living = collecting
 
 
 CHILD = """
-import multiprocessing
+import multiprocessing, sys, threading, time
+import numpy as np, hpcckpt as hc
 
-def work():
+def train(directory):
     global ckpt
-    ckpt = hc.Checkpointer(sys.argv[1])
-    ckpt.save(1, {"w": w})
+    ckpt = hc.Checkpointer(directory)
+    for step in (1, 2):
+        time.sleep(0.2)
+        ckpt.save(step, {"w": np.ones(100_000)})
+
+def work(directory, has_thread):
+    threading.Thread(target=train, args=[directory]).start() if has_thread else train(directory)
 
 if __name__ == "__main__":
-    child = multiprocessing.get_context("fork").Process(target=work)
+    child = multiprocessing.get_context(sys.argv[2]).Process(target=work, args=[sys.argv[1], sys.argv[3] == "True"])
     child.start()
     child.join()
     sys.exit(child.exitcode)
 """
 
 
-def test_a_child_of_multiprocessing_finishes_its_saves(run_dir):
-    """Such a child ends without what `atexit` calls."""
-    ended = run(CHILD, run_dir)
+@pytest.mark.parametrize("has_thread", [False, True])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_child_of_multiprocessing_finishes_its_saves(run_dir, tmp_path, method, has_thread):
+    """Those that are forked end without what `atexit` calls."""
+    script = tmp_path / "train.py"
+    script.write_text(CHILD)
+    command = [sys.executable, str(script), str(run_dir), method, str(has_thread)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert step_numbers(run_dir) == [1]
+    assert step_numbers(run_dir) == [1, 2]
     assert not is_locked(run_dir)
 
 
 LISTENER = """
 def use_another(step):
-    thread = threading.Thread(target=lambda: hc.Checkpointer(sys.argv[2]).close(), daemon=True)
-    thread.start()
-    thread.join(10)
-    print(step.step, "waits" if thread.is_alive() else "goes on", flush=True)
+    if sys.argv[3] == "thread":
+        thread = threading.Thread(target=lambda: hc.Checkpointer(sys.argv[2]).close(), daemon=True)
+        thread.start()
+        thread.join(10)
+        print(step.step, "waits" if thread.is_alive() else "goes on", flush=True)
+    else:
+        hc.Checkpointer(sys.argv[2]).close()
+        print(step.step, "goes on", flush=True)
 
 def forget():
     ckpt = hc.Checkpointer(sys.argv[1])
@@ -137,8 +153,9 @@ forget()
 
 
 @pytest.mark.parametrize("end", ["", "hc.Checkpointer(sys.argv[1]).close()"], ids=["at exit", "at the next opening"])
-def test_a_function_called_with_a_late_step_may_wait_for_a_thread_that_opens_a_run(run_dir, tmp_path, end):
-    ended = run(LISTENER + end, run_dir, tmp_path / "other")
+@pytest.mark.parametrize("by", ["itself", "thread"])
+def test_a_function_called_with_a_late_step_may_open_a_run(run_dir, tmp_path, end, by):
+    ended = run(LISTENER + end, run_dir, tmp_path / "other", by)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == "1 goes on\n"
 
@@ -208,7 +225,15 @@ def test_a_closed_checkpointer_is_collected_though_it_calls_its_owner(run_dir):
     assert left() is None
 
 
-def test_how_a_block_ended_is_in_the_journal_though_its_steps_went_to_scratch(run_dir, tmp_path):
+def test_how_a_block_ended_is_in_the_journal_though_its_steps_went_to_scratch(run_dir, tmp_path, monkeypatch):
+    real, locked = Journal.end, []
+
+    def end(self: Journal, *facts: Any) -> None:
+        locked.append(is_locked(run_dir))
+        real(self, *facts)
+
+    monkeypatch.setattr(Journal, "end", end)
+
     def main() -> None:
         with hc.Checkpointer(run_dir, scratch=tmp_path / "scratch") as ckpt:
             ckpt.save(1, STATE).durable()
@@ -219,28 +244,64 @@ def test_how_a_block_ended_is_in_the_journal_though_its_steps_went_to_scratch(ru
     wait_until(lambda: gc.collect() >= 0 and not is_locked(run_dir))
     last = read_journal(run_dir)[-1]
     assert (last["event"], last["error"], last["exit_code"]) == ("end", "SystemExit", 75)
+    assert locked == [True]
 
 
 # -- releases that do not go well ------------------------------------------------------------------
 
 
-def test_an_interrupted_release_is_repeated(run_dir, threadless, monkeypatch):
-    real, arrivals = RunDirectory.close, []
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt the first release of a lock."""
+    real, arrivals = RunLock.release, []
 
-    def interrupted(self: RunDirectory) -> None:
+    def release(self: RunLock) -> None:
         arrivals.append(self)
         if len(arrivals) == 1:
             raise KeyboardInterrupt
         real(self)
 
+    monkeypatch.setattr(RunLock, "release", release)
+
+
+def test_an_interrupted_release_is_repeated(run_dir, threadless, interrupted):
     ckpt = hc.Checkpointer(run_dir)
     ckpt.save(1, STATE).result()
     del ckpt
-    monkeypatch.setattr(RunDirectory, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         open_elsewhere(run_dir)
     assert is_locked(run_dir)
     open_elsewhere(run_dir)
+    assert not is_locked(run_dir)
+
+
+def test_an_interrupted_close_is_repeated(run_dir, interrupted):
+    ckpt = hc.Checkpointer(run_dir)
+    ckpt.save(1, {"w": np.ones(1_000_000)}).result()
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.close()
+    assert is_locked(run_dir)
+    assert ckpt._session.queue.arenas._free  # it may be used
+    ckpt.close()
+    assert not is_locked(run_dir)
+
+
+def test_an_interrupted_opening_finishes_an_abandoned_run_later(run_dir, tmp_path, monkeypatch):
+    def interrupt(_: Session) -> None:
+        raise KeyboardInterrupt
+
+    scratch = tmp_path / "scratch"
+    ckpt = hc.Checkpointer(run_dir, scratch=scratch)
+    ckpt.save(1, STATE)
+    ckpt.__exit__(ValueError, ValueError("own"), None)
+    monkeypatch.setattr(shutdown, "_finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        hc.Checkpointer(run_dir, scratch=scratch)
+    monkeypatch.undo()
+    del ckpt
+    gc.collect()
+    hc.Checkpointer(run_dir, scratch=scratch).close()
+    assert step_numbers(run_dir) == [1]
     assert not is_locked(run_dir)
 
 
@@ -253,6 +314,29 @@ def test_a_lock_is_released_though_what_was_prepared_cannot_be_removed(run_dir, 
     monkeypatch.setattr(Workspace, "sweep", fail)
     del ckpt
     wait_until(lambda: not is_locked(run_dir))
+
+
+def test_an_opening_does_not_fail_for_what_another_run_left(run_dir, monkeypatch, caplog):
+    hc.Checkpointer(run_dir).save(1, STATE).result()
+    monkeypatch.setattr(shutdown, "_finish", _fail)
+    open_elsewhere(run_dir)
+    assert "of another run" in caplog.text
+
+
+def _fail(_: Session) -> None:
+    raise ValueError("of another run")
+
+
+def test_an_opening_releases_what_was_noted_if_the_thread_has_ended(run_dir, threadless):
+    ended = threading.Thread(target=lambda: None)
+    ended.start()
+    ended.join()
+    shutdown._forgotten._thread = ended
+    ckpt = hc.Checkpointer(run_dir)
+    ckpt.save(1, STATE).result()
+    del ckpt
+    open_elsewhere(run_dir)
+    assert not is_locked(run_dir)
 
 
 def test_two_threads_release_one_lock_once(run_dir, monkeypatch):
@@ -340,11 +424,12 @@ def test_a_save_that_a_failing_close_left_keeps_no_lock_at_the_end(run_dir, monk
 
 
 def test_a_run_that_is_being_finished_is_not_released_beside(run_dir, tmp_path, threadless, monkeypatch):
-    real, noted = shutdown._finish, []
+    real, held = shutdown._finish, []
 
     def finish(session: Session) -> None:
         gc.collect()
-        noted.append(list(shutdown._forgotten._sessions))
+        shutdown._forgotten.release()
+        held.append([rundir.lock is not None for rundir in session.rundirs])
         real(session)
 
     scratch = tmp_path / "scratch"
@@ -359,7 +444,7 @@ def test_a_run_that_is_being_finished_is_not_released_beside(run_dir, tmp_path, 
         hc.Checkpointer(run_dir, scratch=scratch).close()
     finally:
         gc.enable()
-    assert noted == [[]]
+    assert held == [[True, True]]
 
 
 def test_the_memory_of_snapshots_is_given_back_where_ranks_forget_their_checkpointers(run_dir, monkeypatch):
