@@ -231,7 +231,8 @@ def _finish_at_exit_too() -> None:
     """Finish what is in flight when the program ends, before MPI is finalized and locks are released."""
     atexit.register(_finish_all, os.getpid())
     if _ends_without_atexit():
-        threading.Thread(target=_finish_after_threads, args=[os.getpid()], name="hpcckpt-exit").start()
+        with contextlib.suppress(RuntimeError):  # a limit of the system
+            threading.Thread(target=_finish_after_threads, args=[os.getpid()], name="hpcckpt-exit").start()
     before_abort(functools.partial(_let_all_saves_end, os.getpid()))
 
 

@@ -235,7 +235,7 @@ class RunDirectory:
             If another job has taken it over, or the run was closed meanwhile: it is not taken again then.
         """
         if self.lock is None:
-            raise LockLostError(f"{self.path} was closed meanwhile; nothing was committed")
+            raise LockLostError(f"{self.path} was closed meanwhile; nothing was committed, save again")
         self.lock.check()
         return self.lock
 
