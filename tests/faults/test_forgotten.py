@@ -447,7 +447,7 @@ def test_a_run_that_is_being_finished_is_not_released_beside(run_dir, tmp_path, 
     assert held == [[True, True]]
 
 
-def test_the_memory_of_snapshots_is_given_back_where_ranks_forget_their_checkpointers(run_dir, monkeypatch):
+def test_memory_of_snapshots_is_given_back_where_ranks_forget_checkpointers(run_dir, monkeypatch):
     monkeypatch.setattr(shutdown, "_orphans", set())
 
     def body(comm: Any) -> None:
