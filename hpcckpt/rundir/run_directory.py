@@ -293,6 +293,7 @@ class RunDirectory:
         lock = self.lock
         if lock is None:
             return
+        failure: Exception | None = None
         try:
             with contextlib.suppress(OSError, LockLostError):
                 if lock.is_mine():
@@ -301,11 +302,14 @@ class RunDirectory:
             problem = self.workspace.finish_removal()
             if problem:
                 _log.warning("hpcckpt: %s: a retired step could not be removed: %s", self.path, problem)
-        finally:
-            with self.workspace.commit_mutex:
-                if self.lock is lock:  # of two threads that do so at the same time one releases it
-                    lock.release()
-                    self.lock = None  # last: an interrupted release is repeated
+        except Exception as error:  # noqa: BLE001 - whatever it is; after an interrupt this is repeated, under the lock
+            failure = error
+        with self.workspace.commit_mutex:
+            if self.lock is lock:  # of two threads that do so at the same time one releases it
+                lock.release()
+                self.lock = None  # last: an interrupted release is repeated
+        if failure is not None:
+            raise failure
 
     # -- conflicts ------
 

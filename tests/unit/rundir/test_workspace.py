@@ -210,6 +210,7 @@ def test_a_close_that_is_interrupted_while_a_step_is_removed_can_be_repeated(run
     removals.may_end.set()
     with pytest.raises(KeyboardInterrupt):
         ckpt.close()
+    assert (run_dir / layout.LOCK).exists()
     ckpt.close()
     assert set(removals.has_lock) == {True}
     assert not interrupts
