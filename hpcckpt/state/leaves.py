@@ -169,7 +169,7 @@ def put(container: Any, key: Any, new: Any) -> None:
 
 
 class _ByName(Generic[T]):
-    """What a checkpoint has by name: many parts of a state find their own without each looking at all names."""
+    """What a checkpoint has, by name: a part of a state finds its own names without reading all."""
 
     def __init__(self, items: Mapping[str, T]) -> None:
         self._items = items

@@ -1,4 +1,4 @@
-"""What a program does not close is released all the same: saves are committed, locks, memory and threads given back."""
+"""Without `close`: saves are committed, and locks, memory and communicators are released."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def open_elsewhere(run_dir: Path) -> None:
-    """Open and close a run in another directory, as a program does that goes on."""
+    """Open and close a run in another directory, as a later part of a program."""
     hc.Checkpointer(run_dir.with_name("elsewhere")).close()
 
 
@@ -138,10 +138,10 @@ def use_another(step):
         thread = threading.Thread(target=lambda: hc.Checkpointer(sys.argv[2]).close(), daemon=True)
         thread.start()
         thread.join(10)
-        print(step.step, "waits" if thread.is_alive() else "goes on", flush=True)
+        print(step.step, "waits" if thread.is_alive() else "continues", flush=True)
     else:
         hc.Checkpointer(sys.argv[2]).close()
-        print(step.step, "goes on", flush=True)
+        print(step.step, "continues", flush=True)
 
 def forget():
     ckpt = hc.Checkpointer(sys.argv[1])
@@ -157,10 +157,10 @@ forget()
 def test_a_function_called_with_a_late_step_may_open_a_run(run_dir, tmp_path, end, by):
     ended = run(LISTENER + end, run_dir, tmp_path / "other", by)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == "1 goes on\n"
+    assert ended.stdout == "1 continues\n"
 
 
-# -- a program that goes on --------------------------------------------------------------------------
+# -- a program that continues --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has_scratch", [False, True])
@@ -247,7 +247,7 @@ def test_how_a_block_ended_is_in_the_journal_though_its_steps_went_to_scratch(ru
     assert locked == [True]
 
 
-# -- releases that do not go well ------------------------------------------------------------------
+# -- releases that fail or are interrupted ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_two_threads_release_one_lock_once(run_dir, monkeypatch):
         ckpt.close()
 
 
-def test_an_opening_tells_that_it_waits_for_a_release(run_dir, monkeypatch, caplog):
+def test_an_opening_logs_that_it_waits_for_a_release(run_dir, monkeypatch, caplog):
     may_end, real = threading.Event(), RunDirectory.close
 
     def slow(self: RunDirectory) -> None:
@@ -423,7 +423,7 @@ def test_a_save_that_a_failing_close_left_keeps_no_lock_at_the_end(run_dir, monk
     assert not is_locked(run_dir)
 
 
-def test_a_run_that_is_being_finished_is_not_released_beside(run_dir, tmp_path, threadless, monkeypatch):
+def test_a_run_that_is_being_finished_is_not_released_by_the_thread(run_dir, tmp_path, threadless, monkeypatch):
     real, held = shutdown._finish, []
 
     def finish(session: Session) -> None:
@@ -447,7 +447,7 @@ def test_a_run_that_is_being_finished_is_not_released_beside(run_dir, tmp_path, 
     assert held == [[True, True]]
 
 
-def test_memory_of_snapshots_is_given_back_where_ranks_forget_checkpointers(run_dir, monkeypatch):
+def test_memory_of_snapshots_is_released_where_ranks_forget_checkpointers(run_dir, monkeypatch):
     monkeypatch.setattr(shutdown, "_orphans", set())
 
     def body(comm: Any) -> None:
@@ -462,12 +462,12 @@ def test_memory_of_snapshots_is_given_back_where_ranks_forget_checkpointers(run_
 
 
 def test_a_run_that_was_closed_by_a_time_out_is_not_locked_again_by_its_save(run_dir):
-    goes_on, arrivals = threading.Event(), []
+    may_continue, arrivals = threading.Event(), []
 
     def hold(phase: str, _: int) -> None:
         if phase == "1-begin":
             arrivals.append(phase)
-            goes_on.wait(LIMIT_S)
+            may_continue.wait(LIMIT_S)
 
     ckpt = hc.Checkpointer(run_dir)
     ckpt.save(1, STATE).result()
@@ -477,7 +477,7 @@ def test_a_run_that_was_closed_by_a_time_out_is_not_locked_again_by_its_save(run
         (task,) = ckpt._session.queue.background.tasks
         wait_until(lambda: bool(arrivals))
         shutdown._abort(ckpt._session, "PeerTimeoutError")
-        goes_on.set()
+        may_continue.set()
         task.local.join()
     finally:
         failpoints.install_hook(None)
@@ -498,14 +498,14 @@ for step in range(3):
 hc.Checkpointer(sys.argv[2], comm=MPI.COMM_SELF).close()
 assert pending.done() and pending.result().step == 2
 print(len(freed))
-goes_on = threading.Event()
-failpoints.install_hook(lambda phase, _: phase == "2-write" and goes_on.wait())
+may_continue = threading.Event()
+failpoints.install_hook(lambda phase, _: phase == "2-write" and may_continue.wait())
 ckpt = hc.Checkpointer(sys.argv[1], comm=MPI.COMM_SELF)
 ckpt.restore({"w": w})
 ckpt.save(9, {"w": w})
 del ckpt
 hc.Checkpointer(sys.argv[2], comm=MPI.COMM_SELF).close()
-goes_on.set()
+may_continue.set()
 """
 
 

@@ -222,13 +222,13 @@ def test_objects_within_a_state_dict_are_asked_themselves(ranks, run_dir):
 
 
 class Counting(dict[str, Any]):
-    """Counts how many names are looked at one after the other."""
+    """Counts how many names are read in iterations."""
 
-    n_looked_at = 0
+    n_read = 0
 
     def __iter__(self) -> Iterator[str]:
         for name in super().__iter__():
-            self.n_looked_at += 1
+            self.n_read += 1
             yield name
 
 
@@ -250,7 +250,7 @@ def test_the_cost_of_a_restore_grows_with_the_names_not_with_their_square(state)
     found = flatten(state).resolved(specs, objects)
     assert {*found.tensors} == {*specs.keys()}
     assert {*found.objects} == {*objects.keys()}
-    assert specs.n_looked_at + objects.n_looked_at <= 10 * (len(specs) + len(objects))
+    assert specs.n_read + objects.n_read <= 10 * (len(specs) + len(objects))
 
 
 def test_a_failing_load_state_dict_fails_alike_on_all_ranks(ranks, run_dir):
